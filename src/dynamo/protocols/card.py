@@ -1,0 +1,101 @@
+"""The model card: all a frontend must know to put text in front of a worker that speaks token ids."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+import xxhash
+from msgspec import Struct
+
+
+class ModelInput(enum.Enum):
+    """What a worker takes: token ids, the OpenAI request as it came, or tensors."""
+
+    Tokens = "tokens"
+    Text = "text"
+    Tensor = "tensor"
+
+
+class ModelType(enum.Flag):
+    """What a worker offers. `Backend` is the older name for a worker that takes tokens and serves both kinds of text."""
+
+    Chat = 1
+    Completions = 2
+    Embedding = 4
+    TensorBased = 8
+    Prefill = 16
+    Images = 32
+    Audios = 64
+    Videos = 128
+    Realtime = 256
+    Classify = 512
+    Pooling = 1024
+    Completion = Completions
+    Backend = Chat | Completions
+
+    def names(self) -> list[str]:
+        return [str(kind.name).lower() for kind in self]
+
+
+class WorkerType(enum.Enum):
+    Aggregated = "aggregated"
+    Prefill = "prefill"
+    Decode = "decode"
+    Encode = "encode"
+
+
+class CardFile(Struct, kw_only=True, frozen=True):
+    """A file of the model: where the worker has it, and what it must contain."""
+
+    path: str
+    checksum: str
+
+
+class RuntimeConfig(Struct, kw_only=True, omit_defaults=True):
+    """What the engine found out about itself when it started."""
+
+    total_kv_blocks: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    data_parallel_size: int = 1
+    enable_local_indexer: bool = True
+    runtime_data: dict[str, Any] = {}
+
+
+class ModelCard(Struct, kw_only=True, omit_defaults=True):
+    name: str
+    model_type: int
+    model_input: ModelInput = ModelInput.Tokens
+    worker_type: WorkerType = WorkerType.Aggregated
+    source: str | None = None
+    """Hugging Face id or path as the worker was given it; a frontend on another machine resolves it again."""
+    files: dict[str, CardFile] = {}
+    """By role: config, generation_config, tokenizer, tokenizer_config, special_tokens_map, chat_template, gguf."""
+    context_length: int | None = None
+    kv_cache_block_size: int = 16
+    migration_limit: int = 0
+    user_data: dict[str, Any] | None = None
+    runtime_config: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)
+
+    @property
+    def type(self) -> ModelType:
+        return ModelType(self.model_type)
+
+    def checksum(self) -> str:
+        """Equal for two workers exactly when a frontend may send either of them the same request."""
+        same = (
+            self.name,
+            self.model_type,
+            self.model_input,
+            self.worker_type,
+            sorted((role, file.checksum) for role, file in self.files.items()),
+            self.context_length,
+            self.kv_cache_block_size,
+            self.runtime_config.tool_call_parser,
+            self.runtime_config.reasoning_parser,
+        )
+        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(same))

@@ -1,0 +1,108 @@
+"""What a token-level engine is given and what it gives back.
+
+The field names are those engine authors already know: a handler written in Python sees these structs as plain dicts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+
+class StopConditions(Struct, kw_only=True):
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    stop_token_ids_hidden: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    max_thinking_tokens: int | None = None
+
+
+class SamplingOptions(Struct, kw_only=True):
+    n: int | None = None
+    best_of: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    seed: int | None = None
+    include_stop_str_in_output: bool | None = None
+    logit_bias: dict[str, float] | None = None
+    guided_decoding: dict[str, Any] | None = None
+
+
+class OutputOptions(Struct, kw_only=True):
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = None
+    formatted_prompt: bool | None = None
+
+
+class Routing(Struct, kw_only=True, omit_defaults=True):
+    """What the client asked of the router, and what the worker needs to know of its choice."""
+
+    backend_instance_id: int | None = None
+    dp_rank: int | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+
+
+class PreprocessedRequest(Struct, kw_only=True):
+    """One prompt as token ids, with everything an engine must know to continue it."""
+
+    model: str = ""
+    token_ids: list[int]
+    stop_conditions: StopConditions = field(default_factory=StopConditions)
+    sampling_options: SamplingOptions = field(default_factory=SamplingOptions)
+    output_options: OutputOptions = field(default_factory=OutputOptions)
+    eos_token_ids: list[int] = []
+    mdc_sum: str | None = None
+    annotations: list[str] = []
+    routing: Routing | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None
+
+
+class TopLogprob(Struct, kw_only=True, omit_defaults=True):
+    token_id: int
+    logprob: float
+    rank: int | None = None
+    token: str | None = None
+    bytes: list[int] | None = None
+
+
+class Usage(Struct, kw_only=True, omit_defaults=True):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: dict[str, Any] | None = None
+    completion_tokens_details: dict[str, Any] | None = None
+
+
+class EngineOutput(Struct, kw_only=True, omit_defaults=True):
+    """One step of one request: the new tokens only, and the reason on the last one.
+
+    `finish_reason` is eos, stop, length, cancelled, content_filter or "error: why".
+    """
+
+    token_ids: list[int] = []
+    text: str | None = None
+    tokens: list[str | None] | None = None
+    cum_log_probs: float | None = None
+    log_probs: list[float] | None = None
+    top_logprobs: list[list[TopLogprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    index: int | None = None
+    completion_usage: Usage | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    disaggregated_params: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = None

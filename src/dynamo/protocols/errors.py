@@ -1,0 +1,166 @@
+"""The one tree of errors. Each travels over the request plane by its `kind` and is raised again, typed, on the other side.
+
+`status` is what an HTTP client sees; `migratable` says whether another worker may take the request over.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class DynamoException(Exception):
+    kind: ClassVar[str] = "dynamo"
+    status: ClassVar[int] = 500
+    migratable: ClassVar[bool] = False
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class Unknown(DynamoException):
+    """An engine raised something of its own."""
+
+    kind = "unknown"
+
+
+class InvalidArgument(DynamoException):
+    kind = "invalid_argument"
+    status = 400
+
+
+class ModelNotFound(DynamoException):
+    kind = "model_not_found"
+    status = 404
+
+
+class Unavailable(DynamoException):
+    """Nobody is there to serve this now; retrying later may help."""
+
+    kind = "unavailable"
+    status = 503
+
+
+class ResourceExhausted(DynamoException):
+    """Workers are there but all of them are busy beyond their limits."""
+
+    kind = "resource_exhausted"
+    status = 503
+
+
+class RouterQueueLimitExceeded(ResourceExhausted):
+    kind = "router_queue_limit_exceeded"
+
+
+class SelectionServiceError(DynamoException):
+    kind = "selection_service"
+
+
+class CannotConnect(DynamoException):
+    kind = "cannot_connect"
+    status = 502
+    migratable = True
+
+
+class Disconnected(DynamoException):
+    """The connection broke while the stream was open."""
+
+    kind = "disconnected"
+    status = 502
+    migratable = True
+
+
+class ConnectionTimeout(DynamoException):
+    kind = "connection_timeout"
+    status = 504
+    migratable = True
+
+
+class EngineShutdown(DynamoException):
+    kind = "engine_shutdown"
+    status = 503
+    migratable = True
+
+
+class StreamIncomplete(DynamoException):
+    """The worker ended a stream without saying why."""
+
+    kind = "stream_incomplete"
+    status = 502
+    migratable = True
+
+
+class Cancelled(DynamoException):
+    kind = "cancelled"
+    status = 499
+
+
+class ProtocolError(DynamoException):
+    """A peer sent something that is not in the protocol."""
+
+    kind = "protocol"
+    status = 502
+
+
+class HttpError(DynamoException):
+    """Raised by a handler to choose the HTTP status itself."""
+
+    kind = "http"
+
+    def __init__(self, code: int, message: str) -> None:
+        if not 0 <= code <= 599:
+            raise ValueError(f"HTTP status code must be 0..599, not {code}")
+        if len(message) > 8192:
+            raise ValueError(f"HTTP error message must be at most 8192 characters, not {len(message)}")
+        super().__init__(code, message)
+        self.code = code
+
+    @property
+    def message(self) -> str:
+        return str(self.args[1])
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+def _tree(root: type[DynamoException]) -> list[type[DynamoException]]:
+    return [root, *(leaf for branch in root.__subclasses__() for leaf in _tree(branch))]
+
+
+_BY_KIND = {error.kind: error for error in _tree(DynamoException)}
+
+
+def to_wire(error: DynamoException) -> tuple[str, str, int]:
+    """(kind, message, status) as an error frame carries it."""
+    return error.kind, error.message, error.code if isinstance(error, HttpError) else error.status
+
+
+def from_wire(kind: str, message: str, status: int) -> DynamoException:
+    """The error a peer named; an unknown kind (a newer peer) keeps its text as Unknown."""
+    if kind == HttpError.kind:
+        return HttpError(status if 0 <= status <= 599 else 500, message[:8192])
+    return _BY_KIND.get(kind, Unknown)(message)
+
+
+def from_exception(error: BaseException) -> DynamoException:
+    """What a handler raised, as the error its caller should see."""
+    if isinstance(error, DynamoException):
+        return error
+    code, message = getattr(error, "code", None), getattr(error, "message", None)
+    if isinstance(code, int) and isinstance(message, str) and 0 <= code <= 599:
+        return HttpError(code, message[:8192])
+    text = str(error) or type(error).__name__
+    match error:
+        case TimeoutError():
+            return ConnectionTimeout(text)
+        case ConnectionRefusedError():
+            return CannotConnect(text)
+        case ConnectionError():
+            return Disconnected(text)
+        case ValueError() | TypeError():
+            return InvalidArgument(text)
+        case GeneratorExit():
+            return EngineShutdown("engine shutting down")
+    if type(error).__name__ == "CancelledError":
+        return Cancelled(text)
+    return Unknown(text)

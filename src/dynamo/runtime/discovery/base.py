@@ -1,0 +1,66 @@
+"""The discovery seam: a small key-value store with leases and prefix watches.
+
+Keys are `/`-separated paths of printable ASCII (`v1/instances/ns/comp/ep/1f…`), values are bytes.
+Every record belongs to the one lease of its `Discovery`: it disappears, for everyone, when the process that put it
+dies, and comes back by itself after an outage of the store. `put` therefore never fails for an outage that may end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Put(Struct, frozen=True):
+    """A record appeared or changed."""
+
+    key: str
+    value: bytes
+
+
+class Delete(Struct, frozen=True):
+    """A record is gone."""
+
+    key: str
+
+
+class Synced(Struct, frozen=True):
+    """Everything that stood in the store when the watch began has been told."""
+
+
+Change = Put | Delete | Synced
+
+
+class Discovery(Protocol):
+    """One process's view of who is alive."""
+
+    async def start(self) -> None:
+        """Reach the store and take the lease; raises `DiscoveryError` with the fix in its message when that fails."""
+
+    async def put(self, key: str, value: bytes) -> None:
+        """Write a record under this process's lease, and keep it there until `delete` or `close`."""
+
+    async def create(self, key: str, value: bytes) -> bytes | None:
+        """Like `put` if no one holds the key; otherwise change nothing and return the value that stands there."""
+
+    async def delete(self, key: str) -> None:
+        """Remove a record of this process; removing what is not there is fine."""
+
+    async def get_prefix(self, prefix: str) -> dict[str, bytes]:
+        """All live records whose key starts with `prefix`."""
+
+    def watch(self, prefix: str) -> AsyncIterator[Change]:
+        """First every live record as Put, then Synced, then changes as they happen, without end.
+
+        During an outage of the store it is silent: the last known view stays in use. After one it tells only the
+        differences. Closing the iterator (or cancelling its consumer) ends the watch.
+        """
+
+    async def close(self) -> None:
+        """Remove all records of this process and give the lease back."""
+
+
+class DiscoveryError(Exception):
+    """The store cannot be used; the message names what was tried and the fix."""

@@ -1,0 +1,98 @@
+"""Real etcd and NATS servers on free ports, as child processes that tests may stop and start again."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def binary(name: str) -> str:
+    """A program of the virtual environment the tests run in."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    assert found, f"{name} is not installed: pip install '.[services]'"
+    return found
+
+
+class Service:
+    """A server process on one port. `stop` and `start` keep the port; `wipe` forgets the data in between."""
+
+    def __init__(self, data: Path, port: int) -> None:
+        self.data = data
+        self.port = port
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> Sequence[str]:
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        self.data.mkdir(parents=True, exist_ok=True)
+        log = (self.data.parent / f"{self.data.name}.log").open("ab")
+        self.process = subprocess.Popen(
+            self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        log.close()
+        deadline = time.monotonic() + 30
+        while not self._listening():
+            assert self.process.poll() is None, f"{self.command()[0]} ended: see {self.data}.log"
+            assert time.monotonic() < deadline, f"{self.command()[0]} does not listen on {self.port}"
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def wipe(self) -> None:
+        shutil.rmtree(self.data, ignore_errors=True)
+
+    def _listening(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=0.2):
+            return True
+        return False
+
+
+class Etcd(Service):
+    def __init__(self, data: Path, port: int) -> None:
+        super().__init__(data, port)
+        self.peer_port = free_port()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def command(self) -> Sequence[str]:
+        peer = f"http://127.0.0.1:{self.peer_port}"
+        return [
+            binary("etcd"), "--data-dir", str(self.data), "--log-level", "error",
+            "--listen-client-urls", self.url, "--advertise-client-urls", self.url,
+            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--initial-cluster", f"default={peer}", "--unsafe-no-fsync",
+        ]  # fmt: skip
+
+
+class Nats(Service):
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def command(self) -> Sequence[str]:
+        return [binary("nats-server"), "--addr", "127.0.0.1", "--port", str(self.port)]
