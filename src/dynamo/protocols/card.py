@@ -19,7 +19,7 @@ class ModelInput(enum.Enum):
 
 
 class ModelType(enum.Flag):
-    """What a worker offers. `Backend` is the older name for a worker that takes tokens and serves both kinds of text."""
+    """What a worker offers. `Backend` is the older name for a token worker that serves chat and completions."""
 
     Chat = 1
     Completions = 2

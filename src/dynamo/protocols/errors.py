@@ -1,4 +1,4 @@
-"""The one tree of errors. Each travels over the request plane by its `kind` and is raised again, typed, on the other side.
+"""The one tree of errors: each travels over the request plane by its `kind` and is raised again, typed, over there.
 
 `status` is what an HTTP client sees; `migratable` says whether another worker may take the request over.
 """
