@@ -1,0 +1,99 @@
+"""The context of one request: its id, what came with it, and whether anybody still wants the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import uuid
+from collections.abc import Callable
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+
+
+class Context:
+    """`stop` asks for an early but orderly end; `kill` says that nobody listens any more. Both happen at most once."""
+
+    __slots__ = ("_id", "_killed", "_listeners", "_span_id", "_stopped", "_traceparent", "metadata")
+
+    def __init__(
+        self, id: str | None = None, metadata: dict[str, str] | None = None, *, traceparent: str | None = None
+    ) -> None:
+        self._id = id or str(uuid.uuid4())
+        self.metadata: dict[str, str] = metadata if metadata is not None else {}
+        self._traceparent = traceparent
+        self._span_id: str | None = None
+        self._stopped = False
+        self._killed = False
+        self._listeners: dict[object, Callable[[bool], None]] = {}
+
+    def id(self) -> str:
+        return self._id
+
+    def is_stopped(self) -> bool:
+        return self._stopped
+
+    def is_killed(self) -> bool:
+        return self._killed
+
+    def stop_generating(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self._tell(killed=False)
+
+    def kill(self) -> None:
+        if not self._killed:
+            self._stopped = self._killed = True
+            self._tell(killed=True)
+
+    def on_stop(self, listener: Callable[[bool], None]) -> Callable[[], None]:
+        """Call `listener(killed)` when this context is stopped or killed; returns a function that takes it back."""
+        key = object()
+        self._listeners[key] = listener
+
+        def forget() -> None:
+            self._listeners.pop(key, None)
+
+        return forget
+
+    def _tell(self, *, killed: bool) -> None:
+        for listener in tuple(self._listeners.values()):
+            listener(killed)
+
+    async def async_killed_or_stopped(self) -> bool:
+        if not self._stopped:
+            told = asyncio.Event()
+            forget = self.on_stop(lambda _: told.set())
+            try:
+                await told.wait()
+            finally:
+                forget()
+        return True
+
+    def detached(self, id: str | None = None) -> Context:
+        """A context with the same metadata and trace whose life is its own."""
+        return Context(id, dict(self.metadata), traceparent=self._traceparent)
+
+    @property
+    def traceparent(self) -> str | None:
+        return self._traceparent
+
+    @property
+    def trace_id(self) -> str | None:
+        found = _TRACEPARENT.fullmatch(self._traceparent or "")
+        return found[1] if found else None
+
+    @property
+    def parent_span_id(self) -> str | None:
+        found = _TRACEPARENT.fullmatch(self._traceparent or "")
+        return found[2] if found else None
+
+    @property
+    def span_id(self) -> str | None:
+        """The span of this hop: made when first asked for, if the request is traced at all."""
+        if self._span_id is None and self.trace_id:
+            self._span_id = secrets.token_hex(8)
+        return self._span_id
+
+    def trace_headers(self) -> dict[str, str]:
+        return {"traceparent": self._traceparent} if self._traceparent else {}

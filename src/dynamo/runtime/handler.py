@@ -1,0 +1,95 @@
+"""User-written handlers: an async generator of (request) or (request, context) becomes something the plane can serve."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from dynamo.protocols.errors import Cancelled, from_exception
+from dynamo.runtime.context import Context
+from dynamo.runtime.plane.route import log_failure
+from dynamo.runtime.stream import Outlet
+
+UserHandler = Callable[..., Any]
+
+
+class GeneratorHandler:
+    """Runs one task per request and owns it until it is done.
+
+    A handler that takes a `context` learns of cancellation from it and is closed at its next item once nobody listens;
+    one that does not is cancelled where it stands.
+    """
+
+    def __init__(self, function: UserHandler) -> None:
+        self._function = function
+        self._takes_context = takes_context(function)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self, request: Any, context: Context, outlet: Outlet) -> None:
+        task = asyncio.create_task(self._run(request, context, outlet))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if not self._takes_context:
+            context.on_stop(lambda _: task.cancel() and None)
+            if context.is_stopped():
+                task.cancel()
+
+    async def _run(self, request: Any, context: Context, outlet: Outlet) -> None:
+        try:
+            await self._stream(request, context, outlet)
+        except asyncio.CancelledError:
+            outlet.fail(Cancelled("request was cancelled"))
+        except Exception as error:
+            log_failure(context, error)
+            outlet.fail(from_exception(error))
+        except GeneratorExit as error:
+            outlet.fail(from_exception(error))
+        else:
+            outlet.end()
+
+    async def _stream(self, request: Any, context: Context, outlet: Outlet) -> None:
+        answer = self._function(request, context=context) if self._takes_context else self._function(request)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if not hasattr(answer, "__aiter__"):
+            outlet.item(answer)
+            return
+        stream: AsyncIterator[Any] = answer.__aiter__()
+        columnar = outlet.columnar
+        try:
+            async for item in stream:
+                if columnar and type(item) is dict and bare_tokens(item):
+                    outlet.tokens(item["token_ids"])
+                else:
+                    outlet.item(item)
+                if context.is_killed():
+                    return
+                await outlet.writable()
+        finally:
+            close = getattr(stream, "aclose", None)
+            if close:
+                await close()
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait until it is gone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def bare_tokens(item: dict[str, Any]) -> bool:
+    """New tokens and nothing else; fields that are only there to be None do not count."""
+    ids = item.get("token_ids")
+    if type(ids) is not list:
+        return False
+    return len(item) == 1 or all(value is None for key, value in item.items() if key != "token_ids")
+
+
+def takes_context(function: UserHandler) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == "context" or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -1,0 +1,88 @@
+"""Names on the network: `dyn://namespace.component.endpoint`, and the keys under which they are found."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from msgspec import Struct
+
+SCHEME = "dyn://"
+DEFAULT_NAMESPACE = "dynamo"
+DEFAULT_COMPONENT = "backend"
+DEFAULT_ENDPOINT = "generate"
+
+INSTANCES = "v1/instances/"
+CARDS = "v1/mdc/"
+
+_VALID = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class EndpointId(Struct, frozen=True):
+    """One load-balanced service: all its instances answer the same requests."""
+
+    namespace: str = DEFAULT_NAMESPACE
+    component: str = DEFAULT_COMPONENT
+    name: str = DEFAULT_ENDPOINT
+
+    def __post_init__(self) -> None:
+        check_part("namespace", self.namespace)
+        check_part("component", self.component)
+        check_part("endpoint", self.name)
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.namespace}.{self.component}.{self.name}"
+
+    @property
+    def path(self) -> str:
+        return f"{self.namespace}/{self.component}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> EndpointId:
+        """Read `dyn://a.b.c`, defaulting what is missing: one part is a component, two a namespace and a component."""
+        parts = [part for part in re.split(r"[./]", text.strip().removeprefix(SCHEME)) if part]
+        match parts:
+            case []:
+                return cls()
+            case [component]:
+                return cls(component=component)
+            case [namespace, component]:
+                return cls(namespace, component)
+            case [namespace, component, *rest]:
+                return cls(namespace, component, "_".join(rest))
+        raise AssertionError("a list has none, one, two or more parts")
+
+    @classmethod
+    def exact(cls, text: str) -> EndpointId:
+        """Read a name that must give all three parts."""
+        parts = text.strip().removeprefix(SCHEME).split(".")
+        if len(parts) != 3:
+            raise ValueError(f"endpoint must be namespace.component.endpoint, not '{text}'")
+        return cls(*parts)
+
+
+def check_part(part: str, value: str) -> str:
+    if not _VALID.fullmatch(value):
+        raise ValueError(f"{part} '{value}' is not a valid name: use letters, digits, '_' and '-'")
+    return value
+
+
+def new_instance_id() -> int:
+    """A number nobody else has: 63 random bits, so that every language and store can hold it."""
+    return secrets.randbits(63) or 1
+
+
+def instance_key(endpoint: EndpointId, instance_id: int) -> str:
+    return f"{INSTANCES}{endpoint.path}/{instance_id:x}"
+
+
+def card_key(endpoint: EndpointId, instance_id: int) -> str:
+    return f"{CARDS}{endpoint.path}/{instance_id:x}"
+
+
+def split_key(key: str) -> tuple[EndpointId, int]:
+    """The endpoint and instance a key of this module names; ValueError for any other key."""
+    match key.split("/"):
+        case ["v1", "instances" | "mdc", namespace, component, endpoint, instance]:
+            return EndpointId(namespace, component, endpoint), int(instance, 16)
+    raise ValueError(f"not the key of an instance: {key!r}")

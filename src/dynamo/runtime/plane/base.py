@@ -1,0 +1,63 @@
+"""The request-plane seam: requests there, streams back, cancellation both ways.
+
+A worker `serve`s paths; a client asks for the `Channel` to an instance and sends on it. Memory, TCP and NATS are peers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from dynamo.protocols.instance import Instance
+from dynamo.runtime.context import Context
+from dynamo.runtime.names import EndpointId
+from dynamo.runtime.plane.route import Route
+from dynamo.runtime.stream import Sink
+
+
+class Channel(Protocol):
+    """The way to one instance."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether `send` may be called now; otherwise `await open()` first."""
+
+    @property
+    def draining(self) -> bool:
+        """The instance said that it takes no new requests."""
+
+    async def open(self) -> None:
+        """Reach the instance; raises CannotConnect."""
+
+    def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
+        """Send one request; its stream is pushed into `sink`, items decoded as `item_type`.
+
+        Stopping or killing `context` travels to the worker. A killed stream fails with Cancelled at once.
+        """
+
+
+class RequestPlane(Protocol):
+    transport: Literal["tcp", "nats", "memory"]
+
+    async def start(self) -> None:
+        """Be ready to serve and to connect; raises PlaneError naming the fix."""
+
+    async def serve(self, route: Route) -> str:
+        """Let requests for `route.path` in, until the route is closed; returns the address to publish."""
+
+    def channel(self, instance: Instance) -> Channel:
+        """The way to this instance; channels to one process share what lies below them."""
+
+    async def close(self) -> None:
+        """Fail what is still open and close every connection."""
+
+
+class PlaneError(Exception):
+    """The request plane cannot be used; the message names what was tried and the fix."""
+
+
+def served_path(instance: Instance) -> str:
+    return route_path(EndpointId(instance.namespace, instance.component, instance.endpoint), instance.instance_id)
+
+
+def route_path(endpoint: EndpointId, instance_id: int) -> str:
+    return f"{endpoint.path}/{instance_id:x}"

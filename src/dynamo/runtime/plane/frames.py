@@ -1,0 +1,164 @@
+"""The wire format of the request plane: u32 length, u8 kind, msgpack body. No I/O here.
+
+TCP carries a sequence of frames as they are; NATS carries the same bytes, cut into numbered messages.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from dynamo.protocols.errors import InvalidArgument, ProtocolError
+
+MAGIC = "dynamo"
+VERSION = 1
+MAX_FRAME = 64 * 1024 * 1024
+HEADER = struct.Struct(">IB")
+
+
+class Kind(enum.IntEnum):
+    HELLO = 1
+    REQUEST = 2
+    CANCEL = 3
+    DELTAS = 4
+    ITEM = 5
+    END = 6
+    ERROR = 7
+    PING = 8
+    PONG = 9
+    DRAINING = 10
+
+
+class Hello(Struct, array_like=True):
+    magic: str = MAGIC
+    version: int = VERSION
+    token: str | None = None
+
+
+class Request(Struct, array_like=True):
+    stream: int
+    endpoint: str
+    id: str
+    payload: Raw
+    columnar: bool = False
+    """The client takes bare token deltas, merged per step, in DELTAS frames."""
+    metadata: dict[str, str] = {}
+    traceparent: str | None = None
+
+
+class Cancel(Struct, array_like=True):
+    stream: int
+    kill: bool = True
+
+
+class Item(Struct, array_like=True):
+    stream: int
+    payload: Raw
+
+
+class End(Struct, array_like=True):
+    stream: int
+
+
+class Error(Struct, array_like=True):
+    stream: int
+    kind: str
+    message: str
+    status: int = 500
+
+
+Deltas = dict[int, list[int]]
+"""All new tokens of one engine step: stream id to token ids."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def as_builtin(value: Any) -> Any:
+    """What msgpack does not know but users hand over: pydantic models and other objects that can dump themselves."""
+    dump = getattr(value, "model_dump", None) or getattr(value, "to_dict", None)
+    if callable(dump):
+        return dump()
+    raise TypeError(f"a value of type {type(value).__name__} cannot travel over the request plane")
+
+
+_payload_encoder = msgspec.msgpack.Encoder(enc_hook=as_builtin)
+
+
+def encode_payload(value: Any) -> Raw:
+    """Any JSON-like value or bytes, as it will stand inside a frame."""
+    try:
+        return Raw(_payload_encoder.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(f"value cannot travel over the request plane: {error}") from error
+
+
+def frame(kind: Kind, body: Any = None) -> bytes:
+    encoded = _encoder.encode(body)
+    if len(encoded) > MAX_FRAME:
+        raise InvalidArgument(f"message of {len(encoded)} bytes is over the limit of {MAX_FRAME}")
+    return HEADER.pack(len(encoded), kind) + encoded
+
+
+_DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    Kind.HELLO: msgspec.msgpack.Decoder(Hello),
+    Kind.REQUEST: msgspec.msgpack.Decoder(Request),
+    Kind.CANCEL: msgspec.msgpack.Decoder(Cancel),
+    Kind.DELTAS: msgspec.msgpack.Decoder(Deltas),
+    Kind.ITEM: msgspec.msgpack.Decoder(Item),
+    Kind.END: msgspec.msgpack.Decoder(End),
+    Kind.ERROR: msgspec.msgpack.Decoder(Error),
+    Kind.PING: msgspec.msgpack.Decoder(None),
+    Kind.PONG: msgspec.msgpack.Decoder(None),
+    Kind.DRAINING: msgspec.msgpack.Decoder(str),
+}
+
+
+class FrameDecoder:
+    """Bytes in, whole messages out. After a ProtocolError the stream of bytes has lost its meaning: close it."""
+
+    __slots__ = ("_chunks", "_have", "_limit", "_need")
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self._limit = limit
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._need = HEADER.size
+
+    def feed(self, data: bytes) -> list[tuple[int, Any]]:
+        """The messages that `data` completes, as (kind, body)."""
+        if self._have + len(data) < self._need:
+            self._chunks.append(data)
+            self._have += len(data)
+            return []
+        if self._have:
+            self._chunks.append(data)
+            data = b"".join(self._chunks)
+        messages: list[tuple[int, Any]] = []
+        start, size = 0, len(data)
+        need = HEADER.size
+        while size - start >= HEADER.size:
+            length, kind = HEADER.unpack_from(data, start)
+            if length > self._limit:
+                raise ProtocolError(f"frame of {length} bytes is over the limit of {self._limit}")
+            decoder = _DECODERS.get(kind)
+            if decoder is None:
+                raise ProtocolError(f"unknown frame kind {kind}")
+            body = start + HEADER.size
+            need = HEADER.size + length
+            if size - start < need:
+                break
+            try:
+                messages.append((kind, decoder.decode(data[body : body + length])))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise ProtocolError(f"undecodable {Kind(kind).name} frame: {error}") from error
+            start = body + length
+            need = HEADER.size
+        rest = data[start:]
+        self._chunks = [rest] if rest else []
+        self._have = len(rest)
+        self._need = need
+        return messages

@@ -1,0 +1,154 @@
+"""The request plane inside one process: a direct call, with the same rules as over a wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, InvalidArgument
+from dynamo.protocols.instance import Instance
+from dynamo.runtime.context import Context
+from dynamo.runtime.plane.base import served_path
+from dynamo.runtime.plane.frames import as_builtin
+from dynamo.runtime.plane.route import Route
+from dynamo.runtime.stream import Sink
+
+
+class MemoryHub:
+    """What planes of one process share instead of a network."""
+
+    def __init__(self) -> None:
+        self.routes: dict[str, Route] = {}
+
+
+class MemoryPlane:
+    transport: Literal["memory"] = "memory"
+
+    def __init__(self, hub: MemoryHub) -> None:
+        self._hub = hub
+        self._own: list[str] = []
+
+    async def start(self) -> None: ...
+
+    async def serve(self, route: Route) -> str:
+        self._hub.routes[route.path] = route
+        self._own.append(route.path)
+        return ""
+
+    def channel(self, instance: Instance) -> MemoryChannel:
+        return MemoryChannel(self._hub, served_path(instance))
+
+    async def close(self) -> None:
+        for path in self._own:
+            self._hub.routes.pop(path).kill()
+        self._own.clear()
+
+
+class MemoryChannel:
+    def __init__(self, hub: MemoryHub, path: str) -> None:
+        self._hub = hub
+        self._path = path
+
+    @property
+    def ready(self) -> bool:
+        return self._path in self._hub.routes
+
+    @property
+    def draining(self) -> bool:
+        route = self._hub.routes.get(self._path)
+        return route is not None and not route.open
+
+    async def open(self) -> None:
+        if not self.ready:
+            raise CannotConnect(f"{self._path} is not served in this process")
+
+    def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
+        route = self._hub.routes.get(self._path)
+        if route is None:
+            sink.fail(CannotConnect(f"{self._path} is not served in this process"))
+            return
+        if context.is_killed():
+            sink.fail(Cancelled("request was cancelled before it was sent"))
+            return
+        try:
+            request = carry(request, route.request_type)
+        except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
+            sink.fail(InvalidArgument(f"request does not fit {self._path}: {error}"))
+            return
+        there = Context(context.id(), dict(context.metadata), traceparent=context.traceparent)
+        outlet = MemoryOutlet(sink, route, there, item_type=item_type, columnar=columnar)
+        outlet.follow(context)
+        route.start(request, there, outlet)
+
+
+class MemoryOutlet:
+    """Hands each call on to the reader's sink, as long as there is one."""
+
+    __slots__ = ("_context", "_forget", "_item_type", "_route", "_sink", "columnar", "done")
+
+    def __init__(self, sink: Sink, route: Route, context: Context, *, item_type: Any, columnar: bool) -> None:
+        self._sink: Sink | None = sink
+        self._route = route
+        self._context = context
+        self._item_type = item_type
+        self._forget: Callable[[], None] = lambda: None
+        self.columnar = columnar
+        self.done = False
+
+    def follow(self, caller: Context) -> None:
+        """A caller that stops or leaves is told to the handler's context, as a cancel frame would."""
+
+        def stopped(killed: bool) -> None:
+            if not killed:
+                self._context.stop_generating()
+                return
+            sink, self._sink = self._sink, None
+            self._context.kill()
+            if sink:
+                sink.fail(Cancelled("request was cancelled"))
+
+        self._forget = caller.on_stop(stopped)
+        if caller.is_stopped():
+            self._context.stop_generating()
+
+    def tokens(self, ids: list[int]) -> None:
+        if self._sink and not self.done:
+            if self.columnar:
+                self._sink.tokens(ids)
+            else:
+                self.item({"token_ids": ids})
+
+    def item(self, value: Any) -> None:
+        if self._sink and not self.done:
+            self._sink.item(carry(value, self._item_type))
+
+    def end(self) -> None:
+        sink = self._finish()
+        if sink:
+            sink.end()
+
+    def fail(self, error: DynamoException) -> None:
+        sink = self._finish()
+        if sink:
+            sink.fail(error)
+
+    def _finish(self) -> Sink | None:
+        if self.done:
+            return None
+        self.done = True
+        self._forget()
+        sink, self._sink = self._sink, None
+        self._route.finished(self._context)
+        return sink
+
+    async def writable(self) -> None: ...
+
+
+def carry(value: Any, kind: Any) -> Any:
+    """The value as it would come out of a wire: plain data, or the struct that the reader asked for."""
+    if kind is not Any and isinstance(value, kind):
+        return value
+    plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=as_builtin)
+    return plain if kind is Any else msgspec.convert(plain, kind)

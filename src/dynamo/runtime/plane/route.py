@@ -1,0 +1,84 @@
+"""What a worker serves under one path: the handler, and the requests it is busy with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
+from dynamo.runtime.context import Context
+from dynamo.runtime.stream import Handler, Outlet
+
+log = logging.getLogger(__name__)
+
+
+class Route:
+    """Open until `close`; `idle` waits for what runs, `kill` ends it."""
+
+    def __init__(self, path: str, handler: Handler, request_type: Any = Any) -> None:
+        self.path = path
+        self.request_type = request_type
+        self.open = True
+        self.on_close: list[Callable[[], None]] = []
+        self._decoder = msgspec.msgpack.Decoder(request_type)
+        self._handler = handler
+        self._active: set[Context] = set()
+        self._idle: asyncio.Future[None] | None = None
+
+    @property
+    def active(self) -> int:
+        return len(self._active)
+
+    def start_raw(self, payload: msgspec.Raw, context: Context, outlet: Outlet) -> None:
+        """Start a request that came as bytes."""
+        try:
+            request = self._decoder.decode(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self._active.add(context)
+            outlet.fail(InvalidArgument(f"request does not fit {self.path}: {error}"))
+            return
+        self.start(request, context, outlet)
+
+    def start(self, request: Any, context: Context, outlet: Outlet) -> None:
+        self._active.add(context)
+        if not self.open:
+            outlet.fail(EngineShutdown("this worker is leaving and takes no new requests"))
+            return
+        try:
+            self._handler(request, context, outlet)
+        except Exception as error:
+            log_failure(context, error)
+            outlet.fail(from_exception(error))
+
+    def finished(self, context: Context) -> None:
+        """Called by the outlet, once, when the stream has ended in whatever way."""
+        self._active.discard(context)
+        if not self._active and self._idle and not self._idle.done():
+            self._idle.set_result(None)
+
+    def close(self) -> None:
+        self.open = False
+        for callback in self.on_close:
+            callback()
+        self.on_close.clear()
+
+    async def idle(self) -> None:
+        if self._active:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+
+    def kill(self) -> None:
+        for context in tuple(self._active):
+            context.kill()
+
+
+def log_failure(context: Context, error: BaseException) -> None:
+    """An engine's own failure is logged where it happened, with its trace; what the caller did wrong is not."""
+    if isinstance(error, DynamoException | ValueError | TypeError):
+        log.debug("request %s failed: %s", context.id(), error)
+    else:
+        log.error("request %s failed: %s: %s", context.id(), type(error).__name__, error, exc_info=error)

@@ -1,0 +1,244 @@
+"""The request plane over TCP: the worker listens, each client process keeps one connection to it and multiplexes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from dynamo.protocols.errors import CannotConnect, Disconnected
+from dynamo.protocols.instance import Instance
+from dynamo.runtime.context import Context
+from dynamo.runtime.plane.base import PlaneError, served_path
+from dynamo.runtime.plane.link import ClientLink, ServerLink
+from dynamo.runtime.plane.route import Route
+from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+
+
+class TcpConfig(Struct, frozen=True, kw_only=True):
+    host: str = LOOPBACK
+    port: int = 0
+    token: str | None = None
+    connect_timeout: float = 5.0
+    beat: float = 5.0
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], *, local_only: bool) -> TcpConfig:
+        """DYN_TCP_RPC_HOST and _PORT; without them loopback when all peers are on this machine, else this host's IP."""
+        port = environ.get("DYN_TCP_RPC_PORT") or "0"
+        if not port.isdigit() or int(port) > 65535:
+            raise PlaneError(f"DYN_TCP_RPC_PORT must be a port number, not '{port}'")
+        host = environ.get("DYN_TCP_RPC_HOST") or (LOOPBACK if local_only else local_ip())
+        return cls(host=host, port=int(port), token=environ.get("DYN_REQUEST_PLANE_TOKEN") or None)
+
+
+def local_ip() -> str:
+    """The address of the interface that leads out; nothing is sent to find it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return LOOPBACK
+
+
+class TcpPlane:
+    transport: Literal["tcp"] = "tcp"
+
+    def __init__(self, config: TcpConfig) -> None:
+        self._config = config
+        self._routes: dict[str, Route] = {}
+        self._server: asyncio.Server | None = None
+        self._inbound: set[ServerLink] = set()
+        self._outbound: dict[str, ClientLink] = {}
+        self._opening: dict[str, asyncio.Task[ClientLink]] = {}
+
+    async def start(self) -> None:
+        """Nothing to do: the listener opens with the first route, connections with the first request."""
+
+    async def serve(self, route: Route) -> str:
+        if self._server is None:
+            await self._listen()
+        self._routes[route.path] = route
+        route.on_close.append(lambda: self._tell_draining(route.path))
+        return self.address
+
+    def _tell_draining(self, path: str) -> None:
+        for link in self._inbound:
+            link.tell_draining(path)
+
+    @property
+    def address(self) -> str:
+        assert self._server
+        host, port = self._server.sockets[0].getsockname()[:2]
+        if host in ("0.0.0.0", "::"):
+            host = local_ip()
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def _listen(self) -> None:
+        config = self._config
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                lambda: ServerProtocol(self._routes, self._inbound, config), config.host, config.port, backlog=1024
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                why = f"port {config.port} is already in use; set DYN_TCP_RPC_PORT to a free one, or leave it out"
+            else:
+                why = f"{error.strerror or error}; set DYN_TCP_RPC_HOST to an address of this machine"
+            raise PlaneError(f"cannot listen on {config.host}:{config.port}: {why}") from error
+
+    def channel(self, instance: Instance) -> TcpChannel:
+        return TcpChannel(self, instance.address, served_path(instance))
+
+    def link(self, address: str) -> ClientLink | None:
+        link = self._outbound.get(address)
+        return None if link is None or link.lost else link
+
+    async def connect(self, address: str) -> ClientLink:
+        """The one connection to this address; many callers may wait for it and any of them may give up."""
+        link = self.link(address)
+        if link:
+            return link
+        task = self._opening.get(address)
+        if task is None:
+            task = self._opening[address] = asyncio.create_task(self._connect(address))
+            task.add_done_callback(lambda _: self._opening.pop(address, None))
+        return await asyncio.shield(task)
+
+    async def _connect(self, address: str) -> ClientLink:
+        host, _, port = address.rpartition(":")
+        config = self._config
+        protocol: ClientProtocol | None = None
+        try:
+            async with asyncio.timeout(config.connect_timeout):
+                _, protocol = await asyncio.get_running_loop().create_connection(
+                    lambda: ClientProtocol(address, config), host.strip("[]"), int(port)
+                )
+                await protocol.link.greeted
+        except CannotConnect:
+            raise
+        except (OSError, ValueError) as error:
+            if protocol:
+                protocol.link.lose(Disconnected("no answer to hello"))
+            raise CannotConnect(f"cannot connect to {address}: {error or 'timed out'}") from error
+        self._outbound[address] = protocol.link
+        protocol.link.on_lost = lambda: self._outbound.pop(address, None)
+        return protocol.link
+
+    async def close(self) -> None:
+        for task in tuple(self._opening.values()):
+            task.cancel()
+        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        if self._server:
+            self._server.close()
+        for link in (*self._inbound, *self._outbound.values()):
+            link.lose(Disconnected("the runtime was shut down"))
+        if self._server:
+            await self._server.wait_closed()
+
+
+class TcpChannel:
+    def __init__(self, plane: TcpPlane, address: str, path: str) -> None:
+        self._plane = plane
+        self._address = address
+        self._path = path
+
+    @property
+    def ready(self) -> bool:
+        return self._plane.link(self._address) is not None
+
+    @property
+    def draining(self) -> bool:
+        link = self._plane.link(self._address)
+        return link is not None and self._path in link.draining
+
+    async def open(self) -> None:
+        await self._plane.connect(self._address)
+
+    def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
+        link = self._plane.link(self._address)
+        if link is None:
+            sink.fail(CannotConnect(f"there is no connection to {self._address}"))
+            return
+        link.request(self._path, request, context, sink, item_type=item_type, columnar=columnar)
+
+
+class _Protocol(asyncio.Protocol):
+    """Glue between asyncio's transport and a link."""
+
+    transport: asyncio.Transport
+    link: ServerLink | ClientLink
+
+    def _opened(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return transport
+
+    def data_received(self, data: bytes) -> None:
+        self.link.feed(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.link.lose(Disconnected(f"the connection to {self.link.peer} broke: {error or 'closed by the peer'}"))
+
+
+class ServerProtocol(_Protocol):
+    MAX_UNSENT = 256 * 1024 * 1024
+
+    def __init__(self, routes: Mapping[str, Route], links: set[ServerLink], config: TcpConfig) -> None:
+        self._routes = routes
+        self._links = links
+        self._config = config
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = self._opened(transport)
+        host, port = stream.get_extra_info("peername")[:2]
+        self.link: ServerLink = ServerLink(
+            self._write,
+            f"{host}:{port}",
+            self._routes,
+            token=self._config.token,
+            beat=self._config.beat,
+            close=stream.close,
+        )
+        self._links.add(self.link)
+
+    def _write(self, data: bytes) -> None:
+        self.transport.write(data)
+        if self.transport.get_write_buffer_size() > self.MAX_UNSENT:
+            self.transport.abort()
+            log.warning("closing the connection with %s: it does not read what it asked for", self.link.peer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._links.discard(self.link)
+        super().connection_lost(error)
+
+    def pause_writing(self) -> None:
+        self.link.pause()
+
+    def resume_writing(self) -> None:
+        self.link.resume()
+
+
+class ClientProtocol(_Protocol):
+    def __init__(self, address: str, config: TcpConfig) -> None:
+        self._address = address
+        self._config = config
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = self._opened(transport)
+        self.link: ClientLink = ClientLink(
+            stream.write, self._address, token=self._config.token, beat=self._config.beat, close=stream.close
+        )

@@ -1,0 +1,40 @@
+"""Streams are pushed, not pulled: what flows back from a worker is told to a `Sink`, one plain call per step.
+
+There is no task, queue or future per token; the stages of a request are sinks chained once, when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from dynamo.protocols.errors import DynamoException
+from dynamo.runtime.context import Context
+
+
+class Sink(Protocol):
+    """Where a stream goes. After `end` or `fail`, exactly one of which is called once, nothing more arrives."""
+
+    def tokens(self, ids: list[int]) -> None:
+        """New token ids and nothing else: the hot path."""
+
+    def item(self, value: Any) -> None:
+        """Anything else: an engine output with more than tokens, or what a user-written handler yields."""
+
+    def end(self) -> None: ...
+
+    def fail(self, error: DynamoException) -> None: ...
+
+
+class Outlet(Sink, Protocol):
+    """The sink a handler is given: it knows whether its reader takes bare tokens and whether it keeps up."""
+
+    columnar: bool
+    """The reader takes tokens merged per step; otherwise each item must arrive as it was yielded."""
+
+    async def writable(self) -> None:
+        """Wait while the connection has more unsent bytes than it should."""
+
+
+Handler = Callable[[Any, Context, Outlet], None]
+"""Starts serving one request: (request, context, sink). It returns at once; the sink is ended or failed later."""
