@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from dynamo.protocols import instance as records
-from dynamo.protocols.errors import DynamoException, InvalidArgument, StreamIncomplete, Unavailable
+from dynamo.protocols.errors import DynamoException, InvalidArgument, Unavailable, Unknown
 from dynamo.protocols.instance import Instance
 from dynamo.runtime.annotated import Annotated
 from dynamo.runtime.context import Context
 from dynamo.runtime.discovery import Delete, Discovery, Put, Synced
 from dynamo.runtime.names import INSTANCES, EndpointId, split_key
 from dynamo.runtime.plane.base import Channel, RequestPlane
-from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
 
@@ -180,28 +179,55 @@ class Client:
     def _send(self, channel: Channel, request: Any, annotated: bool, context: Context | None) -> Stream:
         if context is not None and not isinstance(context, Context):
             raise InvalidArgument(f"context must be a dynamo.runtime.Context, not {type(context).__name__}")
-        stream = Stream(annotated=annotated, caller=context)
-        channel.send(request, stream.context, stream)
-        return stream
+        inbox = Inbox(context)
+        channel.send(request, inbox.context, inbox)
+        return Stream(inbox, annotated=annotated)
 
 
-class Stream(Sink, AsyncIterator[Any]):
-    """What comes back, as an async iterator. `aclose` (or leaving it unread) cancels at the worker."""
+class Stream(AsyncIterator[Any]):
+    """What comes back, as an async iterator. `aclose`, or letting go of it unread, cancels at the worker."""
 
-    def __init__(self, *, annotated: bool, caller: Context | None) -> None:
-        self.context = caller.detached(caller.id()) if caller else Context()
+    def __init__(self, inbox: Inbox, *, annotated: bool) -> None:
+        self._inbox = inbox
         self._annotated = annotated
-        self._items: deque[Any] = deque()
-        self._error: DynamoException | None = None
-        self._done = False
+        self._loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Any:
+        envelope = await self._inbox.next()
+        if self._annotated:
+            return envelope
+        if envelope.exception:
+            raise envelope.exception
+        if envelope.is_error():
+            raise Unknown(envelope.error or "the worker sent an error")
+        return envelope.data()
+
+    async def aclose(self) -> None:
+        self._inbox.context.kill()
+
+    def __del__(self) -> None:
+        if not self._inbox.done and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._inbox.context.kill)
+
+
+class Inbox:
+    """The sink below a `Stream`: what arrived and was not read yet."""
+
+    def __init__(self, caller: Context | None) -> None:
+        self.context = caller.detached(caller.id()) if caller else Context()
+        self.done = False
+        self._items: deque[Annotated] = deque()
         self._arrived = asyncio.Event()
         self._unlink: Callable[[], None] = lambda: None
         if caller:
-            self._unlink = caller.on_stop(lambda killed: self._caller_stopped(killed=killed))
+            self._unlink = caller.on_stop(self._caller_stopped)
             if caller.is_stopped():
-                self._caller_stopped(killed=caller.is_killed())
+                self._caller_stopped(caller.is_killed())
 
-    def _caller_stopped(self, *, killed: bool) -> None:
+    def _caller_stopped(self, killed: bool) -> None:
         if killed:
             self.context.kill()
         else:
@@ -211,48 +237,22 @@ class Stream(Sink, AsyncIterator[Any]):
         self.item({"token_ids": ids})
 
     def item(self, value: Any) -> None:
-        self._items.append(value)
+        self._items.append(Annotated.of(value))
         self._arrived.set()
 
     def end(self) -> None:
-        self._finish(None)
-
-    def fail(self, error: DynamoException) -> None:
-        self._finish(error)
-
-    def _finish(self, error: DynamoException | None) -> None:
-        self._done = True
-        self._error = error
+        self.done = True
         self._unlink()
         self._arrived.set()
 
-    def __aiter__(self) -> Stream:
-        return self
+    def fail(self, error: DynamoException) -> None:
+        self._items.append(Annotated.failed(error))
+        self.end()
 
-    async def __anext__(self) -> Any:
+    async def next(self) -> Annotated:
         while not self._items:
-            if self._done:
-                return self._last()
+            if self.done:
+                raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
-        envelope = Annotated.of(self._items.popleft())
-        if self._annotated:
-            return envelope
-        if envelope.is_error():
-            raise StreamIncomplete(envelope.error or "the worker sent an error")
-        return envelope.data()
-
-    def _last(self) -> Any:
-        error, self._error = self._error, None
-        if error is None:
-            raise StopAsyncIteration
-        if self._annotated:
-            return Annotated.failed(error)
-        raise error
-
-    async def aclose(self) -> None:
-        self.context.kill()
-
-    def __del__(self) -> None:
-        if not self._done:
-            self.context.kill()
+        return self._items.popleft()
