@@ -7,7 +7,8 @@ dies, and comes back by itself after an outage of the store. `put` therefore nev
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from msgspec import Struct
@@ -43,24 +44,37 @@ class Discovery(Protocol):
         """Write a record under this process's lease, and keep it there until `delete` or `close`."""
 
     async def create(self, key: str, value: bytes) -> bytes | None:
-        """Like `put` if no one holds the key; otherwise change nothing and return the value that stands there."""
+        """Like `put` if no one holds the key; otherwise change nothing and return the value that stands there.
+
+        It needs the store's answer, so unlike `put` it raises `DiscoveryError` during an outage.
+        """
 
     async def delete(self, key: str) -> None:
         """Remove a record of this process; removing what is not there is fine."""
 
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
-        """All live records whose key starts with `prefix`."""
+        """All live records whose key starts with `prefix`; raises `DiscoveryError` during an outage."""
 
-    def watch(self, prefix: str) -> AsyncIterator[Change]:
-        """First every live record as Put, then Synced, then changes as they happen, without end.
+    def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
+        """First every live record as Put, then Synced, then changes as they happen, until `close`.
 
+        Quick changes of one key may be told as one, and a Put of the value already told is not repeated.
         During an outage of the store it is silent: the last known view stays in use. After one it tells only the
-        differences. Closing the iterator (or cancelling its consumer) ends the watch.
+        differences. Closing the generator (or cancelling its consumer) ends the watch.
         """
 
     async def close(self) -> None:
-        """Remove all records of this process and give the lease back."""
+        """Remove all records of this process, give the lease back and end its watches."""
 
 
 class DiscoveryError(Exception):
     """The store cannot be used; the message names what was tried and the fix."""
+
+
+_KEY = re.compile(r"[ -~]+")
+
+
+def check_key(key: str) -> None:
+    """Refuse with a ValueError what no backend could store alike."""
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"a discovery key is one or more printable ASCII characters, not {key!r}")

@@ -1,0 +1,92 @@
+"""What a process knows of the store, and the watches that follow it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+
+from dynamo.runtime.discovery.base import Change, Delete, Put, Synced
+
+
+class View:
+    """Live records by key; every change is noticed by the watches whose prefix it has."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, bytes] = {}
+        self._watches: set[Watch] = set()
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._watches)
+
+    def put(self, key: str, value: bytes) -> None:
+        if self.records.get(key) != value:
+            self.records[key] = value
+            self._notice(key)
+
+    def delete(self, key: str) -> None:
+        if self.records.pop(key, None) is not None:
+            self._notice(key)
+
+    def replace(self, records: Mapping[str, bytes]) -> None:
+        for key in self.records.keys() - records.keys():
+            self.delete(key)
+        for key, value in records.items():
+            self.put(key, value)
+
+    def prefixed(self, prefix: str) -> dict[str, bytes]:
+        return {key: value for key, value in self.records.items() if key.startswith(prefix)}
+
+    def watch(self, prefix: str) -> Watch:
+        watch = Watch(self, prefix)
+        self._watches.add(watch)
+        return watch
+
+    def forget(self, watch: Watch) -> None:
+        self._watches.discard(watch)
+
+    def _notice(self, key: str) -> None:
+        for watch in self._watches:
+            watch.notice(key)
+
+
+class Watch:
+    """One follower of a view. It remembers which keys changed, not each change, so a slow reader costs no memory."""
+
+    def __init__(self, view: View, prefix: str) -> None:
+        self._view = view
+        self._prefix = prefix
+        self._changed = dict.fromkeys(view.prefixed(prefix))
+        self._wake = asyncio.Event()
+        self._ended = False
+
+    def notice(self, key: str) -> None:
+        if key.startswith(self._prefix):
+            self._changed[key] = None
+            self._wake.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake.set()
+
+    async def changes(self) -> AsyncGenerator[Change, None]:
+        told: dict[str, bytes] = {}
+        synced = False
+        try:
+            while not self._ended:
+                self._wake.clear()
+                changed, self._changed = self._changed, {}
+                for key in changed:
+                    value = self._view.records.get(key)
+                    if value is None:
+                        if told.pop(key, None) is not None:
+                            yield Delete(key)
+                    elif told.get(key) != value:
+                        told[key] = value
+                        yield Put(key, value)
+                if not synced:
+                    synced = True
+                    yield Synced()
+                await self._wake.wait()
+        finally:
+            self._view.forget(self)
