@@ -223,7 +223,8 @@ class NatsConnection:
             )
         )
         try:
-            await asyncio.wait([connecting, refused], return_when=asyncio.FIRST_COMPLETED)
+            either: tuple[asyncio.Future[Any], ...] = (connecting, refused)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if connecting.done():
                 connecting.result()
             if client.is_connected:
