@@ -7,13 +7,15 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+Transport = Literal["tcp", "nats", "memory"]
+
 
 class Instance(Struct, kw_only=True, frozen=True):
     instance_id: int
     namespace: str
     component: str
     endpoint: str
-    transport: Literal["tcp", "nats", "memory"]
+    transport: Transport
     address: str
     """tcp: host:port; nats: subject; memory: nothing."""
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
 from dynamo.runtime.nats import NatsConfig
-from dynamo.runtime.plane.tcp import TcpConfig
+from dynamo.runtime.plane.tcp import TcpConfig, local_ip
 
 PlaneKind = Literal["memory", "tcp", "nats"]
 PLANES: tuple[PlaneKind, ...] = ("memory", "tcp", "nats")
@@ -44,7 +44,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
             plane=_plane_kind(plane),
             tcp=TcpConfig.from_env(environ, local_only=discovery.backend != "etcd"),
             nats=NatsConfig.from_env(environ),
-            events=EventPlaneConfig.from_env(environ, events),
+            events=_reachable(EventPlaneConfig.from_env(environ, events), environ, discovery),
             graceful_shutdown_timeout=_seconds(environ, "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", 30.0),
         )
 
@@ -52,6 +52,15 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     def in_process(cls, environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
         """Nothing outside this process: no folder, no port, no service."""
         return cls.from_env(environ, discovery_backend="memory", request_plane="memory", event_plane="memory")
+
+
+def _reachable(
+    events: EventPlaneConfig, environ: Mapping[str, str], discovery: DiscoveryConfig
+) -> EventPlaneConfig:
+    """Publishers listen where their readers are: on loopback, unless discovery spans machines."""
+    if discovery.backend == "etcd" and not environ.get("DYN_EVENT_PLANE_HOST"):
+        return structs.replace(events, host=local_ip())
+    return events
 
 
 def _plane_kind(kind: str) -> PlaneKind:

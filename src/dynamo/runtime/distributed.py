@@ -59,10 +59,10 @@ class DistributedRuntime:
         self._nats: NatsConnection | None = None
         self.discovery: Discovery = discovery_room.connect(self.config.discovery, local.store)
         self.plane: RequestPlane = self._make_plane(local)
-        self.events: EventPlane = events_room.connect(
+        self.events: EventPlane = events_room.event_plane(
             self.config.events,
+            self.discovery,
             bus=local.bus,
-            discovery=self.discovery,
             nats=self._nats_connection() if self.config.events.kind == "nats" else None,
         )
         self._starting: asyncio.Task[None] | None = None

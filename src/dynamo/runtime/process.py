@@ -1,4 +1,4 @@
-"""The life of a process that serves: start or say why not, run, leave in order at the first signal, at once at the second."""
+"""The life of a process: start or say why not; leave in order at the first signal, at once at the second."""
 
 from __future__ import annotations
 

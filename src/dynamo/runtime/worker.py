@@ -54,7 +54,7 @@ def dynamo_worker(
 def dynamo_endpoint(
     request_model: type[Any], response_model: type[Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Parse each request into `request_model` (pydantic, msgspec, dataclass or plain type) before the handler sees it."""
+    """Parse each request into `request_model` (pydantic, msgspec, dataclass, plain type) before the handler sees it."""
     del response_model  # names what the handler yields; readers decode it as they like
 
     def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
