@@ -54,9 +54,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
         return cls.from_env(environ, discovery_backend="memory", request_plane="memory", event_plane="memory")
 
 
-def _reachable(
-    events: EventPlaneConfig, environ: Mapping[str, str], discovery: DiscoveryConfig
-) -> EventPlaneConfig:
+def _reachable(events: EventPlaneConfig, environ: Mapping[str, str], discovery: DiscoveryConfig) -> EventPlaneConfig:
     """Publishers listen where their readers are: on loopback, unless discovery spans machines."""
     if discovery.backend == "etcd" and not environ.get("DYN_EVENT_PLANE_HOST"):
         return structs.replace(events, host=local_ip())

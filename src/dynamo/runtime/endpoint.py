@@ -6,8 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dynamo.protocols import instance as records
 from dynamo.protocols.instance import Instance
+from dynamo.runtime import records
 from dynamo.runtime.client import Client
 from dynamo.runtime.handler import GeneratorHandler, UserHandler
 from dynamo.runtime.names import EndpointId, check_part, instance_key
