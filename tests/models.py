@@ -77,7 +77,9 @@ def byte_level_model(folder: Path, **config: Any) -> Path:
     eos = ids["<|im_end|>"]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(byte_level_json())
-    write(folder / "config.json", {"model_type": "llama", "max_position_embeddings": 2048, "eos_token_id": eos} | config)
+    write(
+        folder / "config.json", {"model_type": "llama", "max_position_embeddings": 2048, "eos_token_id": eos} | config
+    )
     write(folder / "generation_config.json", {"eos_token_id": eos, "do_sample": True, "temperature": 0.7, "top_p": 0.9})
     write(
         folder / "tokenizer_config.json",

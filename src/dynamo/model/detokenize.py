@@ -66,7 +66,7 @@ class ByteTables(Struct, frozen=True):
 
 
 class ByteDecoder:
-    """Exactly `tokenizer.decode` of a byte-level vocabulary, in pieces. Ids outside the vocabulary stand for nothing."""
+    """Exactly `decode` of a byte-level vocabulary, in pieces; ids outside the vocabulary stand for nothing."""
 
     __slots__ = ("_carry", "_escaped", "_pieces", "_text")
 

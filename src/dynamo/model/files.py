@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import xxhash
 
 from dynamo.model.errors import ModelError
@@ -56,8 +56,9 @@ def read_object(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        value = msgspec.json.decode(read(path))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # Not msgspec: published configs hold NaN and Infinity, which are no JSON but which Python writes and reads.
+        value = json.loads(read(path))
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object, not {type(value).__name__}")

@@ -142,8 +142,8 @@ def _download(repo: str, config: HubConfig, weights: bool) -> Path:
     if not _HUB_ID.fullmatch(repo) or len(repo) > 96 or ".." in repo or "--" in repo:
         raise ModelError(f"neither a folder, a GGUF file nor a Hugging Face id: {repo} (an id looks like org/name)")
     # Importing the hub client takes a quarter of a second; those with a local model never pay it.
-    from huggingface_hub import snapshot_download
     from huggingface_hub import errors as hub
+    from huggingface_hub import snapshot_download
 
     try:
         return Path(
@@ -165,10 +165,7 @@ def _download(repo: str, config: HubConfig, weights: bool) -> Path:
         fix = "or HF_TOKEN may not see it" if config.token else "if it is private, set HF_TOKEN"
         raise ModelError(f"no such model: {repo} is neither a folder here nor on {config.endpoint} ({fix})") from error
     except (hub.LocalEntryNotFoundError, hub.IncompleteSnapshotError) as error:
-        if config.offline:
-            why = "HF_HUB_OFFLINE is set"
-        else:
-            why = f"{config.endpoint} cannot be reached"
+        why = "HF_HUB_OFFLINE is set" if config.offline else f"{config.endpoint} cannot be reached"
         raise ModelError(f"{repo} is not a folder here, not (fully) in the cache {config.cache}, and {why}") from error
     except Exception as error:  # the hub client lets errors of its HTTP library, its cache and the disk through
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -32,7 +32,7 @@ _PROBES = (
     'def f(x: int) -> dict[str, int]:\n    return {"a_b": x ** 2}  # café\n\n\n    if (x!=y) {foo();}//...---===',
     "Größe, naïve façade, Ελληνικά, Русский язык, עברית, العربية, हिन्दी, ไทย, 한국어, 日本語のテスト, 你好，世界。",
     "👋🏽 👩‍👩‍👧‍👦 🇫🇷 e\u0301 ﬁ Å Å \u200b\u00a0\u3000 \ufeff \u2028",
-    "<s></s> <|im_start|>user\nhi<|im_end|><|endoftext|> <tool_call>{\"name\": \"f\"}</tool_call> [INST] ▁ <0x0A>",
+    '<s></s> <|im_start|>user\nhi<|im_end|><|endoftext|> <tool_call>{"name": "f"}</tool_call> [INST] ▁ <0x0A>',
     "supercalifragilisticexpialidocious antidisestablishmentarianism xxxxxxxxxxxxxxxxxxxxxxxxxx aAaAaA HTTPServer",
     "\x01\x07\x1b[0m\x7f\ufffd",
 )
