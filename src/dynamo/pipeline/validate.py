@@ -142,6 +142,8 @@ def _message(message: Message, where: str) -> None:
             raise InvalidRequest(
                 f"Missing required parameter: `{where}.content`.", f"{where}.content", "missing_required_parameter"
             )
+    if message.content == [] and message.role != "assistant":
+        raise _wrong(f"{where}.content", "must not be empty")
     if message.role == "tool" and not message.tool_call_id:
         raise InvalidRequest(
             f"Missing required parameter: `{where}.tool_call_id`.",
