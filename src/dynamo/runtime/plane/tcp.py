@@ -7,6 +7,7 @@ import errno
 import logging
 import socket
 from collections.abc import Mapping
+from typing import cast
 
 from msgspec import Struct
 
@@ -57,6 +58,7 @@ class TcpPlane:
         self._routes: dict[str, Route] = {}
         self._server: asyncio.Server | None = None
         self._inbound: set[ServerLink] = set()
+        self._open: set[_Protocol] = set()
         self._pool = LinkPool(self._connect)
 
     async def start(self) -> None:
@@ -85,7 +87,7 @@ class TcpPlane:
         config = self._config
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: ServerProtocol(self._routes, self._inbound, config), config.host, config.port, backlog=1024
+                lambda: ServerProtocol(self._open, self._routes, self._inbound, config), config.host, config.port, backlog=1024
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -104,7 +106,7 @@ class TcpPlane:
         try:
             async with asyncio.timeout(config.connect_timeout):
                 _, protocol = await asyncio.get_running_loop().create_connection(
-                    lambda: ClientProtocol(address, config), host.strip("[]"), int(port)
+                    lambda: ClientProtocol(self._open, address, config), host.strip("[]"), int(port)
                 )
                 await protocol.link.greeted
         except CannotConnect:
@@ -121,8 +123,17 @@ class TcpPlane:
             self._server.close()
         for link in tuple(self._inbound):
             link.lose(Disconnected("the worker was shut down"))
+        await self._closed(within=1.0)
+        for protocol in tuple(self._open):
+            protocol.transport.abort()
+        await self._closed(within=1.0)
         if self._server:
             await self._server.wait_closed()
+
+    async def _closed(self, *, within: float) -> None:
+        """What was written last is still on its way out; a peer that does not read must not keep us."""
+        if self._open:
+            await asyncio.wait([protocol.closed for protocol in self._open], timeout=within)
 
 
 class _Protocol(asyncio.Protocol):
@@ -131,25 +142,34 @@ class _Protocol(asyncio.Protocol):
     transport: asyncio.Transport
     link: ServerLink | ClientLink
 
+    def __init__(self, opened: set[_Protocol]) -> None:
+        self._opened_set = opened
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
     def _opened(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
+        self._opened_set.add(self)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return transport
+        return self.transport
 
     def data_received(self, data: bytes) -> None:
         self.link.feed(data)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._opened_set.discard(self)
+        self.closed.set_result(None)
         self.link.lose(Disconnected(f"the connection to {self.link.peer} broke: {error or 'closed by the peer'}"))
 
 
 class ServerProtocol(_Protocol):
     MAX_UNSENT = 256 * 1024 * 1024
 
-    def __init__(self, routes: Mapping[str, Route], links: set[ServerLink], config: TcpConfig) -> None:
+    def __init__(
+        self, opened: set[_Protocol], routes: Mapping[str, Route], links: set[ServerLink], config: TcpConfig
+    ) -> None:
+        super().__init__(opened)
         self._routes = routes
         self._links = links
         self._config = config
@@ -185,7 +205,8 @@ class ServerProtocol(_Protocol):
 
 
 class ClientProtocol(_Protocol):
-    def __init__(self, address: str, config: TcpConfig) -> None:
+    def __init__(self, opened: set[_Protocol], address: str, config: TcpConfig) -> None:
+        super().__init__(opened)
         self._address = address
         self._config = config
 
