@@ -84,7 +84,7 @@ class FileDiscovery:
                     probe_at = clock() + PROBE
                     if await asyncio.to_thread(self._folder.mend):
                         self._keep_missing_until = clock() + WIPED_GRACE
-                        log.warning("%s was deleted: made it again, with this process's records", self._folder.root)
+                        log.warning("%s was deleted: it stands again, with our records", self._folder.root)
                 if self._view.watched:
                     if probing or await asyncio.to_thread(self._folder.has_changed):
                         await self._refresh()

@@ -163,15 +163,20 @@ class Folder:
         return changed_at != self._listed_at or time.time_ns() - changed_at < 2_000_000_000
 
     def in_place(self) -> bool:
-        """Whether our lease still stands in the folder under its name."""
+        """Whether the folder is whole and our lease still stands in it under its name."""
         fd = self._lock_fd
         try:
-            return fd is not None and os.path.samestat(os.fstat(fd), os.lstat(self._leases / self.lease))
+            return (
+                fd is not None
+                and os.path.samestat(os.fstat(fd), os.lstat(self._leases / self.lease))
+                and self._records.is_dir()
+                and self._tmp.is_dir()
+            )
         except OSError:
             return False
 
     def mend(self) -> bool:
-        """Put back what was taken from us: folder, lease, records. True if the lease was gone."""
+        """Put back what was taken from us: folder, lease, records. True if the folder or the lease was gone."""
         with self._mutex:
             if self._lock_fd is None:
                 return False
@@ -247,17 +252,23 @@ class Folder:
         return False
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, patience: float = 5.0) -> Iterator[None]:
+        """Hold the folder's lock. Waiting ends: its holder may be a process somebody suspended."""
+        deadline = time.monotonic() + patience
         while True:
             fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
-                # Whoever deleted the folder while we waited deleted this lock with it.
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever deletes the folder deletes this lock with it, and others then lock the next one.
                 if os.path.samestat(os.fstat(fd), os.lstat(self.root / "lock")):
                     yield
                     return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise BlockingIOError(errno.EAGAIN, "another process keeps it locked") from None
             finally:
                 os.close(fd)
+            time.sleep(0.002)
 
     def _mended(self, attempt: Callable[[], T]) -> T:
         """Run a change; if the folder was deleted under it, make the folder again and run it once more."""
@@ -299,7 +310,7 @@ class Folder:
         return record if record and (record.lease == self.lease or self._is_held(record.lease)) else None
 
     def _bury(self, dead: list[Record]) -> None:
-        with self._locked():
+        with self._locked(patience=0.0):
             for record in dead:
                 place = self._records / file_name(record.key)
                 there = self._decoded(place, _stamp(place))

@@ -145,7 +145,7 @@ class Registration:
     async def _bring_in_line(self) -> None:
         if self._lease is None:
             await self._take_lease()
-            self._unwritten = dict.fromkeys(self._own)
+            self._unwritten.update(dict.fromkeys(self._own))
         if asyncio.get_running_loop().time() >= self._beat_at:
             await self._keep_alive()
         refused: Refused | None = None
