@@ -165,14 +165,26 @@ class NatsConnection:
         return subscription
 
     async def flush(self) -> None:
-        """Wait until the server has handled everything asked of it so far; raises `NatsError` if it cannot."""
-        client = self._started()
-        if not self._connected:
-            raise NatsError(f"not connected to NATS at {self.config.where}")
+        """Wait until the server has handled everything asked of it so far; raises `NatsError` if it cannot.
+
+        A message to ourselves is the measure: nats-py's own `flush` lets its PING overtake what is still queued.
+        """
+        returned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_return(subject: str, data: bytes, reply: str) -> None:
+            if not returned.done():
+                returned.set_result(None)
+
+        subject = self._started().new_inbox()
+        subscription = self.subscribe(subject, on_return)
         try:
-            await client.flush(CONNECT_SECONDS)
-        except (_library_error(), OSError) as error:
-            raise NatsError(f"NATS at {self.config.where} does not answer: {_reason(error)}") from error
+            self.publish(subject, b"")
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await returned
+        except TimeoutError as error:
+            raise NatsError(f"NATS at {self.config.where}: {_reason(error)}") from error
+        finally:
+            subscription.unsubscribe()
 
     def on_state(self, callback: Callable[[bool], None]) -> Callable[[], None]:
         """Call back with True or False whenever the connection comes or goes; returns what ends that."""

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 Callback = Callable[[str, bytes], None]
 """Called on the event loop with the subject and the data; what it raises is logged and harms no other subscriber."""
 
-_WORD = r"[!-)+\-/-=?-~]+"  # printable ASCII without space, `*`, `.` and `>`
+_WORD = r"[!-)+-\-/-=?-~]+"  # printable ASCII without space, `*`, `.` and `>`
 _SUBJECT = re.compile(rf"{_WORD}(?:\.{_WORD})*")
 _PATTERN = re.compile(rf"(?:{_WORD}\.)*(?:{_WORD}|>)")
 

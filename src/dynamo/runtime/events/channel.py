@@ -35,7 +35,7 @@ _JOIN_BYTES = 16
 class _End:
     """A ZMQ socket in the event loop."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> None:
         self._loop = asyncio.get_running_loop()
         self.socket = context.socket(kind)
         self.closed = False
@@ -45,7 +45,7 @@ class _End:
             (zmq.SNDHWM, HIGH_WATER),
             (zmq.RCVHWM, HIGH_WATER),
             (zmq.MAXMSGSIZE, MAX_EVENT_BYTES),
-            (zmq.IPV6, 1),
+            (zmq.IPV6, "[" in address),
             (zmq.RECONNECT_IVL, 100),
             (zmq.RECONNECT_IVL_MAX, 1000),
             # A peer whose machine vanished is noticed, and does not fill the queue up to its limit.
@@ -86,14 +86,15 @@ class PublishingEnd(_End):
     """Sends events to whoever is connected; what a slow subscriber does not take is lost to it alone."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str) -> None:
-        super().__init__(context, zmq.XPUB)
+        address = channel_address(host, 0)
+        super().__init__(context, zmq.XPUB, address)
         self._numbers: dict[str, int] = {}
         try:
-            self.socket.bind(f"tcp://{_bracketed(host)}:0")
+            self.socket.bind(address)
         except zmq.ZMQError as error:
             self.close()
             raise EventPlaneError(f"cannot publish events from {host}: {error}") from error
-        self.port = int(self.socket.LAST_ENDPOINT.rstrip(b"\0").rpartition(b":")[2])
+        self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def send(self, subject: str, data: bytes) -> None:
         number = self._numbers.get(subject, 0) + 1
@@ -110,7 +111,7 @@ class PublishingEnd(_End):
 
 
 class SubscribingEnd(_End):
-    """Receives the events of one publisher. `lost` counts those it missed, `malformed` what was no event."""
+    """Receives the events of one publisher; what is no event is ignored and counted in `malformed`."""
 
     def __init__(
         self,
@@ -118,12 +119,13 @@ class SubscribingEnd(_End):
         address: str,
         prefixes: Iterable[str],
         deliver: Callable[[str, bytes], None],
+        missed: Callable[[int], None],
     ) -> None:
-        super().__init__(context, zmq.SUB)
+        super().__init__(context, zmq.SUB, address)
         self.address = address
-        self.lost = 0
         self.malformed = 0
         self._deliver = deliver
+        self._missed = missed
         self._joins: dict[bytes, asyncio.Future[None]] = {}
         self._topics: dict[bytes, _Topic] = {}
         try:
@@ -188,7 +190,8 @@ class SubscribingEnd(_End):
                 self._topics.clear()
             topic = self._topics[name] = _Topic(subject, int.from_bytes(number, "big"))
         count = int.from_bytes(number, "big")
-        self.lost += max(0, count - topic.expected)
+        if count > topic.expected:
+            self._missed(count - topic.expected)
         topic.expected = count + 1
         self._deliver(topic.subject, data)
 
@@ -201,9 +204,5 @@ class _Topic:
         self.expected = expected
 
 
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
 def channel_address(host: str, port: int) -> str:
-    return f"tcp://{_bracketed(host)}:{port}"
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -1,4 +1,4 @@
-"""Events through NATS: its subjects and `>` are ours, its connection is the one of the process."""
+"""Events through NATS: our subjects are its subjects, below `dynamo.events`, on the connection of the process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from dynamo.runtime.nats import NatsConnection, NatsError
 from dynamo.runtime.nats import Subscription as NatsSubscription
 
 logger = logging.getLogger(__name__)
+
+ROOT = "dynamo.events."
+"""Keeps `>` to events: requests and other users share the server."""
 
 
 class NatsEventPlane:
@@ -31,7 +34,7 @@ class NatsEventPlane:
         if self._closed:
             return
         try:
-            self._connection.publish(subject, data)
+            self._connection.publish(ROOT + subject, data)
         except NatsError as error:
             self.dropped += 1
             if not self._warned:
@@ -40,8 +43,12 @@ class NatsEventPlane:
 
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
         check_pattern(subject)
+
+        def deliver(subject: str, data: bytes, reply: str) -> None:
+            callback(subject.removeprefix(ROOT), data)
+
         try:
-            subscription = self._connection.subscribe(subject, lambda subject, data, reply: callback(subject, data))
+            subscription = self._connection.subscribe(ROOT + subject, deliver)
         except NatsError as error:
             raise EventPlaneError(str(error)) from error
         self._subscriptions.add(subscription)

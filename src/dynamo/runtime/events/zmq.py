@@ -40,7 +40,10 @@ class EventChannel(msgspec.Struct, frozen=True):
 
 
 class ZmqEventPlane:
+    """`lost` counts the events that were sent while we listened and did not arrive."""
+
     def __init__(self, discovery: Discovery, host: str = "127.0.0.1") -> None:
+        self.lost = 0
         self._discovery = discovery
         self._host = host
         self._key = CHANNELS + secrets.token_hex(8)
@@ -52,13 +55,6 @@ class ZmqEventPlane:
         self._watching: asyncio.Task[None] | None = None
         self._publishing: PublishingEnd | None = None
         self._announcing: asyncio.Task[None] | None = None
-        self._lost = 0
-        self._warned = False
-
-    @property
-    def lost(self) -> int:
-        """Events that were sent while we listened and did not arrive."""
-        return self._lost + sum(channel.lost for channel in self._channels.values())
 
     async def start(self) -> None:
         self._host, self._reachable = await _own_address(self._host)
@@ -144,14 +140,15 @@ class ZmqEventPlane:
             self._leave(key)
             if not address.startswith("tcp://"):
                 raise EventPlaneError(f"{address!r} is not a tcp:// address")
-            self._channels[key] = SubscribingEnd(context, address, self._prefixes, self._deliver)
+            self._channels[key] = SubscribingEnd(
+                context, address, self._prefixes, self._subscribers.deliver, self._missed
+            )
         except (msgspec.DecodeError, EventPlaneError) as error:
             logger.warning("ignoring the event channel %s: %s", key, error)
 
     def _leave(self, key: str) -> None:
         channel = self._channels.pop(key, None)
         if channel:
-            self._lost += channel.lost
             channel.close()
 
     def _ignore(self, prefix: str) -> None:
@@ -159,11 +156,10 @@ class ZmqEventPlane:
         for channel in self._channels.values():
             channel.ignore(prefix)
 
-    def _deliver(self, subject: str, data: bytes) -> None:
-        if not self._warned and self.lost:
-            self._warned = True
+    def _missed(self, count: int) -> None:
+        if not self.lost:
             logger.warning("events are lost on the way here; further losses are only counted")
-        self._subscribers.deliver(subject, data)
+        self.lost += count
 
 
 async def _own_address(host: str) -> tuple[str, str]:
