@@ -37,7 +37,9 @@ byte_ids = st.lists(st.integers(3, 258), max_size=30)
 
 
 @given(ids=any_ids, cuts=cuts, skip=st.booleans())
-def test_byte_level_ids_in_any_grouping_give_the_text_of_all_of_them(ids: list[int], cuts: list[int], skip: bool) -> None:
+def test_byte_level_ids_in_any_grouping_give_the_text_of_all_of_them(
+    ids: list[int], cuts: list[int], skip: bool
+) -> None:
     whole = byte_level().decode(ids, skip_special_tokens=skip)
     assert in_groups(byte_level().decoder([], skip), ids, cuts) == whole
 

@@ -31,7 +31,9 @@ def reference(json_text: str) -> tokenizers.Tokenizer:
 
 
 @settings(max_examples=100)
-@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60), special=st.booleans())
+@given(
+    text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=60), special=st.booleans()
+)
 def test_ids_are_those_of_the_reference(
     tokenizer: Tokenizer, reference: tokenizers.Tokenizer, text: str, special: bool
 ) -> None:
