@@ -204,4 +204,3 @@ class Postprocess:
             prompt_tokens_details=told.prompt_tokens_details if told else None,
             completion_tokens_details=told.completion_tokens_details if told else None,
         )
-

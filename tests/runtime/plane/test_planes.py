@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from services import Nats
 
 from dynamo.protocols.errors import (
     Cancelled,
@@ -29,6 +28,7 @@ from dynamo.runtime.plane.nats import NatsPlane
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.tcp import TcpConfig, TcpPlane
 from dynamo.runtime.stream import Outlet
+from services import Nats
 
 ENDPOINT = EndpointId("ns", "comp", "ep")
 

@@ -87,7 +87,10 @@ class TcpPlane:
         config = self._config
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: ServerProtocol(self._open, self._routes, self._inbound, config), config.host, config.port, backlog=1024
+                lambda: ServerProtocol(self._open, self._routes, self._inbound, config),
+                config.host,
+                config.port,
+                backlog=1024,
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
