@@ -146,7 +146,10 @@ class NatsConnection:
         try:
             _run(client.publish(subject, data, reply))
         except _library_error() as error:
-            # nats-py sees a broken connection a moment before it tells us.
+            # nats-py sees a broken connection a moment before it tells us, and may fail to tell that it gave up.
+            if client.is_closed:
+                self._on_lost(client)
+                self._on_closed(client)
             reason = _reason(error) if client.is_connected else f"not connected to NATS at {self.config.where}"
             raise NatsError(f"cannot publish on {subject!r}: {reason}") from error
 
@@ -328,7 +331,8 @@ class NatsConnection:
 
     def _on_closed(self, client: Client) -> None:
         """nats-py gives up for good when the server answers with an error, such as revoked access; we do not."""
-        if client is self._client and not self._closing:
+        reviving = self._revival is not None and not self._revival.done()
+        if client is self._client and not self._closing and not reviving:
             self._revival = asyncio.create_task(self._revive())
 
     async def _revive(self) -> None:

@@ -88,7 +88,7 @@ class PublishingEnd(_End):
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str) -> None:
         address = channel_address(host, 0)
         super().__init__(context, zmq.XPUB, address)
-        self._numbers: dict[str, int] = {}
+        self._topics: dict[str, _Topic] = {}
         try:
             self.socket.bind(address)
         except zmq.ZMQError as error:
@@ -97,9 +97,13 @@ class PublishingEnd(_End):
         self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def send(self, subject: str, data: bytes) -> None:
-        number = self._numbers.get(subject, 0) + 1
-        self._numbers[subject] = number
-        self.socket.send_multipart((subject.encode(), number.to_bytes(8, "big"), data), zmq.NOBLOCK)
+        topic = self._topics.get(subject)
+        if topic is None:
+            check_subject(subject)
+            topic = self._topics[subject] = _Topic(subject, 1)
+        frames = (topic.name, topic.next_number.to_bytes(8, "big"), data)
+        topic.next_number += 1
+        self.socket.send_multipart(frames, zmq.NOBLOCK)
         self._look_soon()
 
     def _receive(self, frames: list[bytes]) -> None:
@@ -190,18 +194,19 @@ class SubscribingEnd(_End):
                 self._topics.clear()
             topic = self._topics[name] = _Topic(subject, int.from_bytes(number, "big"))
         count = int.from_bytes(number, "big")
-        if count > topic.expected:
-            self._missed(count - topic.expected)
-        topic.expected = count + 1
+        if count > topic.next_number:
+            self._missed(count - topic.next_number)
+        topic.next_number = count + 1
         self._deliver(topic.subject, data)
 
 
 class _Topic:
-    __slots__ = ("expected", "subject")
+    __slots__ = ("name", "next_number", "subject")
 
-    def __init__(self, subject: str, expected: int) -> None:
+    def __init__(self, subject: str, next_number: int) -> None:
         self.subject = subject
-        self.expected = expected
+        self.name = subject.encode()
+        self.next_number = next_number
 
 
 def channel_address(host: str, port: int) -> str:

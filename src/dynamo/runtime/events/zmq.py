@@ -62,10 +62,10 @@ class ZmqEventPlane:
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
 
     def publish(self, subject: str, data: bytes) -> None:
-        check_subject(subject)
-        if self._context is None:
-            return
         if self._publishing is None:
+            check_subject(subject)
+            if self._context is None:
+                return
             self._publishing = PublishingEnd(self._context, self._host)
             self._announcing = asyncio.create_task(self._announce(self._publishing.port))
         self._publishing.send(subject, data)
@@ -108,6 +108,7 @@ class ZmqEventPlane:
                 async with asyncio.timeout(JOIN_SECONDS):
                     await self._discovery.delete(self._key)
             self._publishing.close()
+            self._publishing = None
         context.term()
 
     async def _announce(self, port: int) -> None:
