@@ -39,6 +39,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         objects=False,
         arrays=False,
         header=(Step("function"), Step(_SEP, word="name"), Step("```json", optional=True)),
+        empty_end=_DEEPSEEK_CLOSE[0],
     ),
     "deepseek_v3_1": JsonCalls(
         open=_DEEPSEEK_OPEN,
@@ -46,6 +47,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         objects=False,
         arrays=False,
         header=(Step(word="name"), Step(_SEP)),
+        empty_end=_DEEPSEEK_CLOSE[0],
     ),
     "kimi_k2": JsonCalls(
         open=(
@@ -57,6 +59,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         objects=False,
         arrays=False,
         header=(Step(word="id"), Step("<|tool_call_argument_begin|>")),
+        empty_end="<|tool_call_end|>",
     ),
     "qwen3_coder": XmlCalls(
         open=(("<tool_call>", "<function="), ("<function=",)),

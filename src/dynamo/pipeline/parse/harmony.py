@@ -35,7 +35,7 @@ class Channels:
         if inside:
             yield from self._body(src, Reasoning)
         else:
-            lead = yield from _recipient_first(src)
+            lead = yield from _first_lead(src)
         while True:
             lead = lead or len((yield from src.one_of((_START, _CHANNEL))))
             if lead:
@@ -115,12 +115,14 @@ def _end(src: Source) -> Reading[None]:
     src.drop()
 
 
-def _recipient_first(src: Source) -> Reading[int]:
-    """The prompt ends with the role, so the output may begin inside a header: ` to=functions.f<|channel|>…`.
+def _first_lead(src: Source) -> Reading[int]:
+    """How much of the output is surely the beginning of a header.
 
-    Returns how much of the header precedes its marker.
+    The prompt ends with the role, so the output may begin inside a header: ` to=functions.f<|channel|>…`.
     """
     yield from src.skip_space()
+    if (yield from src.one_of((_START, _CHANNEL))):
+        return src.pos
     if (yield from src.one_of(("to=",))):
         yield from src.take(_NOT_SPACE)
         yield from src.skip_space()

@@ -27,7 +27,8 @@ class Step(Struct, frozen=True):
 class JsonCalls(Struct, frozen=True, kw_only=True):
     """`open` lists the ways a call begins, each a sequence of markers; `close` what may follow it, in this order.
 
-    `bare` is the character that begins a call at the very start of the output without any marker.
+    `bare` is the character that begins a call at the very start of the output without any marker; `empty_end` the one
+    of `close` that, right after a header, shows that the call has no arguments.
     """
 
     open: tuple[tuple[str, ...], ...]
@@ -36,6 +37,7 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
     objects: bool = True
     arrays: bool = True
     header: tuple[Step, ...] = ()
+    empty_end: str = ""
     separator: str = ""
 
     def read(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
@@ -95,8 +97,9 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
             yield from stream_object(src, sink)
             return
         at = src.pos
-        if not (yield from src.one_of(self.close)):
+        if not self.empty_end:
             raise NotACall
+        yield from src.expect(self.empty_end)
         src.pos = at
         sink.start(name, call_id)
         sink.args("{}")
