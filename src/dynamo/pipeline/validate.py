@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dynamo.pipeline.guidance import check_guidance
-from dynamo.pipeline.schema import check_nesting, check_schema
+from dynamo.pipeline.schema import check_schema, check_value
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Message, NamedToolChoice, RefusalPart, TextPart
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -111,7 +111,7 @@ def _generation(request: GenerationFields, max_tokens: int | None) -> None:
             raise _wrong("logit_bias", f"{key[:32]!r} is not a token id")
     for name in ("metadata", "prompt_cache_options"):
         if getattr(request, name) is not None:
-            check_nesting(getattr(request, name), name)
+            check_value(getattr(request, name), name)
     if request.nvext is not None:
         if request.nvext.backend_instance_id is not None and request.nvext.backend_instance_id >= 2**64:
             raise _wrong("nvext.backend_instance_id", f"must be at most {2**64 - 1}")
@@ -128,9 +128,9 @@ def _template_arguments(request: ChatRequest) -> None:
     for key in _RESERVED_TEMPLATE_NAMES:
         if key in arguments:
             raise refusal(f"{name}.{key}", "this name belongs to the template itself")
-    check_nesting(arguments, name)
-    check_nesting(request.documents, "documents")
-    check_nesting(request.prediction, "prediction")
+    check_value(arguments, name)
+    check_value(request.documents, "documents")
+    check_value(request.prediction, "prediction")
 
 
 def _message(message: Message, where: str) -> None:
@@ -164,7 +164,7 @@ def _arguments(text: str, where: str) -> None:
         raise _wrong(where, "must be a JSON object in a string, or empty") from None
     if not isinstance(value, dict):
         raise _wrong(where, "must be a JSON object in a string, or empty")
-    check_nesting(value, where)
+    check_value(value, where)
 
 
 def _tools(request: ChatRequest) -> None:

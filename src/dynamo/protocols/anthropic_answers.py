@@ -149,10 +149,10 @@ def message_of(
         content.append(ThinkingAnswer(thinking="" if hide_thinking else answer.reasoning_content))
     if answer.content:
         content.append(TextAnswer(text=answer.content))
-    for call in answer.tool_calls or ():
-        content.append(
-            ToolUseAnswer(id=call.id, name=call.function.name, input=_parsed_arguments(call.function.arguments))
-        )
+    content += [
+        ToolUseAnswer(id=call.id, name=call.function.name, input=_parsed_arguments(call.function.arguments))
+        for call in answer.tool_calls or ()
+    ]
     reason = stop_reason(choice.finish_reason, stop_sequence)
     return AnthropicMessage(
         id=message_id,
