@@ -16,7 +16,7 @@ from dynamo.model.template import load_template
 USER = {"role": "user", "content": "hi"}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"z": 1, "a": "é<&'"}}}]
 WITH_TOOLS = (
-    "{%- if tools %}{{- '# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}{%- endif %}"
+    "{%- if tools %}{{- 'Tools\\n' }}{%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}{%- endif %}"
     "{%- for message in messages %}{{- '<' + message.role + '>' }}"
     "{%- if message.content is string %}{{- message.content }}{%- endif %}"
     "{%- for call in message.tool_calls or [] %}"
@@ -56,7 +56,7 @@ def test_special_tokens_are_written_out() -> None:
 
 
 def test_a_refusal_carries_the_templates_own_words() -> None:
-    with pytest.raises(TemplateError, match="^only user and assistant roles are supported$"):
+    with pytest.raises(TemplateError, match=r"^only user and assistant roles are supported$"):
         template(models.LLAMA2).render([{"role": "system", "content": "x"}])
 
 
@@ -64,7 +64,7 @@ def test_a_refusal_carries_the_templates_own_words() -> None:
     "source", ["{{ messages[0].a.b.c }}", "{{ 1 // 0 }}", "{{ messages[7].content + 1 }}", "{{ nothing() }}"]
 )
 def test_whatever_fails_in_a_template_is_a_template_error(source: str) -> None:
-    with pytest.raises(TemplateError, match="^the chat template failed: "):
+    with pytest.raises(TemplateError, match=r"^the chat template failed: "):
         template(source).render([USER])
 
 
@@ -106,6 +106,19 @@ def test_call_arguments_stay_text_where_the_template_asks_for_it() -> None:
         "{% if call.function.arguments is string %}S{{ call.function.arguments }}{% else %}O{% endif %}{% endfor %}"
     )
     assert template(source).render([called('{"q":1}')]) == 'S{"q":1}'
+
+
+def test_call_arguments_stay_text_where_the_template_only_takes_that() -> None:
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ '>' + call.function.arguments }}{% endfor %}"
+    )
+    assert template(source + "{% endfor %}").render([USER, called('{"q":1}')]) == '>{"q":1}'
+
+
+def test_fields_without_value_are_not_there_for_the_template() -> None:
+    source = "{% for m in messages %}{{ 'tool_calls' in m }}{{ 'name' in m }}{{ 'content' in m }}{% endfor %}"
+    empty = {"role": "assistant", "content": "x", "tool_calls": [], "name": None}
+    assert template(source).render([empty]) == "FalseFalseTrue"
 
 
 def test_no_content_is_not_printed_as_the_word_none() -> None:

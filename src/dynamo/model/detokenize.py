@@ -7,7 +7,7 @@ whole characters, so its text is looked up, and only the rest goes through bytes
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -68,39 +68,45 @@ class ByteTables(Struct, frozen=True):
 class ByteDecoder:
     """Exactly `decode` of a byte-level vocabulary, in pieces; ids outside the vocabulary stand for nothing."""
 
-    __slots__ = ("_carry", "_escaped", "_pieces", "_text")
+    __slots__ = ("_carry", "_escaped", "_tables", "_text")
 
     def __init__(self, tables: ByteTables) -> None:
-        self._pieces = tables.pieces
-        self._text: Callable[[int], str] = tables.text.__getitem__
-        self._escaped: Callable[[int], str] = tables.escaped.__getitem__
-        self._carry = b""
+        self._tables = tables
+        self._hold(b"")
 
     def push(self, ids: Sequence[int]) -> str:
-        if not self._carry:
-            try:
-                return self._text(ids[0]) if len(ids) == 1 else "".join(map(self._text, ids))
-            except KeyError:
-                pass
-        return self._through_bytes(ids)
+        try:
+            if len(ids) == 1:
+                return self._text[ids[0]]
+            return "".join(map(self._text.__getitem__, ids))
+        except KeyError:
+            return self._through_bytes(ids)
 
     def push_escaped(self, ids: Sequence[int]) -> str:
-        if not self._carry:
-            try:
-                return self._escaped(ids[0]) if len(ids) == 1 else "".join(map(self._escaped, ids))
-            except KeyError:
-                pass
-        return json_escaped(self._through_bytes(ids))
+        try:
+            if len(ids) == 1:
+                return self._escaped[ids[0]]
+            return "".join(map(self._escaped.__getitem__, ids))
+        except KeyError:
+            return json_escaped(self._through_bytes(ids))
 
     def flush(self) -> str:
-        rest, self._carry = self._carry, b""
+        rest = self._carry
+        self._hold(b"")
         return rest.decode(errors="replace")
 
     def _through_bytes(self, ids: Sequence[int]) -> str:
-        data = self._carry + b"".join([self._pieces.get(id, b"") for id in ids])
+        piece = self._tables.pieces.get
+        data = self._carry + b"".join([piece(id, b"") for id in ids])
         text, used = utf_8_decode(data, "replace", False)
-        self._carry = data[used:]
+        self._hold(data[used:])
         return text
+
+    def _hold(self, carry: bytes) -> None:
+        """While part of a character waits no id may be looked up: empty tables send each through bytes, for free."""
+        self._carry = carry
+        self._text = {} if carry else self._tables.text
+        self._escaped = {} if carry else self._tables.escaped
 
 
 class StreamDecoder:
@@ -165,12 +171,14 @@ class StreamDecoder:
 
 def byte_pieces(tokens: Mapping[int, str]) -> dict[int, bytes]:
     """The bytes behind byte-level tokens: each character is one byte, or the token is not byte-level and itself."""
-    characters = {ord(character): byte for byte, character in enumerate(byte_characters())}
+    # Characters that stand for no byte are moved out of Latin-1's range, so that encoding the token fails.
+    table = dict.fromkeys(range(256), "\uffff")
+    table |= {ord(character): chr(byte) for byte, character in enumerate(byte_characters())}
     pieces: dict[int, bytes] = {}
     for id, token in tokens.items():
         try:
-            pieces[id] = bytes([characters[ord(character)] for character in token])
-        except KeyError:
+            pieces[id] = token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:
             pieces[id] = token.encode()
     return pieces
 

@@ -55,17 +55,32 @@ class Style(Struct, frozen=True, kw_only=True):
             takes_parts=parts,
             only_parts=parts and not string,
             takes_none=_takes_none(render),
-            arguments_as_string=bool(_ARGUMENTS_AS_STRING.search(source)),
+            arguments_as_string=bool(_ARGUMENTS_AS_STRING.search(source)) or _needs_string_arguments(render),
         )
 
 
 def _takes_none(render: Callable[[list[dict[str, Any]]], str]) -> bool:
-    call = {"id": "call_12345", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
-    user = {"role": "user", "content": _PROBE}
     try:
-        return "None" not in render([user, {"role": "assistant", "content": None, "tool_calls": [call]}])
+        return "None" not in render(_called({}, None))
     except TemplateError:
         return False
+
+
+def _needs_string_arguments(render: Callable[[list[dict[str, Any]]], str]) -> bool:
+    """Some templates join the arguments to other strings without a look at what they are."""
+    try:
+        render(_called({"a": 1}, ""))
+    except TemplateError:
+        try:
+            return '{"a": 1}' in render(_called('{"a": 1}', ""))
+        except TemplateError:
+            pass
+    return False
+
+
+def _called(arguments: Any, content: str | None) -> list[dict[str, Any]]:
+    call = {"id": "call_12345", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
+    return [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": content, "tool_calls": [call]}]
 
 
 def for_template(messages: Sequence[Mapping[str, Any]], style: Style) -> list[dict[str, Any]]:
@@ -83,7 +98,9 @@ def with_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _message(message: Mapping[str, Any], index: int, style: Style) -> dict[str, Any]:
     content = message.get("content")
-    prepared = dict(message)
+    # Templates ask whether a key is there, not what it holds: a field the client left empty must not be.
+    prepared = {key: value for key, value in message.items() if value is not None}
+    prepared["content"] = content
     if isinstance(content, (list, tuple)):
         parts = [_part(part, f"messages[{index}].content[{at}]") for at, part in enumerate(content)]
         prepared["content"] = parts if style.takes_parts else _joined(parts, index)
@@ -91,7 +108,7 @@ def _message(message: Mapping[str, Any], index: int, style: Style) -> dict[str, 
         prepared["content"] = [{"type": "text", "text": content}] if style.only_parts else content
     elif content is None and not style.takes_none:
         prepared["content"] = [] if style.only_parts else ""
-    if calls := message.get("tool_calls"):
+    if calls := prepared.pop("tool_calls", None):
         prepared["tool_calls"] = [_call(call, style) for call in calls]
     return prepared
 
