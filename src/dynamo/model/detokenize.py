@@ -34,6 +34,7 @@ class Decoder(Protocol):
 
 
 def json_escaped(text: str) -> str:
+    """Text as it stands between the quotes of a JSON string."""
     return msgspec.json.encode(text)[1:-1].decode()
 
 
@@ -68,45 +69,43 @@ class ByteTables(Struct, frozen=True):
 class ByteDecoder:
     """Exactly `decode` of a byte-level vocabulary, in pieces; ids outside the vocabulary stand for nothing."""
 
-    __slots__ = ("_carry", "_escaped", "_tables", "_text")
+    __slots__ = ("_carry", "_escaped", "_pieces", "_text")
 
     def __init__(self, tables: ByteTables) -> None:
-        self._tables = tables
-        self._hold(b"")
+        self._text = tables.text
+        self._escaped = tables.escaped
+        self._pieces = tables.pieces
+        self._carry = b""
 
     def push(self, ids: Sequence[int]) -> str:
-        try:
-            if len(ids) == 1:
-                return self._text[ids[0]]
-            return "".join(map(self._text.__getitem__, ids))
-        except KeyError:
-            return self._through_bytes(ids)
+        if not self._carry:
+            try:
+                if len(ids) == 1:
+                    return self._text[ids[0]]
+                return "".join(map(self._text.__getitem__, ids))
+            except KeyError:
+                pass
+        return self._through_bytes(ids)
 
     def push_escaped(self, ids: Sequence[int]) -> str:
-        try:
-            if len(ids) == 1:
-                return self._escaped[ids[0]]
-            return "".join(map(self._escaped.__getitem__, ids))
-        except KeyError:
-            return json_escaped(self._through_bytes(ids))
+        if not self._carry:
+            try:
+                if len(ids) == 1:
+                    return self._escaped[ids[0]]
+                return "".join(map(self._escaped.__getitem__, ids))
+            except KeyError:
+                pass
+        return json_escaped(self._through_bytes(ids))
 
     def flush(self) -> str:
-        rest = self._carry
-        self._hold(b"")
+        rest, self._carry = self._carry, b""
         return rest.decode(errors="replace")
 
     def _through_bytes(self, ids: Sequence[int]) -> str:
-        piece = self._tables.pieces.get
-        data = self._carry + b"".join([piece(id, b"") for id in ids])
+        data = self._carry + b"".join([self._pieces.get(id, b"") for id in ids])
         text, used = utf_8_decode(data, "replace", False)
-        self._hold(data[used:])
+        self._carry = data[used:]
         return text
-
-    def _hold(self, carry: bytes) -> None:
-        """While part of a character waits no id may be looked up: empty tables send each through bytes, for free."""
-        self._carry = carry
-        self._text = {} if carry else self._tables.text
-        self._escaped = {} if carry else self._tables.escaped
 
 
 class StreamDecoder:
@@ -141,6 +140,7 @@ class StreamDecoder:
         # A run of byte tokens can change the text before it: then what waits is read on its own.
         text = text[len(before) :] if text.startswith(before) else self._decode(self._waiting)
         self._waiting = []
+        self._context = self._usable(self._context)
         self._stream = DecodeStream(self._context, self._skip)
         return text
 
@@ -152,7 +152,7 @@ class StreamDecoder:
             return self.flush()
         if text is None:
             return self.flush() if len(self._waiting) > _LONGEST_WAIT else ""
-        self._context = self._usable((self._context + self._waiting)[-_CONTEXT:])
+        self._context = (self._context + self._waiting)[-_CONTEXT:]
         self._waiting = []
         return text
 
@@ -161,6 +161,7 @@ class StreamDecoder:
         return 0 <= id <= 0xFFFFFFFF and id not in self._hidden
 
     def _usable(self, ids: list[int]) -> list[int]:
+        """The stream would repeat a context that ends inside a character."""
         while ids and self._decode(ids).endswith(_REPLACEMENT):
             ids = ids[:-1]
         return ids
