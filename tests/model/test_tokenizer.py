@@ -40,12 +40,21 @@ def test_ids_are_those_of_the_reference(
     assert tokenizer.encode(text, special) == reference.encode(text, add_special_tokens=special).ids
 
 
-def test_a_byte_level_vocabulary_is_encoded_by_fastokens() -> None:
-    assert Tokenizer(models.byte_level_json()).backend == "fastokens"
+def test_vocabularies_of_both_kinds_are_encoded_by_fastokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.backend == "fastokens"
 
 
-def test_a_vocabulary_fastokens_reads_differently_is_encoded_by_the_reference() -> None:
-    assert Tokenizer(models.sentencepiece_json()).backend == "tokenizers"
+def test_a_vocabulary_fastokens_cannot_take_is_encoded_by_the_reference() -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"fox": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(words.to_str())
+    assert tokenizer.backend == "tokenizers"
+    assert tokenizer.encode("fox ox fox") == [0, 1, 0]
+
+
+def test_the_written_name_of_a_byte_token_is_text(tokenizer: Tokenizer, reference: tokenizers.Tokenizer) -> None:
+    for text in ("<0x0A>", "a <0x0A><0xFF> b", "x<0x41>\n<0x"):
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False).ids
 
 
 def test_inline_special_tokens_become_their_ids() -> None:

@@ -95,7 +95,8 @@ class ByteDecoder:
                 return "".join(map(self._escaped.__getitem__, ids))
             except KeyError:
                 pass
-        return json_escaped(self._through_bytes(ids))
+        text = self._through_bytes(ids)
+        return json_escaped(text) if text else text
 
     def flush(self) -> str:
         rest, self._carry = self._carry, b""
