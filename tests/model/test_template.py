@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import models
 from dynamo.model import ChatTemplate, ModelError, TemplateError
@@ -35,6 +37,9 @@ EITHER = (
 
 def template(source: str, **special: str) -> ChatTemplate:
     return ChatTemplate({"default": source}, special)
+
+
+LOADED = {source: template(source) for source in (models.CHATML, WITH_TOOLS, PARTS, EITHER)}
 
 
 def called(arguments: Any) -> dict[str, Any]:
@@ -168,6 +173,71 @@ def test_the_final_message_can_be_left_open() -> None:
     assert template(models.CHATML).render([USER, answer], continue_final_message=True) == open_end
     parts = {"role": "assistant", "content": [{"type": "text", "text": "It"}]}
     assert template(PARTS).render([parts], continue_final_message=True) == "assistant:It"
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "where"),
+    [
+        (["hi"], None, r"messages\[0\] must be an object"),
+        ([USER, {"role": "user", "content": 5}], None, r"messages\[1\].content must be text or a list of parts"),
+        ([{"role": "assistant", "tool_calls": 3}], None, r"messages\[0\].tool_calls must be a list"),
+        ([USER], ["look"], r"tools\[0\] must be an object"),
+        ([USER], [{"function": {"name": "f", "parameters": "x"}}], r"tools\[0\].function.parameters must be an object"),
+    ],
+)
+def test_what_is_of_the_wrong_type_is_named(messages: Any, tools: Any, where: str) -> None:
+    with pytest.raises(TemplateError, match=where):
+        template(models.CHATML).render(messages, tools=tools)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+odd_call = st.fixed_dictionaries(
+    {"function": anything | st.fixed_dictionaries({"name": anything, "arguments": anything})}
+)
+odd_message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]) | anything},
+    optional={"content": anything, "tool_calls": anything | st.lists(odd_call, max_size=2), "name": anything},
+)
+
+
+@given(
+    messages=st.lists(odd_message, max_size=4) | st.lists(anything, max_size=3),
+    tools=st.lists(anything, max_size=2),
+    args=st.dictionaries(st.text(max_size=8), anything, max_size=3),
+    source=st.sampled_from([models.CHATML, WITH_TOOLS, PARTS, EITHER]),
+    continued=st.booleans(),
+)
+def test_whatever_a_client_sends_is_rendered_or_refused(
+    messages: Any, tools: Any, args: Any, source: str, continued: bool
+) -> None:
+    try:
+        text = LOADED[source].render(messages, tools=tools, continue_final_message=continued, template_args=args)
+    except TemplateError:
+        return
+    assert isinstance(text, str)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def test_values_nested_without_measure_are_refused() -> None:
+    source = "{{ tools | tojson }}{{ tools }}{{ extra }}"
+    assert '{"a": 1}' in template(source).render([USER], tools=[{"deep": nested(60)}])
+    for depth in (70, 900):
+        with pytest.raises(TemplateError, match="tools must not be nested more than 64 deep"):
+            template(source).render([USER], tools=[{"deep": nested(depth)}])
+        with pytest.raises(TemplateError, match="arguments must not be nested"):
+            template(source).render([USER], template_args={"extra": nested(depth)})
+        with pytest.raises(TemplateError, match="messages must not be nested"):
+            template(source).render([called(json.dumps(nested(depth)))])
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "assistant", "content": [{"type": "image"}]}]])
