@@ -71,6 +71,19 @@ def sentencepiece_json() -> str:
     return tokenizer.to_str()
 
 
+@cache
+def metaspace_json() -> str:
+    """T5's scheme: Unigram pieces cut at spaces that are kept as `▁`."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, show_progress=False, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>"
+    )
+    tokenizer.train_from_iterator(_CORPUS * 4, trainer)
+    return tokenizer.to_str()
+
+
 def byte_level_model(folder: Path, **config: Any) -> Path:
     """A ChatML model folder; keyword arguments are added to config.json."""
     ids = {token["content"]: token["id"] for token in json.loads(byte_level_json())["added_tokens"]}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ def sentencepiece() -> Tokenizer:
 def in_groups(decoder: Decoder, ids: Sequence[int], cuts: Sequence[int], escaped: bool = False) -> str:
     push = decoder.push_escaped if escaped else decoder.push
     edges = [0, *sorted(cut % (len(ids) + 1) for cut in cuts), len(ids)]
-    text = "".join(push(ids[start:end]) for start, end in zip(edges, edges[1:], strict=False))
+    text = "".join(push(ids[start:end]) for start, end in pairwise(edges))
     end = decoder.flush()
     return text + (json_escaped(end) if escaped else end)
 

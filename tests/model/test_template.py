@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import models
 from dynamo.model import ChatTemplate, ModelError, TemplateError
@@ -16,7 +18,7 @@ from dynamo.model.template import load_template
 USER = {"role": "user", "content": "hi"}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"z": 1, "a": "é<&'"}}}]
 WITH_TOOLS = (
-    "{%- if tools %}{{- '# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}{%- endif %}"
+    "{%- if tools %}{{- 'Tools\\n' }}{%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}{%- endif %}"
     "{%- for message in messages %}{{- '<' + message.role + '>' }}"
     "{%- if message.content is string %}{{- message.content }}{%- endif %}"
     "{%- for call in message.tool_calls or [] %}"
@@ -35,6 +37,9 @@ EITHER = (
 
 def template(source: str, **special: str) -> ChatTemplate:
     return ChatTemplate({"default": source}, special)
+
+
+LOADED = {source: template(source) for source in (models.CHATML, WITH_TOOLS, PARTS, EITHER)}
 
 
 def called(arguments: Any) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def test_special_tokens_are_written_out() -> None:
 
 
 def test_a_refusal_carries_the_templates_own_words() -> None:
-    with pytest.raises(TemplateError, match="^only user and assistant roles are supported$"):
+    with pytest.raises(TemplateError, match=r"^only user and assistant roles are supported$"):
         template(models.LLAMA2).render([{"role": "system", "content": "x"}])
 
 
@@ -64,7 +69,7 @@ def test_a_refusal_carries_the_templates_own_words() -> None:
     "source", ["{{ messages[0].a.b.c }}", "{{ 1 // 0 }}", "{{ messages[7].content + 1 }}", "{{ nothing() }}"]
 )
 def test_whatever_fails_in_a_template_is_a_template_error(source: str) -> None:
-    with pytest.raises(TemplateError, match="^the chat template failed: "):
+    with pytest.raises(TemplateError, match=r"^the chat template failed: "):
         template(source).render([USER])
 
 
@@ -106,6 +111,19 @@ def test_call_arguments_stay_text_where_the_template_asks_for_it() -> None:
         "{% if call.function.arguments is string %}S{{ call.function.arguments }}{% else %}O{% endif %}{% endfor %}"
     )
     assert template(source).render([called('{"q":1}')]) == 'S{"q":1}'
+
+
+def test_call_arguments_stay_text_where_the_template_only_takes_that() -> None:
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ '>' + call.function.arguments }}{% endfor %}"
+    )
+    assert template(source + "{% endfor %}").render([USER, called('{"q":1}')]) == '>{"q":1}'
+
+
+def test_fields_without_value_are_not_there_for_the_template() -> None:
+    source = "{% for m in messages %}{{ 'tool_calls' in m }}{{ 'name' in m }}{{ 'content' in m }}{% endfor %}"
+    empty = {"role": "assistant", "content": "x", "tool_calls": [], "name": None}
+    assert template(source).render([empty]) == "FalseFalseTrue"
 
 
 def test_no_content_is_not_printed_as_the_word_none() -> None:
@@ -155,6 +173,71 @@ def test_the_final_message_can_be_left_open() -> None:
     assert template(models.CHATML).render([USER, answer], continue_final_message=True) == open_end
     parts = {"role": "assistant", "content": [{"type": "text", "text": "It"}]}
     assert template(PARTS).render([parts], continue_final_message=True) == "assistant:It"
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "where"),
+    [
+        (["hi"], None, r"messages\[0\] must be an object"),
+        ([USER, {"role": "user", "content": 5}], None, r"messages\[1\].content must be text or a list of parts"),
+        ([{"role": "assistant", "tool_calls": 3}], None, r"messages\[0\].tool_calls must be a list"),
+        ([USER], ["look"], r"tools\[0\] must be an object"),
+        ([USER], [{"function": {"name": "f", "parameters": "x"}}], r"tools\[0\].function.parameters must be an object"),
+    ],
+)
+def test_what_is_of_the_wrong_type_is_named(messages: Any, tools: Any, where: str) -> None:
+    with pytest.raises(TemplateError, match=where):
+        template(models.CHATML).render(messages, tools=tools)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+odd_call = st.fixed_dictionaries(
+    {"function": anything | st.fixed_dictionaries({"name": anything, "arguments": anything})}
+)
+odd_message = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "tool"]) | anything},
+    optional={"content": anything, "tool_calls": anything | st.lists(odd_call, max_size=2), "name": anything},
+)
+
+
+@given(
+    messages=st.lists(odd_message, max_size=4) | st.lists(anything, max_size=3),
+    tools=st.lists(anything, max_size=2),
+    args=st.dictionaries(st.text(max_size=8), anything, max_size=3),
+    source=st.sampled_from([models.CHATML, WITH_TOOLS, PARTS, EITHER]),
+    continued=st.booleans(),
+)
+def test_whatever_a_client_sends_is_rendered_or_refused(
+    messages: Any, tools: Any, args: Any, source: str, continued: bool
+) -> None:
+    try:
+        text = LOADED[source].render(messages, tools=tools, continue_final_message=continued, template_args=args)
+    except TemplateError:
+        return
+    assert isinstance(text, str)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def test_values_nested_without_measure_are_refused() -> None:
+    source = "{{ tools | tojson }}{{ tools }}{{ extra }}"
+    assert '{"a": 1}' in template(source).render([USER], tools=[{"deep": nested(60)}])
+    for depth in (70, 900):
+        with pytest.raises(TemplateError, match="tools must not be nested more than 64 deep"):
+            template(source).render([USER], tools=[{"deep": nested(depth)}])
+        with pytest.raises(TemplateError, match="arguments must not be nested"):
+            template(source).render([USER], template_args={"extra": nested(depth)})
+        with pytest.raises(TemplateError, match="messages must not be nested"):
+            template(source).render([called(json.dumps(nested(depth)))])
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "assistant", "content": [{"type": "image"}]}]])

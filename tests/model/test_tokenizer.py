@@ -12,7 +12,11 @@ import models
 from dynamo.model import ModelError
 from dynamo.model.tokenizer import Tokenizer
 
-VOCABULARIES = {"byte_level": models.byte_level_json, "sentencepiece": models.sentencepiece_json}
+VOCABULARIES = {
+    "byte_level": models.byte_level_json,
+    "sentencepiece": models.sentencepiece_json,
+    "metaspace": models.metaspace_json,
+}
 
 
 @pytest.fixture(scope="module", params=sorted(VOCABULARIES))
@@ -40,12 +44,28 @@ def test_ids_are_those_of_the_reference(
     assert tokenizer.encode(text, special) == reference.encode(text, add_special_tokens=special).ids
 
 
-def test_a_byte_level_vocabulary_is_encoded_by_fastokens() -> None:
+def test_bpe_vocabularies_of_both_kinds_are_encoded_by_fastokens() -> None:
     assert Tokenizer(models.byte_level_json()).backend == "fastokens"
+    assert Tokenizer(models.sentencepiece_json()).backend == "fastokens"
 
 
-def test_a_vocabulary_fastokens_reads_differently_is_encoded_by_the_reference() -> None:
-    assert Tokenizer(models.sentencepiece_json()).backend == "tokenizers"
+def test_pushed_one_by_one_ids_give_their_text(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("the quick brown fox, 42 dogs")
+    decoder = tokenizer.decoder()
+    assert "".join(decoder.push([id]) for id in ids) + decoder.flush() == tokenizer.decode(ids)
+
+
+def test_a_vocabulary_fastokens_cannot_take_is_encoded_by_the_reference() -> None:
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"fox": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(words.to_str())
+    assert tokenizer.backend == "tokenizers"
+    assert tokenizer.encode("fox ox fox") == [0, 1, 0]
+
+
+def test_the_written_name_of_a_byte_token_is_text(tokenizer: Tokenizer, reference: tokenizers.Tokenizer) -> None:
+    for text in ("<0x0A>", "a <0x0A><0xFF> b", "x<0x41>\n<0x"):
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False).ids
 
 
 def test_inline_special_tokens_become_their_ids() -> None:
@@ -82,6 +102,7 @@ async def test_long_text_gives_the_same_ids_from_a_thread(tokenizer: Tokenizer) 
     assert await tokenizer.encode_async("fox", True) == tokenizer.encode("fox", True)
 
 
+@pytest.mark.parametrize("json_text", [models.byte_level_json(), models.sentencepiece_json()], scope="module")
 def test_token_bytes_joined_are_the_text(tokenizer: Tokenizer) -> None:
     text = "hello 🤖 \n été"
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode(text))).decode().lstrip(" ") == text

@@ -7,7 +7,7 @@ whole characters, so its text is looked up, and only the rest goes through bytes
 from __future__ import annotations
 
 from codecs import utf_8_decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -34,6 +34,7 @@ class Decoder(Protocol):
 
 
 def json_escaped(text: str) -> str:
+    """Text as it stands between the quotes of a JSON string."""
     return msgspec.json.encode(text)[1:-1].decode()
 
 
@@ -71,15 +72,17 @@ class ByteDecoder:
     __slots__ = ("_carry", "_escaped", "_pieces", "_text")
 
     def __init__(self, tables: ByteTables) -> None:
+        self._text = tables.text
+        self._escaped = tables.escaped
         self._pieces = tables.pieces
-        self._text: Callable[[int], str] = tables.text.__getitem__
-        self._escaped: Callable[[int], str] = tables.escaped.__getitem__
         self._carry = b""
 
     def push(self, ids: Sequence[int]) -> str:
         if not self._carry:
             try:
-                return self._text(ids[0]) if len(ids) == 1 else "".join(map(self._text, ids))
+                if len(ids) == 1:
+                    return self._text[ids[0]]
+                return "".join(map(self._text.__getitem__, ids))
             except KeyError:
                 pass
         return self._through_bytes(ids)
@@ -87,10 +90,13 @@ class ByteDecoder:
     def push_escaped(self, ids: Sequence[int]) -> str:
         if not self._carry:
             try:
-                return self._escaped(ids[0]) if len(ids) == 1 else "".join(map(self._escaped, ids))
+                if len(ids) == 1:
+                    return self._escaped[ids[0]]
+                return "".join(map(self._escaped.__getitem__, ids))
             except KeyError:
                 pass
-        return json_escaped(self._through_bytes(ids))
+        text = self._through_bytes(ids)
+        return json_escaped(text) if text else text
 
     def flush(self) -> str:
         rest, self._carry = self._carry, b""
@@ -135,6 +141,7 @@ class StreamDecoder:
         # A run of byte tokens can change the text before it: then what waits is read on its own.
         text = text[len(before) :] if text.startswith(before) else self._decode(self._waiting)
         self._waiting = []
+        self._context = self._usable(self._context)
         self._stream = DecodeStream(self._context, self._skip)
         return text
 
@@ -146,7 +153,7 @@ class StreamDecoder:
             return self.flush()
         if text is None:
             return self.flush() if len(self._waiting) > _LONGEST_WAIT else ""
-        self._context = self._usable((self._context + self._waiting)[-_CONTEXT:])
+        self._context = (self._context + self._waiting)[-_CONTEXT:]
         self._waiting = []
         return text
 
@@ -155,6 +162,7 @@ class StreamDecoder:
         return 0 <= id <= 0xFFFFFFFF and id not in self._hidden
 
     def _usable(self, ids: list[int]) -> list[int]:
+        """The stream would repeat a context that ends inside a character."""
         while ids and self._decode(ids).endswith(_REPLACEMENT):
             ids = ids[:-1]
         return ids
@@ -165,12 +173,14 @@ class StreamDecoder:
 
 def byte_pieces(tokens: Mapping[int, str]) -> dict[int, bytes]:
     """The bytes behind byte-level tokens: each character is one byte, or the token is not byte-level and itself."""
-    characters = {ord(character): byte for byte, character in enumerate(byte_characters())}
+    # Characters that stand for no byte are moved out of Latin-1's range, so that encoding the token fails.
+    table = dict.fromkeys(range(256), "\uffff")
+    table |= {ord(character): chr(byte) for byte, character in enumerate(byte_characters())}
     pieces: dict[int, bytes] = {}
     for id, token in tokens.items():
         try:
-            pieces[id] = bytes([characters[ord(character)] for character in token])
-        except KeyError:
+            pieces[id] = token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:
             pieces[id] = token.encode()
     return pieces
 

@@ -55,43 +55,74 @@ class Style(Struct, frozen=True, kw_only=True):
             takes_parts=parts,
             only_parts=parts and not string,
             takes_none=_takes_none(render),
-            arguments_as_string=bool(_ARGUMENTS_AS_STRING.search(source)),
+            arguments_as_string=bool(_ARGUMENTS_AS_STRING.search(source)) or _needs_string_arguments(render),
         )
 
 
 def _takes_none(render: Callable[[list[dict[str, Any]]], str]) -> bool:
-    call = {"id": "call_12345", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
-    user = {"role": "user", "content": _PROBE}
     try:
-        return "None" not in render([user, {"role": "assistant", "content": None, "tool_calls": [call]}])
+        return "None" not in render(_called({}, None))
     except TemplateError:
         return False
+
+
+def _needs_string_arguments(render: Callable[[list[dict[str, Any]]], str]) -> bool:
+    """Some templates join the arguments to other strings without a look at what they are."""
+    try:
+        render(_called({"a": 1}, ""))
+    except TemplateError:
+        try:
+            return '{"a": 1}' in render(_called('{"a": 1}', ""))
+        except TemplateError:
+            pass
+    return False
+
+
+def _called(arguments: Any, content: str | None) -> list[dict[str, Any]]:
+    call = {"id": "call_12345", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
+    return [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": content, "tool_calls": [call]}]
 
 
 def for_template(messages: Sequence[Mapping[str, Any]], style: Style) -> list[dict[str, Any]]:
     return [_message(message, index, style) for index, message in enumerate(messages)]
 
 
-def with_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool whose schema templates may walk through, even where the client left it out."""
+def tools_for_template(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tools whose schemas templates may walk through, even where the client left them out."""
+    return [_tool(tool, index) for index, tool in enumerate(tools)]
+
+
+def _tool(tool: Any, index: int) -> dict[str, Any]:
+    if not isinstance(tool, Mapping):
+        raise TemplateError(f"tools[{index}] must be an object")
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return dict(tool)
-    parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
-    return {**tool, "function": {**function, "parameters": parameters}}
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise TemplateError(f"tools[{index}].function.parameters must be an object")
+    return {**tool, "function": {**function, "parameters": {"type": "object", "properties": {}, **parameters}}}
 
 
-def _message(message: Mapping[str, Any], index: int, style: Style) -> dict[str, Any]:
+def _message(message: Any, index: int, style: Style) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise TemplateError(f"messages[{index}] must be an object")
     content = message.get("content")
-    prepared = dict(message)
+    # Templates ask whether a key is there, not what it holds: a field the client left empty must not be.
+    prepared = {key: value for key, value in message.items() if value is not None}
+    prepared["content"] = content
     if isinstance(content, (list, tuple)):
         parts = [_part(part, f"messages[{index}].content[{at}]") for at, part in enumerate(content)]
         prepared["content"] = parts if style.takes_parts else _joined(parts, index)
     elif isinstance(content, str):
         prepared["content"] = [{"type": "text", "text": content}] if style.only_parts else content
-    elif content is None and not style.takes_none:
+    elif content is not None:
+        raise TemplateError(f"messages[{index}].content must be text or a list of parts")
+    elif not style.takes_none:
         prepared["content"] = [] if style.only_parts else ""
-    if calls := message.get("tool_calls"):
+    if calls := prepared.pop("tool_calls", None):
+        if not isinstance(calls, (list, tuple)):
+            raise TemplateError(f"messages[{index}].tool_calls must be a list")
         prepared["tool_calls"] = [_call(call, style) for call in calls]
     return prepared
 

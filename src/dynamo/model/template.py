@@ -8,12 +8,14 @@ from typing import Any
 
 from dynamo.model.errors import ModelError, TemplateError
 from dynamo.model.files import NAMED_TEMPLATE, read_object, read_text
-from dynamo.model.messages import Style, for_template, with_parameters
+from dynamo.model.messages import Style, for_template, tools_for_template
 from dynamo.model.rendering import Renderer, Trial
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
 _RESERVED = ("messages", "tools")
+# Both engines recurse over what they print; the deepest schemas in use are far from this.
+_DEEPEST = 64
 # No text holds it: private-use characters around a word nobody writes.
 _CUT = "\ue0f5continue-here\ue0f5"
 
@@ -59,6 +61,9 @@ class ChatTemplate:
                 raise TemplateError(f"template arguments must not set {name!r}")
         form = self._forms.get(_TOOL_USE, self._default) if tools else self._default
         prepared = for_template(messages, form.style)
+        for name, value in (("messages", prepared), ("tools", tools), ("documents", documents), ("arguments", args)):
+            if value and _nested_deeper(value, _DEEPEST):
+                raise TemplateError(f"{name} must not be nested more than {_DEEPEST} deep")
         if continue_final_message:
             add_generation_prompt = False
             args.pop("add_generation_prompt", None)
@@ -67,7 +72,7 @@ class ChatTemplate:
             {
                 **self.special_tokens,
                 "messages": prepared,
-                "tools": [with_parameters(tool) for tool in tools] if tools else None,
+                "tools": tools_for_template(tools) if tools else None,
                 "documents": list(documents) if documents else None,
                 "add_generation_prompt": add_generation_prompt,
                 **args,
@@ -79,6 +84,11 @@ class ChatTemplate:
         if not cut:
             raise TemplateError("the final message cannot be continued: this model's template does not show it")
         return open_text.replace(_CUT, "")
+
+
+def _nested_deeper(value: Any, limit: int) -> bool:
+    inner = value.values() if isinstance(value, Mapping) else value
+    return limit == 0 or any(_nested_deeper(item, limit - 1) for item in inner if isinstance(item, (dict, list)))
 
 
 class _Form:

@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 _LONG_FOR_FASTOKENS = 64 * 1024
 _LONG_FOR_HF = 2 * 1024
 
+# Written out by a user, the name of a byte token is text like any other; fastokens takes it for the byte.
+_BYTE_NAME = "<0x"
+_BYTE_NAMES_PROBE = "a<0x0A>b <0x41><0xE2>"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PROBES = (
     "",
@@ -32,7 +35,7 @@ _PROBES = (
     'def f(x: int) -> dict[str, int]:\n    return {"a_b": x ** 2}  # café\n\n\n    if (x!=y) {foo();}//...---===',
     "Größe, naïve façade, Ελληνικά, Русский язык, עברית, العربية, हिन्दी, ไทย, 한국어, 日本語のテスト, 你好，世界。",
     "👋🏽 👩‍👩‍👧‍👦 🇫🇷 e\u0301 ﬁ Å Å \u200b\u00a0\u3000 \ufeff \u2028",
-    '<s></s> <|im_start|>user\nhi<|im_end|><|endoftext|> <tool_call>{"name": "f"}</tool_call> [INST] ▁ <0x0A>',
+    '<s></s> <|im_start|>user\nhi<|im_end|><|endoftext|> <tool_call>{"name": "f"}</tool_call> [INST] ▁',
     "supercalifragilisticexpialidocious antidisestablishmentarianism xxxxxxxxxxxxxxxxxxxxxxxxxx aAaAaA HTTPServer",
     "\x01\x07\x1b[0m\x7f\ufffd",
 )
@@ -52,6 +55,7 @@ class Tokenizer:
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
         self.vocab_size: int = self._hf.get_vocab_size(with_added_tokens=True)
         self._fast = self._proven_fastokens(json)
+        self._byte_names_agree = self._fast is not None and self._same(self._fast, _BYTE_NAMES_PROBE)
         tokens = {id: token for token, id in self._hf.get_vocab(with_added_tokens=False).items()}
         tokens |= {id: token.content for id, token in added.items()}
         self._tokens = tokens
@@ -108,7 +112,7 @@ class Tokenizer:
         return self._tokens.get(id)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if self._fast is not None:
+        if self._fast is not None and (self._byte_names_agree or _BYTE_NAME not in text):
             ids: list[int] = self._fast.encode(text, add_special_tokens).ids
             return ids
         return self._hf_encode(text, add_special_tokens)
@@ -125,14 +129,16 @@ class Tokenizer:
             added = [token.content for token in self._hf.get_added_tokens_decoder().values()][:64]
             inline = " ".join(f"a{token}b {token} {token}\n" for token in added)
             for probe in (*_PROBES, inline, "\n".join(_PROBES) * 8, "".join(_PROBES)):
-                for special in (False, True):
-                    if fast.encode(probe, special).ids != self._hf_encode(probe, special):
-                        log.info("encoding with tokenizers: fastokens gives other ids for %r", probe[:60])
-                        return None
+                if not self._same(fast, probe):
+                    log.info("encoding with tokenizers: fastokens gives other ids for %r", probe[:60])
+                    return None
         except Exception as error:  # a tokenizer it cannot load raises one of several types
             log.info("encoding with tokenizers: fastokens cannot take this one: %s", error)
             return None
         return fast
+
+    def _same(self, fast: fastokens.Tokenizer, text: str) -> bool:
+        return all(fast.encode(text, special).ids == self._hf_encode(text, special) for special in (False, True))
 
     def _proven_tables(self, json: str) -> dict[bool, ByteTables] | None:
         if not _is_byte_level(json):

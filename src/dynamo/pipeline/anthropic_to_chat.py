@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dynamo.pipeline.schema import check_nesting, check_schema
+from dynamo.pipeline.schema import check_schema, check_value
 from dynamo.pipeline.validate import refusal
 from dynamo.protocols.anthropic import (
     AnthropicTool,
@@ -151,7 +151,7 @@ def _assistant(blocks: list[Block], where: str) -> Message:
             case ThinkingBlock():
                 message.reasoning_content = (message.reasoning_content or "") + block.thinking
             case ToolUseBlock():
-                check_nesting(block.input, f"{where}[{index}].input")
+                check_value(block.input, f"{where}[{index}].input")
                 arguments = msgspec.json.encode(block.input).decode()
                 calls.append(ToolCall(id=block.id, function=FunctionCall(block.name, arguments)))
             case RedactedThinkingBlock():

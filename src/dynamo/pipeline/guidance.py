@@ -11,6 +11,8 @@ from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, NamedToolChoice, Tool
 from dynamo.protocols.openai_fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat
 
+_FORMS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
 
 def guided_decoding(request: GenerationFields) -> dict[str, Any] | None:
     """The form the answer must take, or None. A forced tool choice comes before `response_format`."""
@@ -46,15 +48,17 @@ def guided_json(request: GenerationFields) -> dict[str, Any] | None:
 
 def check_guidance(request: GenerationFields) -> None:
     """At most one form may be asked for, and it must be one an engine can compile."""
-    given = [name for name in ("json", "regex", "choice", "grammar") if getattr(request, f"guided_{name}") is not None]
+    given = [name for name in _FORMS if getattr(request, name) is not None]
+    if not given and request.response_format is None and request.guided_whitespace_pattern is None:
+        return
     if len(given) > 1:
-        listed = ", ".join(f"`guided_{name}`" for name in given)
-        raise InvalidRequest(f"Only one of {listed} may be given.", f"guided_{given[1]}", "invalid_value")
+        listed = ", ".join(f"`{name}`" for name in given)
+        raise InvalidRequest(f"Only one of {listed} may be given.", given[1], "invalid_value")
     bound = isinstance(request.response_format, JsonObjectFormat | JsonSchemaFormat)
     if given and bound:
-        message = f"`guided_{given[0]}` and `response_format` exclude each other."
+        message = f"`{given[0]}` and `response_format` exclude each other."
         raise InvalidRequest(message, "response_format", "invalid_value")
-    if request.guided_whitespace_pattern and not bound and given != ["json"]:
+    if request.guided_whitespace_pattern and not bound and given != ["guided_json"]:
         message = "`guided_whitespace_pattern` needs `guided_json` or a JSON `response_format`."
         raise InvalidRequest(message, "guided_whitespace_pattern", "invalid_value")
     schema = guided_json(request)

@@ -15,23 +15,27 @@ _MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
-def check_nesting(value: Any, param: str) -> None:
+def check_value(value: Any, param: str) -> None:
+    """Free-form JSON must survive the trip to an engine: bounded nesting, and integers that fit in 64 bits."""
     layer = [value]
     for _ in range(MAX_NESTING):
-        layer = [
-            child
-            for node in layer
-            for child in (node.values() if isinstance(node, dict) else node if isinstance(node, list) else ())
-            if isinstance(child, dict | list)
-        ]
-        if not layer:
+        below: list[Any] = []
+        for node in layer:
+            if isinstance(node, dict):
+                below += node.values()
+            elif isinstance(node, list):
+                below += node
+            elif isinstance(node, int) and not -(2**63) <= node < 2**63:
+                raise InvalidRequest(f"{param}: an integer in it does not fit in 64 bits.", param, "invalid_value")
+        if not below:
             return
+        layer = below
     raise InvalidRequest(f"{param}: nested more than {MAX_NESTING} levels deep.", param, "invalid_value")
 
 
 def check_schema(schema: Any, param: str) -> None:
     """Raises at the first place where the schema is not one, or refers to something outside itself."""
-    check_nesting(schema, param)
+    check_value(schema, param)
     pending = [(schema, param)]
     while pending:
         node, path = pending.pop()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dynamo.pipeline.guidance import check_guidance
-from dynamo.pipeline.schema import check_nesting, check_schema
+from dynamo.pipeline.schema import check_schema, check_value
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Message, NamedToolChoice, RefusalPart, TextPart
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -109,9 +109,8 @@ def _generation(request: GenerationFields, max_tokens: int | None) -> None:
     for key in request.logit_bias or ():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 2**32):
             raise _wrong("logit_bias", f"{key[:32]!r} is not a token id")
-    for name in ("metadata", "prompt_cache_options"):
-        if getattr(request, name) is not None:
-            check_nesting(getattr(request, name), name)
+    if request.metadata:
+        check_value(request.metadata, "metadata")
     if request.nvext is not None:
         if request.nvext.backend_instance_id is not None and request.nvext.backend_instance_id >= 2**64:
             raise _wrong("nvext.backend_instance_id", f"must be at most {2**64 - 1}")
@@ -124,13 +123,13 @@ def _template_arguments(request: ChatRequest) -> None:
     if request.chat_template_kwargs is not None and request.chat_template_args is not None:
         raise _wrong("chat_template_args", "is another name of `chat_template_kwargs`; give one of them")
     name = "chat_template_args" if request.chat_template_args is not None else "chat_template_kwargs"
-    arguments: dict[str, Any] = getattr(request, name) or {}
-    for key in _RESERVED_TEMPLATE_NAMES:
-        if key in arguments:
-            raise refusal(f"{name}.{key}", "this name belongs to the template itself")
-    check_nesting(arguments, name)
-    check_nesting(request.documents, "documents")
-    check_nesting(request.prediction, "prediction")
+    if arguments := getattr(request, name):
+        for key in _RESERVED_TEMPLATE_NAMES:
+            if key in arguments:
+                raise refusal(f"{name}.{key}", "this name belongs to the template itself")
+        check_value(arguments, name)
+    if request.documents:
+        check_value(request.documents, "documents")
 
 
 def _message(message: Message, where: str) -> None:
@@ -164,7 +163,7 @@ def _arguments(text: str, where: str) -> None:
         raise _wrong(where, "must be a JSON object in a string, or empty") from None
     if not isinstance(value, dict):
         raise _wrong(where, "must be a JSON object in a string, or empty")
-    check_nesting(value, where)
+    check_value(value, where)
 
 
 def _tools(request: ChatRequest) -> None:

@@ -13,21 +13,18 @@ from dynamo.protocols.openai_answers import ChatCompletion, CompletionUsage
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
 
 
-class TextAnswer(Struct, kw_only=True):
-    type: Literal["text"] = "text"
+class TextAnswer(Struct, kw_only=True, tag_field="type", tag="text"):
     text: str
 
 
-class ThinkingAnswer(Struct, kw_only=True):
+class ThinkingAnswer(Struct, kw_only=True, tag_field="type", tag="thinking"):
     """Nobody signs thoughts here; the empty signature lets clients send the block back."""
 
-    type: Literal["thinking"] = "thinking"
     thinking: str
     signature: str = ""
 
 
-class ToolUseAnswer(Struct, kw_only=True):
-    type: Literal["tool_use"] = "tool_use"
+class ToolUseAnswer(Struct, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
@@ -149,10 +146,10 @@ def message_of(
         content.append(ThinkingAnswer(thinking="" if hide_thinking else answer.reasoning_content))
     if answer.content:
         content.append(TextAnswer(text=answer.content))
-    for call in answer.tool_calls or ():
-        content.append(
-            ToolUseAnswer(id=call.id, name=call.function.name, input=_parsed_arguments(call.function.arguments))
-        )
+    content += [
+        ToolUseAnswer(id=call.id, name=call.function.name, input=_parsed_arguments(call.function.arguments))
+        for call in answer.tool_calls or ()
+    ]
     reason = stop_reason(choice.finish_reason, stop_sequence)
     return AnthropicMessage(
         id=message_id,

@@ -74,7 +74,9 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     source: str | None = None
     """Hugging Face id or path as the worker was given it; a frontend on another machine resolves it again."""
     files: dict[str, CardFile] = {}
-    """By role: config, generation_config, tokenizer, tokenizer_config, special_tokens_map, chat_template, gguf."""
+    """By role: config, generation_config, tokenizer, tokenizer_config, special_tokens_map, chat_template,
+    chat_template:NAME (for a purpose, such as tool_use), custom_template (the operator's own, in place of the model's);
+    or gguf, whose checksum covers the metadata at its head."""
     context_length: int | None = None
     kv_cache_block_size: int = 16
     migration_limit: int = 0

@@ -13,36 +13,31 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 
 
-class OutputText(Struct, kw_only=True):
-    type: Literal["output_text"] = "output_text"
+class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any] = []
     logprobs: list[TokenLogprob] = []
 
 
-class OutputMessage(Struct, kw_only=True):
-    type: Literal["message"] = "message"
+class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
     id: str
     role: Literal["assistant"] = "assistant"
     status: ItemStatus
     content: list[OutputText]
 
 
-class ReasoningText(Struct, kw_only=True):
-    type: Literal["reasoning_text"] = "reasoning_text"
+class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
     text: str
 
 
-class ReasoningItem(Struct, kw_only=True):
-    type: Literal["reasoning"] = "reasoning"
+class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
     id: str
     status: ItemStatus
     summary: list[Any] = []
     content: list[ReasoningText]
 
 
-class FunctionCallItem(Struct, kw_only=True):
-    type: Literal["function_call"] = "function_call"
+class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
     id: str
     call_id: str
     name: str

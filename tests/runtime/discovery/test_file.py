@@ -4,6 +4,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 from contextlib import aclosing
@@ -73,6 +74,8 @@ async def test_a_forked_child_does_not_keep_its_parents_lease(kv: Path) -> None:
 
 
 async def test_records_of_a_thousand_leases_are_listed_by_a_fresh_participant(kv: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # each lease is an open file
     workers = [FileDiscovery(kv) for _ in range(1000)]
     for number, worker in enumerate(workers):
         await worker.start()
@@ -86,6 +89,7 @@ async def test_records_of_a_thousand_leases_are_listed_by_a_fresh_participant(kv
         await worker.close()
     assert await frontend.get_prefix("") == {}
     await frontend.close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_many_killed_processes_disappear_together(kv: Path) -> None:

@@ -5,8 +5,8 @@ However the text is cut into pieces, the events concatenate to the same result. 
 Reasoning comes first: inside it no call is recognised. It is looked for only at the start of the output. Whitespace
 right after its opening and its closing marker is dropped; the rest is verbatim.
 
-Whitespace before a call is dropped if nothing else came before it, and whitespace after a call always. All other text
-passes unchanged.
+Whitespace before a call is dropped if nothing else came before it, and whitespace after a call (in harmony: after any
+message) always. All other text passes unchanged.
 
 A call begins as soon as its name is certain and its arguments have begun; from then on JSON arguments pass verbatim as
 they arrive, other notations one finished argument at a time. What looks like a call but is none comes out as text, with

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo.pipeline.validate import refuse_media, validate_chat, validate_completion, validate_embedding
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_chat import ChatRequest, Message
+from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.protocols.openai_embeddings import EmbeddingRequest
+from request_bodies import CHAT, COMPLETION, EMBEDDING
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return msgspec.convert({"model": "m", "messages": [USER], **fields}, ChatRequest)
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return msgspec.convert({"model": "m", "prompt": "p", **fields}, CompletionRequest)
+
+
+def test_full_requests_pass() -> None:
+    validate_chat(msgspec.convert(CHAT, ChatRequest))
+    validate_completion(msgspec.convert(COMPLETION, CompletionRequest))
+    validate_embedding(msgspec.convert(EMBEDDING, EmbeddingRequest))
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"model": "  "}, "model"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"n": 2, "temperature": 0}, "n"),
+        ({"n": 2, "nvext": {"greed_sampling": True}}, "n"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"min_tokens": 9, "max_completion_tokens": 8, "max_tokens": 10}, "min_tokens"),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"99999999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"²": 1}}, "logit_bias"),
+        ({"nvext": {"backend_instance_id": 2**64}}, "nvext.backend_instance_id"),
+        ({"nvext": {"token_data": []}}, "nvext.token_data"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"moderation": {}}, "moderation"),
+        ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {}, "chat_template_args": {}}, "chat_template_args"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+        ({"chat_template_args": {"messages": []}}, "chat_template_args.messages"),
+        ({"chat_template_kwargs": {"a": nested(101)}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"a": 2**70}}, "chat_template_kwargs"),
+        ({"metadata": {"a": nested(300)}}, "metadata"),
+        ({"guided_json": {}, "guided_regex": "x"}, "guided_regex"),
+        ({"guided_json": {}, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": "[]"}, "guided_json"),
+        ({"guided_json": {"type": "strnig"}}, "guided_json.type"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
+        ({"guided_grammar": "(" * 501}, "guided_grammar"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"properties": 1}}}},
+            "response_format.json_schema.schema.properties",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+        ),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 1}}}]},
+            "tools[0].function.parameters.type",
+        ),
+        ({"tools": [TOOL], "tool_choice": "required", "guided_regex": "x"}, "guided_regex"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
+        ({"messages": [USER, {"role": "assistant"}]}, "messages[1].content"),
+        ({"messages": [USER, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "[]"}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{"}}]}
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_chat_request_that_contradicts_itself_is_refused_by_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        validate_chat(chat(**fields))
+    assert caught.value.param == param
+    assert param.split(".")[-1] in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": []},
+        {"stop": ["x"] * 32},
+        {"tools": [], "tool_choice": "auto"},
+        {"tool_choice": "none"},
+        {"n": 2, "temperature": 0.1},
+        {"modalities": ["text"]},
+        {"verbosity": "medium"},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"function_call": None, "functions": None},
+        {"guided_json": '{"type": "object"}'},
+        {"guided_choice": ["a", "b"]},
+        {"messages": [{"role": "function", "name": "f", "content": "x"}]},
+        {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": []}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]}]},
+        {"messages": [{"role": "assistant", "reasoning_content": "x"}]},
+        {"continue_final_message": True, "add_generation_prompt": False},
+        {"tools": [TOOL], "tool_choice": "auto", "guided_regex": "x"},
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_harmless_fields_pass(fields: dict[str, Any]) -> None:
+    validate_chat(chat(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [1, [2]]}, "prompt"),
+        ({"suffix": "end"}, "suffix"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n"),
+        ({"prompt": ["a", "b"], "nvext": {"token_data": [1]}}, "nvext.token_data"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_completion_request_that_contradicts_itself_is_refused_by_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        validate_completion(completion(**fields))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1, 2], [3]], [[1, 2], [3]])],
+)
+def test_a_prompt_may_be_written_in_four_ways(prompt: Any, prompts: list[Any]) -> None:
+    request = completion(prompt=prompt, suffix="")
+    validate_completion(request)
+    assert request.prompts() == prompts
+
+
+@pytest.mark.parametrize("value", ["", [], [""], ["a", 1], ["a"] * 2049])
+def test_an_embedding_needs_inputs_of_one_kind(value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^input"):
+        validate_embedding(msgspec.convert({"model": "m", "input": value}, EmbeddingRequest))
+
+
+def test_a_text_model_refuses_images_by_their_place() -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://x"}}
+    messages = [USER, {"role": "user", "content": [{"type": "text", "text": "see"}, image]}]
+    with pytest.raises(InvalidRequest, match=r"messages\[1\].content\[1\]: .* not `image_url`"):
+        refuse_media(msgspec.convert(messages, list[Message]))
+    refuse_media(msgspec.convert(messages[:1], list[Message]))
