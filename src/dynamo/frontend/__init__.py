@@ -1,0 +1,1 @@
+"""The door: an OpenAI-compatible HTTP server over whatever workers discovery knows."""

@@ -118,20 +118,20 @@ class Postprocess:
     def _up_to_an_end(self, ids: list[int]) -> None:
         """Somewhere in these ids the answer ends; what follows is not the client's."""
         for position, id in enumerate(ids):
+            if self.count == self._limit:
+                self._cut(ids[:position], "length", None)
+                return
             self.count += 1
             if id in self._ends and self.count >= self._min_tokens:
-                self._say(self._decoder.push(ids[:position]))
-                if not self.done:
-                    self._finish("stop", id if id in self._stop_ids else None)
-                    self._stop_worker()
-                return
-            if self.count == self._limit and position + 1 < len(ids):
-                self._say(self._decoder.push(ids[: position + 1]))
-                if not self.done:
-                    self._finish("length", None)
-                    self._stop_worker()
+                self._cut(ids[:position], "stop", id if id in self._stop_ids else None)
                 return
         self._say(self._decoder.push(ids))
+
+    def _cut(self, ids: list[int], reason: str, stop_reason: int | None) -> None:
+        self._say(self._decoder.push(ids))
+        if not self.done:
+            self._finish(reason, stop_reason)
+            self._stop_worker()
 
     def _say(self, text: str) -> None:
         if not text:

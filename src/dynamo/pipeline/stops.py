@@ -1,4 +1,4 @@
-"""Stop strings across token borders: nothing of one is ever let through, and nothing else is held longer than needed."""
+"""Stop strings across token borders: nothing of one is let through, and nothing else is held longer than needed."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class InstanceSet:
         return channel
 
     async def open(self, choose: Choose, avoid: Collection[int] = ()) -> tuple[int, Channel]:
-        """A chosen and connected instance; one that cannot be reached is passed over for the next, until none is left."""
+        """A chosen, connected instance; one that cannot be reached is passed over for the next, until none is left."""
         failed = set(avoid)
         last: DynamoException | None = None
         while routable := self.routable(failed):

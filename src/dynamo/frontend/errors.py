@@ -1,0 +1,46 @@
+"""Errors as HTTP clients see them: one place maps the tree to OpenAI's shape."""
+
+from __future__ import annotations
+
+import msgspec
+from aiohttp import web
+
+from dynamo.protocols.errors import DynamoException, HttpError, InvalidArgument, ModelNotFound, to_wire
+from dynamo.protocols.openai_answers import ErrorAnswer, ErrorDetail
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    529: "overloaded_error",
+}
+RETRY_AFTER = {429, 503, 529}
+
+
+def error_answer(error: DynamoException, request_id: str) -> ErrorAnswer:
+    _, message, status = to_wire(error)
+    if status >= 500 and not isinstance(error, HttpError) and status != 503:
+        message = f"{message} (request id {request_id})"
+    fallback = "invalid_request_error" if 400 <= status < 500 else "internal_server_error"
+    return ErrorAnswer(
+        error=ErrorDetail(
+            message=message,
+            type=_TYPES.get(status, fallback),
+            param="model" if isinstance(error, ModelNotFound) else getattr(error, "param", None),
+            code=getattr(error, "code", None) if isinstance(error, InvalidArgument) else error.kind,
+        )
+    )
+
+
+def error_response(error: DynamoException, request_id: str) -> web.Response:
+    status = to_wire(error)[2]
+    headers = {"x-request-id": request_id}
+    if status in RETRY_AFTER:
+        headers["Retry-After"] = "1"
+    body = msgspec.json.encode(error_answer(error, request_id))
+    return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

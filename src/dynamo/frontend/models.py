@@ -1,0 +1,212 @@
+"""Which models can be served right now: cards and instances from discovery, joined by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from dynamo.model import HubConfig, LoadedModel, ModelError, open_card
+from dynamo.pipeline.preprocess import Preprocessor
+from dynamo.protocols.card import ModelCard, ModelInput
+from dynamo.protocols.errors import ModelNotFound, Unavailable
+from dynamo.protocols.instance import Instance
+from dynamo.router import Policy, Router
+from dynamo.runtime import DistributedRuntime, records
+from dynamo.runtime.discovery import Delete, Put, Synced
+from dynamo.runtime.instances import InstanceSet
+from dynamo.runtime.names import CARDS, INSTANCES, split_key
+
+log = logging.getLogger(__name__)
+
+
+class ServedModel:
+    """One model name: the card its workers agree on, their instances, and the way to them."""
+
+    def __init__(self, card: ModelCard, router: Router, loaded: LoadedModel | None) -> None:
+        self.name = card.name
+        self.card = card
+        self.created = int(time.time())
+        self.router = router
+        self.preprocessor = Preprocessor(card, loaded) if loaded else None
+        """None for a worker that takes text: it does its own."""
+
+
+class Group:
+    """All cards of one name. The first one that came decides; those that disagree with it wait outside."""
+
+    def __init__(self, name: str, instances: InstanceSet) -> None:
+        self.name = name
+        self.instances = instances
+        self.cards: dict[str, tuple[str, ModelCard]] = {}
+        self.checksum: str | None = None
+        self.model: ServedModel | None = None
+        self.loading: asyncio.Task[None] | None = None
+        self._count: Counter[str] = Counter()
+
+    def put(self, place: str, card: ModelCard, checksum: str) -> None:
+        self.remove(place)
+        self.cards[place] = (checksum, card)
+        self._count[checksum] += 1
+
+    def remove(self, place: str) -> None:
+        known = self.cards.pop(place, None)
+        if known:
+            self._count[known[0]] -= 1
+
+    def elect(self) -> ModelCard | None:
+        """A new card to serve by: the oldest one there is, when nobody has the one chosen before any more."""
+        if self.checksum is not None and self._count[self.checksum]:
+            return None
+        self.checksum = None
+        for checksum, card in self.cards.values():
+            self.checksum = checksum
+            return card
+        return None
+
+    def agrees(self, place: str) -> bool:
+        return self.cards[place][0] == self.checksum
+
+
+class Models:
+    """Follows discovery from `start` to `close`; what it says is the last known truth, also during an outage."""
+
+    def __init__(self, runtime: DistributedRuntime, make_policy: Callable[[], Policy], hub: HubConfig) -> None:
+        self._runtime = runtime
+        self._make_policy = make_policy
+        self._hub = hub
+        self._groups: dict[str, Group] = {}
+        self._names: dict[str, str] = {}
+        self._records: dict[str, Instance] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._synced = {CARDS: asyncio.Event(), INSTANCES: asyncio.Event()}
+
+    async def start(self) -> None:
+        """Returns when everything that was there is known and can be served."""
+        self._tasks = [asyncio.create_task(self._watch(prefix)) for prefix in self._synced]
+        for synced in self._synced.values():
+            await synced.wait()
+        loading = [group.loading for group in self._groups.values() if group.loading]
+        await asyncio.gather(*loading)
+
+    async def close(self) -> None:
+        loading = [group.loading for group in self._groups.values() if group.loading]
+        for task in (*self._tasks, *loading):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *loading, return_exceptions=True)
+
+    def served(self) -> list[ServedModel]:
+        return [group.model for group in self._groups.values() if group.model and len(group.instances)]
+
+    def instances(self) -> list[Instance]:
+        return list(self._records.values())
+
+    def get(self, name: str) -> ServedModel:
+        group = self._groups.get(name)
+        if group and group.model and len(group.instances):
+            return group.model
+        if group and group.cards:
+            raise Unavailable(f"The model '{name}' is not ready to serve requests yet. Please retry shortly.")
+        names = sorted(model.name for model in self.served())
+        there = f"Served here: {', '.join(names)}." if names else "No model is served here yet."
+        raise ModelNotFound(f"The model '{name}' does not exist. {there}")
+
+    async def _watch(self, prefix: str) -> None:
+        changed = self._card_changed if prefix == CARDS else self._instance_changed
+        async with contextlib.aclosing(self._runtime.discovery.watch(prefix)) as changes:
+            async for change in changes:
+                match change:
+                    case Put(key, value):
+                        changed(key.removeprefix(prefix), key, value)
+                    case Delete(key):
+                        changed(key.removeprefix(prefix), key, None)
+                    case Synced():
+                        self._synced[prefix].set()
+
+    def _instance_changed(self, place: str, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._records.pop(place, None)
+        else:
+            try:
+                self._records[place] = records.decode_at(key, value)
+            except ValueError as error:
+                log.warning("ignoring the instance record %s: %s", key, error)
+                return
+        self._join(place)
+
+    def _card_changed(self, place: str, key: str, value: bytes | None) -> None:
+        old = self._names.pop(place, None)
+        if old is not None:
+            group = self._groups[old]
+            with contextlib.suppress(ValueError):
+                group.instances.remove(split_key(key)[1])
+            group.remove(place)
+            self._settle(group)
+        if value is None:
+            return
+        try:
+            split_key(key)
+            card = msgspec.json.decode(value, type=ModelCard)
+            checksum = card.checksum()
+            _ = card.type
+        except (ValueError, RecursionError) as error:
+            log.warning("ignoring the model card %s: %s", key, error)
+            return
+        group = self._groups.setdefault(card.name, Group(card.name, InstanceSet(card.name, self._runtime.plane)))
+        self._names[place] = card.name
+        group.put(place, card, checksum)
+        self._settle(group)
+        if not group.agrees(place):
+            log.warning(
+                "refusing the worker at %s: its card for '%s' (%s) differs from the one being served (%s)",
+                place, card.name, checksum, group.checksum,
+            )  # fmt: skip
+        self._join(place)
+
+    def _settle(self, group: Group) -> None:
+        """Choose the card to serve by again, where the old one has no worker left."""
+        card = group.elect()
+        if card is None and group.checksum is not None:
+            return
+        if group.loading:
+            group.loading.cancel()
+        group.loading = None
+        if group.model:
+            log.info("model '%s' is gone: its last worker left", group.name)
+        group.model = None
+        if card is None:
+            return
+        group.loading = asyncio.create_task(self._load(group, card))
+        for place in group.cards:
+            self._join(place)
+
+    def _join(self, place: str) -> None:
+        name = self._names.get(place)
+        if name is None:
+            return
+        group = self._groups[name]
+        record = self._records.get(place)
+        if record is not None and group.agrees(place):
+            try:
+                group.instances.put(record)
+            except ValueError as error:
+                log.warning("cannot use the worker at %s: %s", place, error)
+        elif record is None:
+            with contextlib.suppress(ValueError):
+                group.instances.remove(int(place.rpartition("/")[2], 16))
+
+    async def _load(self, group: Group, card: ModelCard) -> None:
+        loaded: LoadedModel | None = None
+        if card.model_input is ModelInput.Tokens:
+            try:
+                loaded = await asyncio.to_thread(open_card, card, self._hub)
+            except ModelError as error:
+                log.error("cannot serve model '%s': %s", group.name, error)
+                return
+        group.model = ServedModel(card, Router(group.instances, self._make_policy()), loaded)
+        log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))

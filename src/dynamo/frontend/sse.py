@@ -1,0 +1,90 @@
+"""Server-sent events straight onto the socket.
+
+After `prepare`, chunks are framed here and written to the transport by plain calls: no task is woken per event, and the
+loop joins what one turn writes. This is the one place that knows how bytes leave an answer that streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from aiohttp import web
+
+log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+MAX_UNSENT = 4 * 1024 * 1024
+"""A client that does not read is cut off when this much waits for it."""
+
+
+class EventStream:
+    """Events wait until the answer has been opened, so that a failure before the first one can still be a status."""
+
+    __slots__ = ("_begun", "_response", "_transport", "_waiting", "chunked", "ended")
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._begun: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self._waiting: list[bytes] | None = []
+        self._transport: asyncio.Transport | None = None
+        self._response: web.StreamResponse | None = None
+        self.chunked = True
+
+    def write(self, data: bytes) -> None:
+        """Send one or more whole events."""
+        transport = self._transport
+        if transport is None:
+            if self._waiting is not None:
+                self._waiting.append(data)
+                if not self._begun.done():
+                    self._begun.set_result(None)
+            return
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        if transport.get_write_buffer_size() > MAX_UNSENT:
+            self._cut_off(transport)
+
+    def end(self, data: bytes = b"") -> None:
+        """Send what is last; nothing may follow."""
+        if data:
+            self.write(data)
+        if not self._begun.done():
+            self._begun.set_result(None)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any event was written."""
+        return self._transport is not None or bool(self._waiting)
+
+    async def begun(self) -> None:
+        """Wait for the first event or the end."""
+        await self._begun
+
+    async def open(self, request: web.Request, headers: dict[str, str]) -> None:
+        """Send the headers and everything that waits."""
+        response = web.StreamResponse(headers=headers)
+        response.content_type = "text/event-stream"
+        self.chunked = request.version >= (1, 1)
+        if self.chunked:
+            response.enable_chunked_encoding()
+        await response.prepare(request)
+        assert request.transport
+        waiting, self._waiting = self._waiting or [], None
+        self._response = response
+        self._transport = request.transport
+        if waiting:
+            self.write(b"".join(waiting))
+
+    async def close(self) -> web.StreamResponse:
+        assert self._response
+        self._transport = None
+        await self._response.write_eof()
+        return self._response
+
+    def _cut_off(self, transport: asyncio.Transport) -> None:
+        log.warning("cutting off a client that does not read: %d bytes wait for it", transport.get_write_buffer_size())
+        self._transport = None
+        transport.abort()

@@ -1,0 +1,190 @@
+"""Put a model on the network: its card goes beside the instance that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Any, overload
+
+import msgspec
+
+from dynamo.model import HubConfig, ModelError, build_card, default_name, resolve
+from dynamo.protocols.card import ModelCard, ModelInput, ModelType, RuntimeConfig, WorkerType
+from dynamo.runtime import Endpoint
+from dynamo.runtime.names import CARDS, card_key
+
+log = logging.getLogger(__name__)
+
+_OPTIONS = (
+    "model_name",
+    "context_length",
+    "kv_cache_block_size",
+    "user_data",
+    "migration_limit",
+    "custom_template_path",
+    "runtime_config",
+    "worker_type",
+)
+
+
+@overload
+async def register_llm(
+    model_type: ModelType, endpoint: Endpoint, model_path: str | Path, model_name: str | None = None, /, **options: Any
+) -> None: ...
+
+
+@overload
+async def register_llm(
+    model_input: ModelInput,
+    model_type: ModelType,
+    endpoint: Endpoint,
+    model_path: str | Path,
+    model_name: str | None = None,
+    /,
+    **options: Any,
+) -> None: ...
+
+
+@overload
+async def register_llm(**options: Any) -> None: ...
+
+
+async def register_llm(*args: Any, **options: Any) -> None:
+    """Register a model under an endpoint of this process.
+
+    Called as `(model_type, endpoint, model_path[, model_name])`, where `ModelType.Backend` means tokens in and out and
+    the others text, or as `(model_input, model_type, endpoint, model_path[, model_name])`. Options: model_name,
+    context_length, kv_cache_block_size, user_data, migration_limit, custom_template_path, runtime_config, worker_type.
+    Raises ModelError when the model cannot be found, or when another worker serves this name with another card.
+    """
+    asked = _arguments(args, options)
+    endpoint: Endpoint = asked.pop("endpoint")
+    card = await asyncio.to_thread(_make_card, **asked)
+    await register_card(endpoint, card)
+
+
+async def register_card(endpoint: Endpoint, card: ModelCard) -> None:
+    runtime = endpoint.runtime
+    await runtime.start()
+    await _refuse_disagreement(endpoint, card)
+    await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), msgspec.json.encode(card))
+    log.info("registered model '%s' at %s", card.name, endpoint)
+
+
+async def unregister_llm(endpoint: Endpoint) -> None:
+    """Take this process's model at the endpoint off the network; running requests finish."""
+    await endpoint.runtime.discovery.delete(card_key(endpoint.id, endpoint.runtime.instance_id))
+
+
+async def fetch_llm(model: str, ignore_weights: bool = False) -> str:
+    """The folder or file a model name leads to, downloaded if need be."""
+    local = await asyncio.to_thread(resolve, model, config=HubConfig.from_env(os.environ), weights=not ignore_weights)
+    return str(local.path)
+
+
+def _arguments(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """The call's arguments by name, whichever of the published forms it was written in."""
+    with_input = (bool(args) and isinstance(args[0], ModelInput)) or "model_input" in options
+    names = ["model_type", "endpoint", "model_path", "model_name"]
+    if with_input:
+        names.insert(0, "model_input")
+    if len(args) > len(names):
+        raise TypeError(f"register_llm takes at most {len(names)} positional arguments, got {len(args)}")
+    asked = dict(zip(names, args, strict=False))
+    for name, value in options.items():
+        if name not in _OPTIONS and name not in names:
+            raise TypeError(f"register_llm does not know the option '{name}'; it knows {', '.join(_OPTIONS)}")
+        if name in asked:
+            raise TypeError(f"register_llm got '{name}' twice")
+        asked[name] = value
+    for name in names[:-1]:
+        if name not in asked:
+            raise TypeError(f"register_llm needs '{name}'")
+    if not isinstance(asked["model_type"], ModelType):
+        raise TypeError(f"model_type must be a ModelType, not {type(asked['model_type']).__name__}")
+    if not isinstance(asked["endpoint"], Endpoint):
+        raise TypeError(f"endpoint must be an Endpoint, not {type(asked['endpoint']).__name__}")
+    if not with_input:
+        tokens = asked["model_type"] == ModelType.Backend
+        asked["model_input"] = ModelInput.Tokens if tokens else ModelInput.Text
+    return asked
+
+
+def _make_card(
+    *,
+    model_input: ModelInput,
+    model_type: ModelType,
+    model_path: str | Path,
+    model_name: str | None = None,
+    context_length: int | None = None,
+    kv_cache_block_size: int | None = None,
+    user_data: dict[str, Any] | None = None,
+    migration_limit: int | None = None,
+    custom_template_path: str | Path | None = None,
+    runtime_config: RuntimeConfig | None = None,
+    worker_type: WorkerType = WorkerType.Aggregated,
+) -> ModelCard:
+    name = model_name or default_name(str(model_path))
+    if model_input is not ModelInput.Tokens:
+        return ModelCard(
+            name=name,
+            model_type=model_type.value,
+            model_input=model_input,
+            worker_type=worker_type,
+            source=str(model_path),
+            context_length=context_length,
+            kv_cache_block_size=kv_cache_block_size or 16,
+            user_data=user_data,
+            runtime_config=runtime_config or RuntimeConfig(),
+        )
+    local = resolve(str(model_path), config=HubConfig.from_env(os.environ))
+    return build_card(
+        local,
+        name=name,
+        model_type=model_type,
+        model_input=model_input,
+        worker_type=worker_type,
+        context_length=context_length,
+        kv_cache_block_size=kv_cache_block_size or 16,
+        migration_limit=migration_limit or 0,
+        user_data=user_data,
+        runtime_config=runtime_config,
+        custom_template_path=custom_template_path,
+    )
+
+
+async def _refuse_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
+    """Two workers of one model must be interchangeable; the one that comes second gives way."""
+    own = card_key(endpoint.id, endpoint.runtime.instance_id)
+    for key, value in (await endpoint.runtime.discovery.get_prefix(CARDS)).items():
+        try:
+            other = msgspec.json.decode(value, type=ModelCard)
+        except ValueError:
+            continue
+        if key != own and other.name == card.name and other.checksum() != card.checksum():
+            message = (
+                f"cannot register model '{card.name}': {key.removeprefix(CARDS)} serves it with another card "
+                f"({', '.join(differences(card, other))}); use another model name, or make the workers alike"
+            )
+            log.error("%s", message)
+            raise ModelError(message)
+
+
+def differences(ours: ModelCard, theirs: ModelCard) -> list[str]:
+    """What makes two cards differ, in words for a log."""
+    found = []
+    for field in ("model_type", "model_input", "worker_type", "context_length", "kv_cache_block_size"):
+        mine, other = getattr(ours, field), getattr(theirs, field)
+        if mine != other:
+            found.append(f"{field} {getattr(mine, 'value', mine)} here, {getattr(other, 'value', other)} there")
+    for role in sorted(ours.files.keys() | theirs.files.keys()):
+        mine, other = ours.files.get(role), theirs.files.get(role)
+        if (mine and mine.checksum) != (other and other.checksum):
+            found.append(f"the {role} file differs" if mine and other else f"only one has a {role} file")
+    for field in ("tool_call_parser", "reasoning_parser"):
+        mine, other = getattr(ours.runtime_config, field), getattr(theirs.runtime_config, field)
+        if mine != other:
+            found.append(f"{field} {mine} here, {other} there")
+    return found
