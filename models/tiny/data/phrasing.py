@@ -1,0 +1,79 @@
+"""Turn a form into what a person types: lower case, missing marks, a please, a slip of the finger."""
+
+import re
+from random import Random
+
+from .dynamo import reword
+from .question import Question, upper_first
+
+_SLOT = re.compile(r"(\{[a-z]\})")
+_KEYS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def plain(question: Question, form: str) -> str:
+    """The form as written, for examinations."""
+    return upper_first(form.format(**question.slots))
+
+
+def typed(rng: Random, question: Question, form: str) -> str:
+    if question.topic == "Dynamo" and rng.random() < 0.5:
+        form = reword(rng, form)
+    pieces = _SLOT.split(form)
+    slots = {key: _slot(rng, value, question.exact) for key, value in question.slots.items()}
+    low = rng.random()
+    if rng.random() < 0.25 and pieces[-1]:
+        pieces[-1] = pieces[-1].rstrip(".?!")
+    if rng.random() < 0.07:
+        pieces = _politely(rng, pieces)
+    if rng.random() < 0.06:
+        place = rng.randrange(len(pieces))
+        if not _SLOT.fullmatch(pieces[place]):
+            pieces[place] = slip(rng, pieces[place])
+    if low < 0.22:
+        pieces = [piece if _SLOT.fullmatch(piece) else piece.lower() for piece in pieces]
+    elif low < 0.235 and question.topic not in ("repeating", "spelling"):
+        pieces = [piece if _SLOT.fullmatch(piece) else piece.upper() for piece in pieces]
+        if not question.exact:
+            slots = {key: value.upper() for key, value in slots.items()}
+    else:
+        pieces[0] = upper_first(pieces[0])
+    if low < 0.22 and not question.exact:
+        slots = {key: value.lower() for key, value in slots.items()}
+    text = "".join(slots[piece[1]] if _SLOT.fullmatch(piece) else piece for piece in pieces)
+    return text if text.strip() else form.format(**slots)
+
+
+def _slot(rng: Random, value: str, exact: bool) -> str:
+    if exact:
+        return value
+    if value.startswith("the ") and rng.random() < 0.4:
+        value = value[4:]
+    if len(value) > 5 and rng.random() < 0.02:
+        return slip(rng, value)
+    return value
+
+
+def _politely(rng: Random, pieces: list[str]) -> list[str]:
+    opening = rng.choice(["Please, ", "please ", "Hi, ", "Hello, ", "Hey, ", "Ok, ", "So, ", "And ", "Now, ", ""])
+    closing = rng.choice([", please", " please", " please?", ", please.", "", ""])
+    start = pieces[0][:1].lower() + pieces[0][1:] if opening else pieces[0]
+    end = pieces[-1].rstrip(".?!") if closing else pieces[-1]
+    if len(pieces) == 1:
+        return [opening + (start.rstrip(".?!") if closing else start) + closing]
+    return [opening + start, *pieces[1:-1], end + closing]
+
+
+def slip(rng: Random, text: str) -> str:
+    """One letter of a longer word is swapped, lost, doubled or replaced."""
+    places = [match.start() + 1 for match in re.finditer(r"[A-Za-z]{4,}", text)]
+    if not places:
+        return text
+    place = rng.choice(places) + rng.randrange(2)
+    kind = rng.randrange(4)
+    if kind == 0:
+        return text[:place] + text[place + 1 : place + 2] + text[place] + text[place + 2 :]
+    if kind == 1:
+        return text[:place] + text[place + 1 :]
+    if kind == 2:
+        return text[:place] + text[place] + text[place:]
+    return text[:place] + rng.choice(_KEYS) + text[place + 1 :]

@@ -1,0 +1,197 @@
+"""Train the model on conversations that background processes keep writing."""
+
+import argparse
+import json
+import math
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import nullcontext
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from chat import pieces, prompt
+from data import Item, conversation, exam
+from model import Llama, Shape, greedy
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+LENGTHS = (64, 128, 256, 512, 1024, 2048)
+SHARD = 4000
+Shard = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+_tokenizer: Tokenizer | None = None
+
+
+def _open_tokenizer(path: str) -> None:
+    global _tokenizer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _tokenizer = Tokenizer.from_file(path)
+
+
+def _shard(seed: int) -> Shard:
+    """Tokens, which of them are learnt, and the length of each conversation."""
+    assert _tokenizer is not None
+    rng = Random(seed)
+    texts, learnt, owners = [], [], []
+    for number in range(SHARD):
+        dialogue = conversation(rng)
+        separators = (", ", ": ") if rng.random() < 0.7 else (",", ":")
+        for text, learn in pieces(
+            dialogue.messages, dialogue.tools, dialogue.thinking, dialogue.learn_from, separators
+        ):
+            texts.append(text)
+            learnt.append(learn)
+            owners.append(number)
+    tokens: list[int] = []
+    mask: list[bool] = []
+    lengths = [0] * SHARD
+    for encoded, learn, owner in zip(_tokenizer.encode_batch_fast(texts), learnt, owners, strict=True):
+        tokens += encoded.ids
+        mask += [learn] * len(encoded.ids)
+        lengths[owner] += len(encoded.ids)
+    return np.array(tokens, np.int16), np.array(mask), np.array(lengths)
+
+
+def batches(shards: Iterator[Shard], tokens_per_batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Conversations of similar length together, padded at the end."""
+    waiting: dict[int, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    for tokens, mask, lengths in shards:
+        start = 0
+        for length in lengths:
+            ids, learn = tokens[start : start + length], mask[start : start + length]
+            start += length
+            size = next((size for size in LENGTHS if length <= size + 1), 0)
+            if not size:
+                continue
+            waiting[size].append((ids, learn))
+            if len(waiting[size]) * size >= tokens_per_batch:
+                yield _batch(waiting.pop(size), size)
+
+
+def _batch(rows: list[tuple[np.ndarray, np.ndarray]], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.zeros(len(rows), size + 1, dtype=torch.long)
+    learn = torch.zeros(len(rows), size + 1, dtype=torch.bool)
+    for number, (tokens, mask) in enumerate(rows):
+        ids[number, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
+        learn[number, : len(tokens)] = torch.from_numpy(mask)
+    return ids, learn[:, 1:]
+
+
+def rate(step: int, steps: int, highest: float) -> float:
+    warm = min(1.0, (step + 1) / 200)
+    return highest * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def examine(model: Llama, tokenizer: Tokenizer, items: list[Item]) -> list[tuple[Item, str]]:
+    """The items with what the model said."""
+    prompts = [tokenizer.encode(prompt(item.messages, item.tools, item.thinking)).ids for item in items]
+    said = greedy(model, prompts, tokenizer.token_to_id("<|im_end|>"))
+    return [(item, tokenizer.decode(ids, skip_special_tokens=True)) for item, ids in zip(items, said, strict=True)]
+
+
+def report(answered: list[tuple[Item, str]]) -> list[dict[str, object]]:
+    right: Counter[str] = Counter()
+    asked: Counter[str] = Counter()
+    wrong: list[dict[str, object]] = []
+    for item, said in answered:
+        asked[item.topic] += 1
+        if said in item.answers:
+            right[item.topic] += 1
+        else:
+            wrong.append({"topic": item.topic, "held": item.held, "asked": item.messages, "said": said, "right": item.answers})
+    print(f"{right.total()} of {asked.total()}: " + ", ".join(f"{t} {right[t]}/{n}" for t, n in asked.items()), flush=True)
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, default=Path("src/dynamo/model/tiny/tokenizer.json"))
+    parser.add_argument("--steps", type=int, default=16000)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="shorten the schedule to end by then")
+    parser.add_argument("--tokens", type=int, default=32768, help="tokens per step")
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compile", action="store_true")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+
+    torch.manual_seed(options.seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    model = Llama(Shape()).to(device)
+    print(sum(weight.numel() for weight in model.parameters()), "parameters", flush=True)
+    decayed = [weight for weight in model.parameters() if weight.ndim > 1]
+    plain = [weight for weight in model.parameters() if weight.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
+        betas=(0.9, 0.98),
+        fused=device == "cuda",
+    )
+    forward = torch.compile(model, dynamic=False) if options.compile else model
+    mixed = torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
+    tokenizer = Tokenizer.from_file(str(options.tokenizer))
+
+    with get_context("spawn").Pool(options.workers, _open_tokenizer, (str(options.tokenizer),)) as pool:
+        seeds = range(options.seed * 1_000_000 + 1, (options.seed + 1) * 1_000_000)
+        stream = batches(_bounded(pool, seeds, options.workers * 4), options.tokens)
+        steps, losses, started = options.steps, [], None
+        step = 0
+        while step < steps:
+            ids, learn = next(stream)
+            ids, learn = ids.to(device, non_blocking=True), learn.to(device, non_blocking=True)
+            for group in optimizer.param_groups:
+                group["lr"] = rate(step, steps, options.rate)
+            with mixed:
+                hidden = forward(ids[:, :-1])
+                scores = model.logits(hidden[learn])
+            loss = F.cross_entropy(scores.float(), ids[:, 1:][learn])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.detach())
+            step += 1
+            if step == 100:
+                started = time.monotonic()
+            if step % 500 == 0:
+                now = time.monotonic()
+                recent = torch.stack(losses[-500:]).mean().item()
+                each = (now - (started or began)) / (step - 100)
+                if math.isfinite(options.seconds):
+                    left = max(0, int((options.seconds - (now - began)) / each))
+                    steps = min(steps, step + left)
+                print(f"step {step} of {steps}: loss {recent:.5f}, {each * 1000:.1f} ms, {now - began:.0f} s", flush=True)
+        pool.terminate()
+
+    weights = {name: weight.detach().half().contiguous().cpu() for name, weight in model.state_dict().items()}
+    save_file(weights, str(options.out / "model.safetensors"), metadata={"format": "pt"})
+    model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    model.eval()
+    wrong = []
+    for held in (False, True):
+        print("held out" if held else "known", flush=True)
+        wrong += report(examine(model, tokenizer, exam(held=held, each=100, every=False)))
+    wrong += report(examine(model, tokenizer, [item for item in exam(held=True, each=0, every=True)]))
+    (options.out / "wrong.json").write_text(json.dumps(wrong, ensure_ascii=False, indent=1))
+    print(f"done in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def _bounded(pool, seeds: range, ahead: int) -> Iterator[Shard]:
+    """Shards in order, never more than `ahead` of them waiting."""
+    pending = [pool.apply_async(_shard, (seed,)) for seed in seeds[:ahead]]
+    for seed in seeds[ahead:]:
+        yield pending.pop(0).get()
+        pending.append(pool.apply_async(_shard, (seed,)))
+
+
+if __name__ == "__main__":
+    main()
