@@ -1,4 +1,4 @@
-"""A fleet of simulated workers: continuous batching, chunked prefill, paged blocks with a prefix cache and LRU eviction.
+"""Simulated workers: continuous batching, chunked prefill, paged blocks with a prefix cache and LRU eviction.
 
 Time is virtual. The timing curves are those published for the mocker, so that results can be held against runs of it.
 """
@@ -52,7 +52,9 @@ class Running:
 
 
 class SimWorker:
-    def __init__(self, number: int, total_blocks: int, block_size: int, speed: float, publish: Callable[[RouterEvent], None]) -> None:
+    def __init__(
+        self, number: int, total_blocks: int, block_size: int, speed: float, publish: Callable[[RouterEvent], None]
+    ) -> None:
         self.number = number
         self.total_blocks = total_blocks
         self.block_size = block_size

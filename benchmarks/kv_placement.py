@@ -14,10 +14,11 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kv_fleet import MAX_BATCHED_TOKENS, Prompt, Running, SimWorker
 
+from dynamo.router.kv.cost import Capacity, CostConfig, Fleet, choose
 from dynamo.router.kv.index import Index, Overlap, Rejected
 from dynamo.router.kv.load import LoadBook
 from dynamo.router.kv.slots import Worker
@@ -48,6 +49,7 @@ VARIANTS = [
     Variant("256 blocks, speed 0.25", 256, speed=0.25),
     Variant("1024 blocks, speed 0.25, 6000-token systems", 1024, speed=0.25, system_tokens=6000),
     Variant("one shared 6000-token prompt, 8 workers", 16384, system_tokens=6000, systems=1, workers=8),
+    Variant("same, 400 conversations", 16384, 1.0, 0.01, 0.5, 6000, 1, 400, 5, 8),
     Variant("same, 160 conversations, speed 0.25", 16384, 0.25, 0.05, 0.5, 6000, 1, 160, 5, 8),
 ]
 
@@ -62,6 +64,8 @@ class Router:
         self.index = Index()
         self.book = LoadBook()
         self.workers = [Worker(number) for number in range(variant.workers)]
+        size = Capacity(total_blocks=variant.blocks, max_batched_tokens=MAX_BATCHED_TOKENS)
+        self.fleet = Fleet(dict.fromkeys(self.workers, size), BLOCK)
         for worker in self.workers:
             self.book.add_worker(worker)
         self.rng = random.Random(seed)
@@ -92,24 +96,11 @@ def upstream(router: Router, prompt: Prompt, now: float) -> int:
         costs.append(max(0.0, prefill) + decode)
     return router.least(costs)
 
-CFG = dict(crowd=4096, tol=1.25, slack=MAX_BATCHED_TOKENS, steep=2.0, eta=1/1024, inflight=True, wait=1.0, over=4.0, half=60)
 
 def ours(router: Router, prompt: Prompt, now: float) -> int:
-    loads = router.book.loads(router.workers, prompt.chain, now)
+    loads = router.book.loads(router.fleet.workers, prompt.chain, now)
     found = router.index.match(prompt.chain)
-    costs = []
-    mean = sum(loads.traffic)/len(router.workers)
-    for at, worker in enumerate(router.workers):
-        cached = found.get(worker, Overlap()).device
-        if CFG['inflight']: cached = max(cached, loads.shared_blocks[at])
-        uncached = max(0, prompt.length - cached*BLOCK)
-        d = loads.active_blocks[at] + len(prompt.chain) - loads.shared_blocks[at]
-        u = d / router.variant.blocks
-        crowd = CFG['crowd']*u + CFG['over']*BLOCK*max(0, d-router.variant.blocks)
-        lead = loads.traffic[at] - CFG['tol']*mean - CFG['slack']
-        spread = prompt.length*CFG['steep']*max(0.0, lead/CFG['slack'])
-        costs.append(uncached + CFG['wait']*loads.prefill_tokens[at] + crowd + spread + CFG['eta']*loads.traffic[at])
-    return router.least(costs)
+    return choose(prompt.length, len(prompt.chain), router.fleet, found, loads, CostConfig(), router.rng).at
 
 
 RULES: dict[str, Rule] = {"round-robin": round_robin, "least-loaded": least_loaded, "upstream": upstream, "ours": ours}
@@ -220,20 +211,14 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
     total = sum(prompt.length for prompt in prompts)
     usable = sum((prompt.length - 1) // BLOCK for prompt in prompts)
     distinct = len({block for prompt in prompts for block in prompt.chain[: (prompt.length - 1) // BLOCK]})
-    return Result(
-        cached_tokens / total, (usable - distinct) * BLOCK / total, ttft, [w.tokens for w in fleet], rejected
-    )
+    return Result(cached_tokens / total, (usable - distinct) * BLOCK / total, ttft, [w.tokens for w in fleet], rejected)
 
 
 def main() -> None:
     ap = argparse.ArgumentParser()
     ap.add_argument("--seeds", type=int, default=5)
     ap.add_argument("--only")
-    ap.add_argument("--set", action="append", default=[])
     o = ap.parse_args()
-    for kv in o.set:
-        k, v = kv.split("=")
-        CFG[k] = float(v)
     for variant in VARIANTS:
         if o.only and o.only not in variant.name:
             continue
@@ -246,8 +231,11 @@ def main() -> None:
             low = 100 * min(r.cached for r in results)
             best = 100 * sum(r.optimum for r in results) / len(results)
             uneven = max(max(r.tokens) / (sum(r.tokens) / len(r.tokens)) for r in results)
-            rej = sum(r.rejected for r in results)
-            print(f"  {name:14} cached {cached:5.1f} % (worst {low:.1f}) of {best:.1f}   TTFT {mean:6.1f} p99 {p99:6.1f} ms   most/mean tokens {uneven:.2f} {rej}", flush=True)
+            print(
+                f"  {name:14} cached {cached:5.1f} % (worst {low:.1f}) of {best:.1f}   TTFT {mean:6.1f}, "
+                f"p99 {p99:6.1f} ms   most tokens / mean {uneven:.2f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from dynamo.router.kv.index import Overlap
-from dynamo.router.kv.slots import Slots, Worker, prefix_runs
+from dynamo.router.kv.slots import Slots, Worker, prefix_runs, slots_in
 
 
 class ApproximateIndex:
@@ -51,7 +51,10 @@ class ApproximateIndex:
         found: dict[Worker, Overlap] = {}
         alive = self._holders.get(chain[0], 0) if chain else 0
         for depth, mask in prefix_runs(self._holders, chain, alive):
-            found.update(dict.fromkeys(self._slots.of(mask), Overlap(depth)))
+            overlap = Overlap(depth)
+            for slot in slots_in(mask):
+                if (worker := self._slots.workers[slot]) is not None:
+                    found[worker] = overlap
         return found
 
     def expire(self, now: float) -> None:

@@ -14,14 +14,14 @@ from msgspec import Struct
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
 from dynamo.router.kv.hashing import sequence_hashes
-from dynamo.router.kv.slots import Slots, Worker, prefix_runs
+from dynamo.router.kv.slots import Slots, Worker, prefix_runs, slots_in
 
 _LOWER = (Tier.Host, Tier.Disk, Tier.External)
 _Group = tuple[tuple[int, ...], int]
 """Overlap per tier, and the workers it is true of."""
 
 
-class Overlap(Struct, frozen=True, array_like=True):
+class Overlap(Struct, frozen=True, cache_hash=True):
     """Leading blocks of a prompt a worker holds: on the device, then each slower tier from where the last ended."""
 
     device: int = 0
@@ -112,9 +112,12 @@ class Index:
         if any(self._holders[tier] for tier in _LOWER):
             groups = self._extend(chain, groups)
         found: dict[Worker, Overlap] = {}
+        workers = self._slots.workers
         for counts, mask in groups:
-            if any(counts):
-                found.update(dict.fromkeys(self._slots.of(mask), Overlap(*counts)))
+            overlap = Overlap(*counts)
+            for slot in slots_in(mask):
+                if (worker := workers[slot]) is not None:
+                    found[worker] = overlap
         return found
 
     def clear(self, worker: Worker) -> int:
@@ -312,7 +315,7 @@ class Index:
                 if mask:
                     longer.append(((*counts, 0), mask))
             groups = longer
-        return groups
+        return [(counts, mask) for counts, mask in groups if any(counts)]
 
 
 def _count(children: dict[int, int], block: int, held: int) -> None:

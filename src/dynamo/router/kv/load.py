@@ -7,11 +7,11 @@ so whoever has block i active has all before it, and the shared part of a new pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress
 
 from msgspec import Struct
 
-from dynamo.router.kv.slots import Slots, Worker, bits, prefix_runs
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.kv.slots import Slots, Worker, prefix_runs, slots_in
 
 
 class Loads(Struct, frozen=True):
@@ -53,6 +53,7 @@ class LoadBook:
         self._requests: list[int] = []
         self._traffic: list[float] = []
         self._epoch: float | None = None
+        self._asked: tuple[Sequence[Worker], list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -62,6 +63,7 @@ class LoadBook:
 
     def add_worker(self, worker: Worker) -> None:
         slot = self._slots.take(worker)
+        self._asked = None
         if slot == len(self._prefill):
             self._again.append({})
             self._prefill.append(0)
@@ -75,6 +77,7 @@ class LoadBook:
         for request in lost:
             self.free(request)
         slot = self._slots.release(worker)
+        self._asked = None
         if slot is not None:
             self._traffic[slot] = 0.0
         return lost
@@ -145,25 +148,31 @@ class LoadBook:
         return old
 
     def loads(self, workers: Sequence[Worker], chain: Sequence[int], now: float) -> Loads:
-        """The candidates' load, for a prompt with these sequence hashes; an unknown worker has none."""
-        shared = [0] * (len(self._prefill) + 1)
+        """The candidates' load, for a prompt with these hashes. The sequence of workers must never be changed."""
+        shared = [0] * len(self._prefill)
         alive = self._holders.get(chain[0], 0) if chain else 0
         for depth, mask in prefix_runs(self._holders, chain, alive):
-            for slot in compress(range(len(shared)), bits(mask)):
+            for slot in slots_in(mask):
                 shared[slot] = depth
-        # The last place stands for every unknown worker.
-        at = [-1 if slot is None else slot for slot in map(self._slots.get, workers)]
-        prefill, blocks, requests, traffic = self._prefill, self._blocks, self._requests, self._traffic
-        if -1 in at:
-            prefill, blocks, requests, traffic = [*prefill, 0], [*blocks, 0], [*requests, 0], [*traffic, 0.0]
+        at = self._places(workers)
         shrink = 1 / self._inflation(now)
         return Loads(
-            [prefill[slot] for slot in at],
-            [blocks[slot] for slot in at],
-            [shared[slot] for slot in at],
-            [requests[slot] for slot in at],
-            [traffic[slot] * shrink for slot in at],
+            [self._prefill[slot] for slot in at],
+            [self._blocks[slot] for slot in at],
+            [shared[slot] for slot in at] if alive else [0] * len(at),
+            [self._requests[slot] for slot in at],
+            [self._traffic[slot] * shrink for slot in at],
         )
+
+    def _places(self, workers: Sequence[Worker]) -> list[int]:
+        """Slots in the order of the workers, remembered while the same sequence is asked about again and again."""
+        if self._asked is None or self._asked[0] is not workers or len(workers) != len(self._asked[1]):
+            at = [slot for worker in workers if (slot := self._slots.get(worker)) is not None]
+            if len(at) != len(workers):
+                unknown = next(worker for worker in workers if self._slots.get(worker) is None)
+                raise InvalidArgument(f"worker {unknown.worker_id} rank {unknown.dp_rank} is not in the load book")
+            self._asked = (workers, at)
+        return self._asked[1]
 
     def _hold(self, slot: int, chain: Sequence[int]) -> int:
         """Mark the blocks as in use; returns how many were not."""

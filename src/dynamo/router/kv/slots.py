@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from itertools import compress
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, count
 from typing import NamedTuple
 
 _BITS = bytes(int(char == ord("1")) for char in range(256))
@@ -54,14 +54,17 @@ class Slots:
             heapq.heappush(self._free, slot)
         return slot
 
-    def of(self, mask: int) -> list[Worker]:
-        """The workers whose bits are set."""
-        return [worker for worker in compress(self.workers, bits(mask)) if worker is not None]
 
-
-def bits(mask: int) -> bytes:
-    """One byte per bit, lowest first: a selector for itertools.compress."""
-    return f"{mask:b}"[::-1].encode().translate(_BITS)
+def slots_in(mask: int) -> Iterable[int]:
+    """The numbers of the bits that are set, lowest first."""
+    if mask.bit_count() > 8:
+        return compress(count(), f"{mask:b}"[::-1].encode().translate(_BITS))
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
 
 
 def prefix_runs(holders: dict[int, int], chain: Sequence[int], alive: int) -> list[tuple[int, int]]:
@@ -72,29 +75,24 @@ def prefix_runs(holders: dict[int, int], chain: Sequence[int], alive: int) -> li
     """
     runs: list[tuple[int, int]] = []
     end = len(chain)
-    at = 0
     get = holders.get
+    low = 0
     mask = alive & get(chain[0], 0) if end else 0
     while mask:
-        # Invariant: all of `mask` hold block `at`. Most often all hold the last block too.
-        low, step = at, 1
-        high = end
-        while low + step < end:
-            if get(chain[low + step], 0) & mask != mask:
-                high = low + step
+        # All of `mask` hold block `low`; those who hold block `high` as well are `rest`, not all of them.
+        high, rest, step = end, 0, 1
+        while (at := low + step) < end:
+            if (held := get(chain[at], 0) & mask) != mask:
+                high, rest = at, held
                 break
-            low += step
+            low = at
             step *= 2
-        else:
-            if low < end - 1 and get(chain[end - 1], 0) & mask == mask:
-                low = end - 1
         while high - low > 1:
-            middle = (low + high) // 2
-            if get(chain[middle], 0) & mask == mask:
-                low = middle
+            at = (low + high) // 2 if high < end else end - 1
+            if (held := get(chain[at], 0) & mask) == mask:
+                low = at
             else:
-                high = middle
-        rest = get(chain[high], 0) & mask if high < end else 0
-        runs.append((high, mask & ~rest))
-        mask, at = rest, high
+                high, rest = at, held
+        runs.append((high, mask ^ rest))
+        mask, low = rest, high
     return runs
