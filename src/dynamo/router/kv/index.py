@@ -193,7 +193,7 @@ class Index:
             rank = self._rank(worker)
         chain = sequence_hashes([block.tokens_hash for block in stored.blocks], parent)
         changed = (self._append if tier is Tier.Device else self._append_lower)(rank, tier, hashes, chain, parent)
-        if rank.gaps:
+        if rank.gaps or self._holed:
             self._mark(rank)
         return Applied(changed, repeated=len(hashes) - changed)
 
