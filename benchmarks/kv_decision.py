@@ -1,0 +1,73 @@
+"""CPU time of one routing decision, part by part. usage: PYTHONPATH=src python benchmarks/kv_decision.py"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from dynamo.protocols.kv import RouterEvent, Stored, StoredBlock
+from dynamo.router.kv.cost import Capacity, CostConfig, Fleet, choose
+from dynamo.router.kv.hashing import local_hashes, prompt_hashes
+from dynamo.router.kv.index import Index
+from dynamo.router.kv.load import LoadBook
+from dynamo.router.kv.slots import Worker
+
+
+def timed(work: Callable[[], object], number: int = 50, repeats: int = 7) -> float:
+    """Best CPU microseconds per call."""
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.process_time_ns()
+        for _ in range(number):
+            work()
+        best = min(best, (time.process_time_ns() - start) / number / 1000)
+    return best
+
+
+def main() -> None:
+    rng = random.Random(1)
+    block, workers, tokens = 16, 256, 8192
+    fleet = Fleet({Worker(n): Capacity(total_blocks=16384, max_batched_tokens=8192) for n in range(workers)}, block)
+    prompt = [rng.randrange(150_000) for _ in range(tokens)]
+    chain = prompt_hashes(prompt, block)
+    config = CostConfig()
+    print(f"{workers} workers, {tokens}-token prompt, blocks of {block}; CPU us, best of 7")
+    for name, depths in (
+        ("unknown prompt", [0] * workers),
+        ("4 workers hold half", [256] * 4 + [0] * (workers - 4)),
+        ("all hold half", [256] * workers),
+        ("all hold some, each another depth", [2 * n for n in range(workers)]),
+    ):
+        index, book = Index(), LoadBook()
+        local = local_hashes(prompt, block)
+        for n, depth in enumerate(depths):
+            book.add_worker(Worker(n))
+            if depth:
+                blocks = [StoredBlock(chain[at], local[at]) for at in range(depth)]
+                index.apply(RouterEvent(worker_id=n, event_id=0, data=Stored(blocks)))
+            for k in range(4):
+                other = prompt[: 16 * rng.choice((0, 64, 64, 128))] + [rng.randrange(150_000) for _ in range(512)]
+                hashes = prompt_hashes(other, block)
+                book.book(f"{n}.{k}", Worker(n), hashes, now=0.0, prompt_tokens=len(other), prefill_tokens=512)
+        parts = {
+            "hash": lambda: prompt_hashes(prompt, block),
+            "match": lambda index=index: index.match(chain),
+            "loads": lambda book=book: book.loads(fleet.workers, chain, 1.0),
+        }
+        overlaps, loads = index.match(chain), book.loads(fleet.workers, chain, 1.0)
+        parts["cost"] = lambda overlaps=overlaps, loads=loads: choose(
+            tokens, len(chain), fleet, overlaps, loads, config, rng
+        )
+
+        def book_and_free(book: LoadBook = book) -> None:
+            book.book("x", Worker(0), chain, now=1.0, prompt_tokens=tokens, prefill_tokens=tokens)
+            book.free("x")
+
+        took = {part: timed(work) for part, work in parts.items()}
+        text = "  ".join(f"{part} {us:5.1f}" for part, us in took.items())
+        print(f"  {name:34} {text}  = {sum(took.values()):5.1f}   (book + free {timed(book_and_free):5.1f})")
+
+
+if __name__ == "__main__":
+    main()

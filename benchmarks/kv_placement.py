@@ -1,0 +1,242 @@
+"""How much of the traffic each placement rule finds cached, beside the best anyone could do. Pure simulation.
+
+usage: PYTHONPATH=src python benchmarks/kv_placement.py [--seeds 5] [--only NAME]
+
+The conversations are those of the end-to-end benchmark: 40 over 10 system prompts, 5 turns, canned history, staggered
+starts, exponential thinking time. `optimum` is an upper bound for every rule and every cache size: each different block
+has to be computed at least once somewhere, and an engine always computes the last token of a prompt again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kv_fleet import MAX_BATCHED_TOKENS, Prompt, Running, SimWorker
+
+from dynamo.router.kv.cost import Capacity, CostConfig, Fleet, choose
+from dynamo.router.kv.index import Index, Overlap, Rejected
+from dynamo.router.kv.load import LoadBook
+from dynamo.router.kv.slots import Worker
+
+BLOCK = 64
+TEMPLATE = 6
+"""Tokens a chat template puts around one message."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    blocks: int
+    speed: float = 1.0
+    stagger: float = 0.1
+    think: float = 0.5
+    system_tokens: int = 1500
+    systems: int = 10
+    convs: int = 40
+    turns: int = 5
+    workers: int = 4
+
+
+VARIANTS = [
+    Variant("ample, speed 1", 16384),
+    Variant("256 blocks, speed 1, stagger .02, think .2", 256, stagger=0.02, think=0.2),
+    Variant("ample, speed 0.25", 16384, speed=0.25),
+    Variant("256 blocks, speed 0.25", 256, speed=0.25),
+    Variant("1024 blocks, speed 0.25, 6000-token systems", 1024, speed=0.25, system_tokens=6000),
+    Variant("one shared 6000-token prompt, 8 workers", 16384, system_tokens=6000, systems=1, workers=8),
+    Variant("same, 400 conversations", 16384, 1.0, 0.01, 0.5, 6000, 1, 400, 5, 8),
+    Variant("same, 160 conversations, speed 0.25", 16384, 0.25, 0.05, 0.5, 6000, 1, 160, 5, 8),
+]
+
+Rule = Callable[["Router", Prompt, float], int]
+
+
+class Router:
+    """What every rule may look at: the index fed by events, and the load book."""
+
+    def __init__(self, variant: Variant, seed: int) -> None:
+        self.variant = variant
+        self.index = Index()
+        self.book = LoadBook()
+        self.workers = [Worker(number) for number in range(variant.workers)]
+        size = Capacity(total_blocks=variant.blocks, max_batched_tokens=MAX_BATCHED_TOKENS)
+        self.fleet = Fleet(dict.fromkeys(self.workers, size), BLOCK)
+        for worker in self.workers:
+            self.book.add_worker(worker)
+        self.rng = random.Random(seed)
+        self.turn = itertools.count()
+
+    def least(self, costs: list[float]) -> int:
+        best = min(costs)
+        return self.rng.choice([number for number, cost in enumerate(costs) if cost == best])
+
+
+def round_robin(router: Router, prompt: Prompt, now: float) -> int:
+    return next(router.turn) % len(router.workers)
+
+
+def least_loaded(router: Router, prompt: Prompt, now: float) -> int:
+    return router.least([float(n) for n in router.book.loads(router.workers, prompt.chain, now).requests])
+
+
+def upstream(router: Router, prompt: Prompt, now: float) -> int:
+    """Booked prefill + own uncached prefill + active decode blocks, all in blocks of equal weight."""
+    loads = router.book.loads(router.workers, prompt.chain, now)
+    found = router.index.match(prompt.chain)
+    costs = []
+    for at, worker in enumerate(router.workers):
+        cached = found.get(worker, Overlap()).device
+        prefill = (loads.prefill_tokens[at] + prompt.length) / BLOCK - cached
+        decode = loads.active_blocks[at] + len(prompt.chain) - loads.shared_blocks[at]
+        costs.append(max(0.0, prefill) + decode)
+    return router.least(costs)
+
+
+def ours(router: Router, prompt: Prompt, now: float) -> int:
+    loads = router.book.loads(router.fleet.workers, prompt.chain, now)
+    found = router.index.match(prompt.chain)
+    return choose(prompt.length, len(prompt.chain), router.fleet, found, loads, CostConfig(), router.rng).at
+
+
+RULES: dict[str, Rule] = {"round-robin": round_robin, "least-loaded": least_loaded, "upstream": upstream, "ours": ours}
+
+
+def conversations(variant: Variant, seed: int) -> list[tuple[list[Prompt], list[float]]]:
+    rng = random.Random(seed)
+
+    def text(words: int) -> list[int]:
+        return rng.choices(range(3000), k=words) + [3000 + k for k in range(TEMPLATE)]
+
+    systems = [text(variant.system_tokens) for _ in range(variant.systems)]
+    made = []
+    for number in range(variant.convs):
+        tokens = list(systems[number % variant.systems])
+        prompts = []
+        for _ in range(variant.turns):
+            tokens += text(50)
+            prompts.append(Prompt.of(tokens, BLOCK))
+            tokens += text(32)
+        made.append((prompts, [rng.expovariate(1 / variant.think) for _ in range(variant.turns)]))
+    rng.shuffle(made)
+    return made
+
+
+@dataclass
+class Result:
+    cached: float
+    optimum: float
+    ttft: list[float]
+    tokens: list[int]
+    rejected: int
+
+    def quantile(self, share: float) -> float:
+        return sorted(self.ttft)[min(len(self.ttft) - 1, int(share * len(self.ttft)))] * 1000
+
+
+def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
+    router = Router(variant, seed)
+    rejected = 0
+
+    def publish(event: object) -> None:
+        nonlocal rejected
+        rejected += isinstance(router.index.apply(event), Rejected)  # type: ignore[arg-type]
+
+    fleet = [SimWorker(n, variant.blocks, BLOCK, variant.speed, publish) for n in range(variant.workers)]
+    talks = conversations(variant, seed)
+    agenda: list[tuple[float, int, Callable[[float], None]]] = []
+    order = itertools.count()
+    ttft: list[float] = []
+    cached_tokens = 0
+
+    def at(when: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(agenda, (when, next(order), what))
+
+    def advance(worker: SimWorker, now: float) -> None:
+        if worker.busy:
+            return
+        scheduled = worker.begin()
+        if scheduled is None:
+            return
+        worker.busy = True
+        seconds, batch = scheduled
+
+        def done(now: float) -> None:
+            worker.busy = False
+            worker.finish(now, batch)
+            advance(worker, now)
+
+        at(now + seconds, done)
+
+    def ask(number: int, turn: int, now: float) -> None:
+        prompts, think = talks[number]
+        prompt = prompts[turn]
+        name = f"{number}.{turn}"
+        chosen = rule(router, prompt, now)
+        held = router.index.match(prompt.chain).get(router.workers[chosen], Overlap()).device
+        router.book.book(
+            name,
+            router.workers[chosen],
+            prompt.chain,
+            now=now,
+            prompt_tokens=prompt.length,
+            prefill_tokens=max(0, prompt.length - held * BLOCK),
+        )
+
+        def first(then: float, cached: int) -> None:
+            nonlocal cached_tokens
+            router.book.first_token(name)
+            ttft.append(then - now)
+            cached_tokens += cached
+
+        def end(then: float) -> None:
+            router.book.free(name)
+            if turn + 1 < len(prompts):
+                at(then + think[turn], lambda later: ask(number, turn + 1, later))
+
+        fleet[chosen].waiting.append(Running(name, prompt, 32, first, end))
+        advance(fleet[chosen], now)
+
+    for number in range(len(talks)):
+        at(number * variant.stagger, lambda now, number=number: ask(number, 0, now))  # type: ignore[misc]
+    while agenda:
+        now, _, what = heapq.heappop(agenda)
+        what(now)
+
+    prompts = [prompt for talk, _ in talks for prompt in talk]
+    total = sum(prompt.length for prompt in prompts)
+    usable = sum((prompt.length - 1) // BLOCK for prompt in prompts)
+    distinct = len({block for prompt in prompts for block in prompt.chain[: (prompt.length - 1) // BLOCK]})
+    return Result(cached_tokens / total, (usable - distinct) * BLOCK / total, ttft, [w.tokens for w in fleet], rejected)
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--seeds", type=int, default=5)
+    ap.add_argument("--only")
+    o = ap.parse_args()
+    for variant in VARIANTS:
+        if o.only and o.only not in variant.name:
+            continue
+        print(f"\n{variant.name}")
+        for name, rule in RULES.items():
+            results = [simulate(variant, rule, 42 + seed) for seed in range(o.seeds)]
+            mean = sum(sum(r.ttft) / len(r.ttft) for r in results) / len(results) * 1000
+            p99 = sum(r.quantile(0.99) for r in results) / len(results)
+            cached = 100 * sum(r.cached for r in results) / len(results)
+            low = 100 * min(r.cached for r in results)
+            best = 100 * sum(r.optimum for r in results) / len(results)
+            uneven = max(max(r.tokens) / (sum(r.tokens) / len(r.tokens)) for r in results)
+            print(
+                f"  {name:14} cached {cached:5.1f} % (worst {low:.1f}) of {best:.1f}   TTFT {mean:6.1f}, "
+                f"p99 {p99:6.1f} ms   most tokens / mean {uneven:.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Names for blocks of tokens: a local hash per block, and a chained hash that names the whole prefix up to it."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+
+import xxhash
+
+from dynamo.protocols.errors import InvalidArgument
+
+_BASE_SEED = 1337
+_MASK = (1 << 64) - 1
+_digest = xxhash.xxh3_64_intdigest
+_pair = struct.Struct("<QQ").pack
+
+
+def salt_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
+    """The seed that keeps adapters and tenants apart; an empty name is no name."""
+    seed = _BASE_SEED
+    if lora_name:
+        seed += _digest(lora_name.encode(), 0)
+    if cache_salt:
+        seed += _digest(cache_salt.encode(), 1)
+    return seed & _MASK
+
+
+def local_hashes(tokens: Sequence[int], block_size: int, seed: int = _BASE_SEED, *, eagle: bool = False) -> list[int]:
+    """One hash per complete block; what does not fill a block is left out.
+
+    With `eagle` each block also covers the token after it, as speculative decoding caches pairs of tokens.
+    """
+    if block_size < 1:
+        raise InvalidArgument(f"block size must be at least 1, not {block_size}")
+    packed = _pack(tokens)
+    width = 4 * block_size
+    if eagle:
+        count = max(0, len(tokens) - 1) // block_size
+        view = memoryview(packed).cast("B")
+        return [_digest(view[at : at + width + 4], seed) for at in range(0, count * width, width)]
+    whole = len(tokens) // block_size * block_size
+    return [_digest(block, seed) for (block,) in struct.iter_unpack(f"{width}s", memoryview(packed)[:whole])]
+
+
+def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int]:
+    """The chain over local hashes, continued from `parent` where there is one."""
+    chain = iter(local)
+    if parent is None:
+        first = next(chain, None)
+        if first is None:
+            return []
+        parent = first
+        out = [first]
+    else:
+        out = []
+    for block in chain:
+        parent = _digest(_pair(parent, block), _BASE_SEED)
+        out.append(parent)
+    return out
+
+
+def prompt_hashes(
+    tokens: Sequence[int], block_size: int, *, lora_name: str | None = None, cache_salt: str | None = None
+) -> list[int]:
+    """The sequence hash of every complete block of a prompt."""
+    return sequence_hashes(local_hashes(tokens, block_size, salt_seed(lora_name, cache_salt)))
+
+
+def _pack(tokens: Sequence[int]) -> array[int]:
+    try:
+        packed = array("I", tokens)
+    except (OverflowError, TypeError):
+        at, token = next((i, t) for i, t in enumerate(tokens) if not isinstance(t, int) or not 0 <= t < 1 << 32)
+        raise InvalidArgument(f"token {at} is {token!r}, not an integer in 0..2^32-1") from None
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed

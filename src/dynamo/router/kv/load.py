@@ -1,0 +1,218 @@
+"""The load book: what this router has sent where and not yet seen finished.
+
+Blocks of active prompts are counted once per worker however many requests share them. A request books its whole chain,
+so whoever has block i active has all before it, and the shared part of a new prompt is found as in the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.kv.slots import Slots, Worker, prefix_runs, slots_in
+
+
+class Loads(Struct, frozen=True):
+    """Load of the candidates as columns in the order they were asked for; `shared` is for the prompt asked about."""
+
+    prefill_tokens: list[int]
+    """Tokens booked that have not reached their first output."""
+    active_blocks: list[int]
+    """Different blocks in use by running requests."""
+    shared_blocks: list[int]
+    """Leading blocks of the prompt that are in use there already."""
+    requests: list[int]
+    traffic: list[float]
+    """Prompt tokens sent there lately; each counts half after every half-life."""
+
+
+class _Booking(Struct):
+    worker: Worker
+    slot: int
+    chain: Sequence[int]
+    private_blocks: int
+    prefill_tokens: int
+    since: float
+
+
+class LoadBook:
+    """`half_life` seconds is how fast traffic is forgotten; requests older than `expiry` seconds can be swept out."""
+
+    def __init__(self, *, half_life: float = 60.0, expiry: float = 300.0) -> None:
+        self._slots = Slots()
+        self._half_life = half_life
+        self._expiry = expiry
+        self._bookings: dict[str, _Booking] = {}
+        self._holders: dict[int, int] = {}
+        self._again: list[dict[int, int]] = []
+        """Per slot: blocks that further requests share, and how many beyond the first."""
+        self._prefill: list[int] = []
+        self._blocks: list[int] = []
+        self._requests: list[int] = []
+        self._traffic: list[float] = []
+        self._epoch: float | None = None
+        self._asked: tuple[Sequence[Worker], list[int]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._bookings
+
+    def add_worker(self, worker: Worker) -> None:
+        slot = self._slots.take(worker)
+        self._asked = None
+        if slot == len(self._prefill):
+            self._again.append({})
+            self._prefill.append(0)
+            self._blocks.append(0)
+            self._requests.append(0)
+            self._traffic.append(0.0)
+
+    def remove_worker(self, worker: Worker) -> list[str]:
+        """Forget a worker and all it was doing; returns the requests it had."""
+        lost = [request for request, booking in self._bookings.items() if booking.worker == worker]
+        for request in lost:
+            self.free(request)
+        slot = self._slots.release(worker)
+        self._asked = None
+        if slot is not None:
+            self._traffic[slot] = 0.0
+        return lost
+
+    def book(
+        self,
+        request_id: str,
+        worker: Worker,
+        chain: Sequence[int],
+        *,
+        now: float,
+        prompt_tokens: int,
+        prefill_tokens: int,
+        private_blocks: int = 0,
+    ) -> bool:
+        """Count a request from now on; False, and nothing happens, if it is booked already or the worker is gone.
+
+        `private_blocks` are in use but shared with nobody, such as those of a prompt that must not be matched.
+        """
+        slot = self._slots.get(worker)
+        if slot is None or request_id in self._bookings:
+            return False
+        fresh = self._hold(slot, chain)
+        self._bookings[request_id] = _Booking(worker, slot, chain, private_blocks, prefill_tokens, now)
+        self._prefill[slot] += prefill_tokens
+        self._blocks[slot] += fresh + private_blocks
+        self._requests[slot] += 1
+        self._traffic[slot] += prompt_tokens * self._inflation(now)
+        return True
+
+    def first_token(self, request_id: str) -> bool:
+        """The prompt is computed: its tokens no longer wait."""
+        booking = self._bookings.get(request_id)
+        if booking is None or not booking.prefill_tokens:
+            return False
+        self._prefill[booking.slot] -= booking.prefill_tokens
+        booking.prefill_tokens = 0
+        return True
+
+    def grow(self, request_id: str, blocks: int = 1) -> bool:
+        """The output filled further blocks."""
+        booking = self._bookings.get(request_id)
+        if booking is None:
+            return False
+        booking.private_blocks += blocks
+        self._blocks[booking.slot] += blocks
+        return True
+
+    def free(self, request_id: str) -> bool:
+        booking = self._bookings.pop(request_id, None)
+        if booking is None:
+            return False
+        slot = booking.slot
+        self._prefill[slot] -= booking.prefill_tokens
+        self._blocks[slot] -= self._let_go(slot, booking.chain) + booking.private_blocks
+        self._requests[slot] -= 1
+        return True
+
+    def expire(self, now: float) -> list[str]:
+        """Free what was booked too long ago: its end was lost."""
+        old = []
+        for request_id, booking in self._bookings.items():
+            if now - booking.since < self._expiry:
+                break
+            old.append(request_id)
+        for request_id in old:
+            self.free(request_id)
+        return old
+
+    def loads(self, workers: Sequence[Worker], chain: Sequence[int], now: float) -> Loads:
+        """The candidates' load, for a prompt with these hashes. The sequence of workers must never be changed."""
+        shared = [0] * len(self._prefill)
+        alive = self._holders.get(chain[0], 0) if chain else 0
+        for depth, mask in prefix_runs(self._holders, chain, alive):
+            for slot in slots_in(mask):
+                shared[slot] = depth
+        at = self._places(workers)
+        shrink = 1 / self._inflation(now)
+        return Loads(
+            [self._prefill[slot] for slot in at],
+            [self._blocks[slot] for slot in at],
+            [shared[slot] for slot in at] if alive else [0] * len(at),
+            [self._requests[slot] for slot in at],
+            [self._traffic[slot] * shrink for slot in at],
+        )
+
+    def _places(self, workers: Sequence[Worker]) -> list[int]:
+        """Slots in the order of the workers, remembered while the same sequence is asked about again and again."""
+        if self._asked is None or self._asked[0] is not workers or len(workers) != len(self._asked[1]):
+            at = [slot for worker in workers if (slot := self._slots.get(worker)) is not None]
+            if len(at) != len(workers):
+                unknown = next(worker for worker in workers if self._slots.get(worker) is None)
+                raise InvalidArgument(f"worker {unknown.worker_id} rank {unknown.dp_rank} is not in the load book")
+            self._asked = (workers, at)
+        return self._asked[1]
+
+    def _hold(self, slot: int, chain: Sequence[int]) -> int:
+        """Mark the blocks as in use; returns how many were not."""
+        bit, holders, again = 1 << slot, self._holders, self._again[slot]
+        get = holders.get
+        fresh = 0
+        for block in chain:
+            mask = get(block)
+            if mask is None:
+                holders[block] = bit
+                fresh += 1
+            elif mask & bit:
+                again[block] = again.get(block, 0) + 1
+            else:
+                holders[block] = mask | bit
+                fresh += 1
+        return fresh
+
+    def _let_go(self, slot: int, chain: Sequence[int]) -> int:
+        bit, holders, again = 1 << slot, self._holders, self._again[slot]
+        gone = 0
+        for block in chain:
+            if further := again.get(block):
+                if further == 1:
+                    del again[block]
+                else:
+                    again[block] = further - 1
+                continue
+            mask = holders[block]
+            if mask == bit:
+                del holders[block]
+            else:
+                holders[block] = mask ^ bit
+            gone += 1
+        return gone
+
+    def _inflation(self, now: float) -> float:
+        """Growing what is added has the effect of shrinking all that was there, without touching every worker."""
+        if self._epoch is None or now - self._epoch > 64 * self._half_life:
+            if self._epoch is not None:
+                self._traffic = [traffic * 0.5 ** ((now - self._epoch) / self._half_life) for traffic in self._traffic]
+            self._epoch = now
+        return float(2.0 ** ((now - self._epoch) / self._half_life))

@@ -1,0 +1,98 @@
+"""Workers numbered densely, so that a set of workers is the bits of one int."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, count
+from typing import NamedTuple
+
+_BITS = bytes(int(char == ord("1")) for char in range(256))
+
+
+class Worker(NamedTuple):
+    """One data-parallel rank of one worker: what a request is sent to."""
+
+    worker_id: int
+    dp_rank: int = 0
+
+
+class Slots:
+    """Gives each worker the lowest free number, so the bitmask stays as wide as there are workers."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker | None] = []
+        self._slot: dict[Worker, int] = {}
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._slot)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._slot)
+
+    def get(self, worker: Worker) -> int | None:
+        return self._slot.get(worker)
+
+    def take(self, worker: Worker) -> int:
+        """The worker's number, a new one if it has none."""
+        slot = self._slot.get(worker)
+        if slot is None:
+            if self._free:
+                slot = heapq.heappop(self._free)
+                self.workers[slot] = worker
+            else:
+                slot = len(self.workers)
+                self.workers.append(worker)
+            self._slot[worker] = slot
+        return slot
+
+    def release(self, worker: Worker) -> int | None:
+        slot = self._slot.pop(worker, None)
+        if slot is not None:
+            self.workers[slot] = None
+            heapq.heappush(self._free, slot)
+        return slot
+
+
+def slots_in(mask: int) -> Iterable[int]:
+    """The numbers of the bits that are set, lowest first."""
+    if mask.bit_count() > 8:
+        return compress(count(), f"{mask:b}"[::-1].encode().translate(_BITS))
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def prefix_runs(holders: dict[int, int], chain: Sequence[int], alive: int) -> list[tuple[int, int]]:
+    """Split the workers in `alive` by how many leading blocks of `chain` they hold: [(depth, mask)], depth > 0.
+
+    Needs the prefix property: whoever holds block i holds all before it. Then the mask only shrinks along the chain,
+    and the point where it next changes is found by doubling steps and halving back.
+    """
+    runs: list[tuple[int, int]] = []
+    end = len(chain)
+    get = holders.get
+    low = 0
+    mask = alive & get(chain[0], 0) if end else 0
+    while mask:
+        # All of `mask` hold block `low`; those who hold block `high` as well are `rest`, not all of them.
+        high, rest, step = end, 0, 1
+        while (at := low + step) < end:
+            if (held := get(chain[at], 0) & mask) != mask:
+                high, rest = at, held
+                break
+            low = at
+            step *= 2
+        while high - low > 1:
+            at = (low + high) // 2 if high < end else end - 1
+            if (held := get(chain[at], 0) & mask) == mask:
+                low = at
+            else:
+                high, rest = at, held
+        runs.append((high, mask ^ rest))
+        mask, low = rest, high
+    return runs
