@@ -67,6 +67,7 @@ class MockerEngine:
         self._clock = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.Handle | None = None
+        self._awake = False
         self._computed: Iteration | None = None
         self._handover = {"mocker": True} if args.disaggregation_mode == "prefill" else None
 
@@ -101,7 +102,8 @@ class MockerEngine:
             sink.fail(error)
             return running
         self._sinks[request_id] = sink
-        if self._timer is None:
+        if not self._awake:
+            self._awake = True
             self._clock = self._loop.time()
             self._timer = self._loop.call_soon(self._tick)
         return running
@@ -141,30 +143,33 @@ class MockerEngine:
 
     def _tick(self) -> None:
         """Tell what was computed, compute the next iteration, and come back when that ends."""
-        self._timer = None
-        loop = self._loop
-        assert loop is not None
         try:
             if self._computed is not None:
                 computed, self._computed = self._computed, None
                 self._deliver(computed)
-            if not self._ranks.busy or self._loop is None:
-                return
-            due = loop.time() + _SLACK
-            iteration = self._ranks.step(self._clock, due)
-            self._clock = iteration.ends
-            if iteration.ends > due:
-                self._computed = iteration
-                self._timer = loop.call_at(iteration.ends, self._tick)
-                return
-            self._deliver(iteration)
-            # Others get their turn between iterations, however far the clock lags behind.
-            if self._ranks.busy and self._loop is not None:
-                self._timer = loop.call_soon(self._tick)
+            if self._loop is not None and self._ranks.busy:
+                self._iterate(self._loop)
+            else:
+                self._rest()
         except Exception as error:
             log.exception("mocker failed; ending every request it was answering")
             self._rest()
             self._fail_all(error)
+
+    def _iterate(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = loop.time() + _SLACK
+        iteration = self._ranks.step(self._clock, due)
+        self._clock = iteration.ends
+        if iteration.ends > due:
+            self._computed = iteration
+            self._timer = loop.call_at(iteration.ends, self._tick)
+            return
+        self._deliver(iteration)
+        # Others get their turn between iterations, however far the clock lags behind.
+        if self._loop is not None and self._ranks.busy:
+            self._timer = loop.call_soon(self._tick)
+        else:
+            self._rest()
 
     def _deliver(self, iteration: Iteration) -> None:
         if iteration.events:
@@ -211,10 +216,12 @@ class MockerEngine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._awake = False
         self._computed = None
 
     def _fail_all(self, error: Exception) -> None:
-        sinks, self._sinks = self._sinks, {}
-        for request_id, sink in sinks.items():
+        sinks = list(self._sinks.items())
+        self._sinks.clear()
+        for request_id, sink in sinks:
             self._ranks.cancel(request_id)
             sink.fail(from_exception(error))
