@@ -60,7 +60,7 @@ def test_other_spellings_of_an_argument_are_understood() -> None:
     [
         ({"blocksize": 1}, "unknown mocker argument 'blocksize'"),
         ({"aic_system": "h200_sxm"}, "'aic_system' is not implemented"),
-        ({"planner_profile_data": "x.npz"}, "'planner_profile_data' is not implemented"),
+        ({"kv_transfer_bandwidth": 64.0}, "'kv_transfer_bandwidth' is not implemented"),
         ({"engine_type": "sglang"}, "'engine_type'"),
         ({"block_size": 0}, "'block_size': expected `int` >= 1"),
         ({"block_size": "64"}, "'block_size': expected `int`, got `str`"),

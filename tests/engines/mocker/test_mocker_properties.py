@@ -12,7 +12,7 @@ from dynamo.engines.mocker.scheduler import Scheduler
 from dynamo.protocols.errors import InvalidArgument
 from engines.mocker.mocker_world import Replica, answer_to
 
-some = settings(max_examples=400, deadline=None)
+some = settings(max_examples=300, deadline=None)
 
 ARGS = st.builds(
     MockerArgs,
@@ -31,7 +31,8 @@ ADD = st.tuples(st.just("add"), st.lists(st.integers(1, 2), min_size=1, max_size
 STEP = st.tuples(st.just("step"))
 CANCEL = st.tuples(st.just("cancel"), st.integers(0, 20))
 CLEAR = st.tuples(st.just("clear"))
-WORK = st.lists(ADD | STEP | STEP | CANCEL | CLEAR, max_size=40)
+START = st.lists(ADD, max_size=8)
+WORK = st.builds(list.__add__, START, st.lists(ADD | STEP | STEP | STEP | CANCEL | CLEAR, max_size=40))
 
 
 class World:

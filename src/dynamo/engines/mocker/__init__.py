@@ -3,6 +3,7 @@
 from .args import MockerArgs, Reasoning
 from .blocks import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from .engine import MockerEngine, MockerRunning
+from .profile import Profile, ProfileTiming, read_profile
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
 from .timing import PolynomialTiming, Timing
@@ -20,8 +21,11 @@ __all__ = [
     "MockerEngine",
     "MockerRunning",
     "PolynomialTiming",
+    "Profile",
+    "ProfileTiming",
     "Ranks",
     "Reasoning",
     "Timing",
     "Vocabulary",
+    "read_profile",
 ]

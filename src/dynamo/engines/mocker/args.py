@@ -42,6 +42,8 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     startup_time: Annotated[float, Meta(ge=0)] | None = None
     disaggregation_mode: Literal["agg", "prefill", "decode"] = "agg"
     reasoning: Reasoning | None = None
+    planner_profile_data: str | None = None
+    """A profiler's .npz file whose times take the place of the published curves."""
 
     @classmethod
     def from_json(cls, source: bytes | str | Mapping[str, Any]) -> MockerArgs:
@@ -97,7 +99,6 @@ _UPSTREAM_ONLY = frozenset(
         "kv_cache_dtype",
         "kv_transfer_bandwidth",
         "kv_transfer_timing_mode",
-        "planner_profile_data",
         "response_replay_trace_path",
         "zmq_kv_events_port",
         "zmq_kv_events_ports",

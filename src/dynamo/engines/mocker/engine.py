@@ -16,6 +16,7 @@ from dynamo.runtime.stream import Sink
 from .args import MockerArgs
 from .blocks import KvEvent
 from .hashing import SEED, salt_seed
+from .profile import timing_for
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
 from .timing import Timing
@@ -61,7 +62,7 @@ class MockerEngine:
         self.args = args
         self._vocabulary = vocabulary or Vocabulary()
         self._on_events = on_events
-        self._ranks = Ranks(args, timing=timing, record_events=on_events is not None)
+        self._ranks = Ranks(args, timing=timing or timing_for(args), record_events=on_events is not None)
         self._ids = count()
         self._sinks: dict[int, Sink] = {}
         self._clock = 0.0
