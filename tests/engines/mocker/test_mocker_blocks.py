@@ -75,6 +75,15 @@ def test_blocks_never_used_go_before_cached_ones() -> None:
     assert len(pool.lookup([10, 11], 2)) == 2
 
 
+def test_a_released_block_that_was_never_full_goes_first() -> None:
+    pool = BlockPool(4)
+    blocks = put(pool, [10, 11])
+    unfinished = pool.allocate(2)
+    pool.release([*blocks, *unfinished])
+    assert pool.allocate(2) == [3, 2]
+    assert len(pool.lookup([10, 11], 2)) == 2
+
+
 def test_a_held_block_is_not_free_and_not_evicted() -> None:
     pool = BlockPool(2)
     pool.release(put(pool, [10, 11]))

@@ -147,6 +147,15 @@ def test_the_head_of_the_queue_is_not_overtaken_while_it_lacks_blocks() -> None:
     assert set(desk.scheduled()) == {1}
 
 
+def test_a_prompt_is_admitted_when_all_of_it_fits_not_only_its_first_chunk() -> None:
+    desk = Desk(num_gpu_blocks=4, max_num_batched_tokens=8)
+    desk.add(1, range(6), 2)
+    desk.add(2, range(100, 112), 1)
+    assert desk.scheduled() == {1: 6}
+    assert desk.scheduled() == {1: 1}
+    assert desk.scheduled() == {2: 8}
+
+
 @pytest.mark.parametrize(("watermark", "admitted"), [(0.0, {1, 2}), (0.25, {1, 2}), (0.5, {1})])
 def test_the_watermark_keeps_blocks_free_for_those_that_run(watermark: float, admitted: set[int]) -> None:
     desk = Desk(num_gpu_blocks=4, watermark=watermark)
@@ -177,7 +186,7 @@ def test_what_a_preempted_request_was_to_compute_goes_to_others() -> None:
     desk = Desk(num_gpu_blocks=3, max_num_batched_tokens=3, preemption_mode="fifo")
     desk.add(1, [1], 9)
     desk.add(2, range(100, 103), 9)
-    desk.add(3, range(200, 209), 1)
+    desk.add(3, range(200, 204), 1)
     steps = [desk.scheduled() for _ in range(4)]
     assert steps == [{1: 1, 2: 2}, {1: 1, 2: 1, 3: 1}, {1: 1, 2: 1, 3: 1}, {2: 1, 3: 2}]
 

@@ -31,7 +31,8 @@ KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 class BlockPool:
     """Who holds which block, and what free blocks still remember.
 
-    A free block keeps its content until it is needed for something else; the one free for longest goes first.
+    A free block keeps its content until it is needed for something else. Blocks that remember nothing go first, then
+    the one free for longest.
     Two requests that compute the same block hold a copy each. Events tell of the first copy and the loss of the last,
     so that whoever replays them as a set knows exactly what can be reused.
     """
@@ -98,11 +99,16 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back a request's blocks, the last one first: the tail of a chain is worth less than its head."""
-        holders, free = self._holders, self._free
+        holders, free, hash_of = self._holders, self._free, self._hash_of
+        blank = []
         for block in reversed(blocks):
             holders[block] -= 1
             if not holders[block]:
                 free[block] = None
+                if hash_of[block] is None:
+                    blank.append(block)
+        for block in reversed(blank):
+            free.move_to_end(block, last=False)
 
     def store(
         self,

@@ -274,9 +274,10 @@ class Scheduler:
                 count = budget
             target = computed + count
             missing = -(-target // size) - len(hit)
-            # With nobody running there is nobody to keep blocks free for.
+            # All it knows must fit, not only its first chunk. With nobody running, blocks are kept free for nobody.
+            whole = -(-known // size) - len(hit)
             reserve = self._reserve if self.running else 0
-            if missing + pool.idle(hit) + reserve > pool.free:
+            if whole + pool.idle(hit) + reserve > pool.free:
                 break
             self.waiting.popleft()
             self.running.append(sequence)
