@@ -120,13 +120,22 @@ def record(name: str) -> dict[str, Any]:
         tiny_model(Path(folder))
         engine = LLMEngine.from_engine_args(
             EngineArgs(
-                model=folder, load_format="dummy", dtype="float32", skip_tokenizer_init=True, enforce_eager=True,
-                max_model_len=MAX_MODEL_LEN, max_num_seqs=scenario["max_num_seqs"],
-                max_num_batched_tokens=scenario["max_num_batched_tokens"], block_size=BLOCK,
+                model=folder,
+                load_format="dummy",
+                dtype="float32",
+                skip_tokenizer_init=True,
+                enforce_eager=True,
+                max_model_len=MAX_MODEL_LEN,
+                max_num_seqs=scenario["max_num_seqs"],
+                max_num_batched_tokens=scenario["max_num_batched_tokens"],
+                block_size=BLOCK,
                 # vLLM keeps one block for padding.
-                num_gpu_blocks_override=scenario["num_gpu_blocks"] + 1, kv_cache_memory_bytes=16 << 20,
-                enable_prefix_caching=True, enable_chunked_prefill=scenario.get("enable_chunked_prefill", True),
-                async_scheduling=False, seed=0,
+                num_gpu_blocks_override=scenario["num_gpu_blocks"] + 1,
+                kv_cache_memory_bytes=16 << 20,
+                enable_prefix_caching=True,
+                enable_chunked_prefill=scenario.get("enable_chunked_prefill", True),
+                async_scheduling=False,
+                seed=0,
                 kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
             )  # fmt: skip
         )

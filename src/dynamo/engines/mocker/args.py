@@ -94,6 +94,7 @@ _UPSTREAM_ONLY = frozenset(
     {
         "bootstrap_port",
         "bootstrap_ports",
+        "enable_local_indexer",
         "handoff_session_timeout_ms",
         "kv_bytes_per_token",
         "kv_cache_dtype",
