@@ -137,11 +137,11 @@ def record(name: str) -> dict[str, Any]:
                 async_scheduling=False,
                 seed=0,
                 kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
-            )  # fmt: skip
+            )
         )
     scheduler = engine.engine_core.engine_core.scheduler
-    manager = scheduler.kv_cache_manager
-    manager.watermark_blocks = int(scenario.get("watermark", 0.0) * scenario["num_gpu_blocks"])
+    # A share of the blocks requests can hold, as in the mocker; vLLM would count its padding block too.
+    scheduler.kv_cache_manager.watermark_blocks = int(scenario.get("watermark", 0.0) * scenario["num_gpu_blocks"])
     log = EventLog()
     scheduler.kv_event_publisher = log
     preemptions = 0
@@ -155,7 +155,6 @@ def record(name: str) -> dict[str, Any]:
     scheduler._preempt_request = counting
     steps: list[dict[str, Any]] = []
     performed: list[list[Any]] = []
-    # vLLM gives requests names of its own; ours are told apart by what it answers to.
     live: set[int] = set()
 
     def step() -> None:

@@ -127,6 +127,13 @@ def test_a_run_of_new_blocks_after_a_copy_hangs_on_the_copy() -> None:
     assert pool.take_events() == [BlockStored([11, 12], 10, [11, 12], [11, 12])]
 
 
+def test_of_several_copies_the_first_is_found() -> None:
+    pool = BlockPool(2)
+    first = put(pool, [10])
+    put(pool, [10])
+    assert pool.lookup([10], 1) == first
+
+
 def test_only_the_loss_of_the_last_copy_is_told() -> None:
     pool = BlockPool(2)
     first = put(pool, [10])

@@ -7,7 +7,7 @@ from .profile import Profile, ProfileTiming, read_profile
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
 from .timing import PolynomialTiming, Timing
-from .tokens import Vocabulary
+from .tokens import Vocabulary, answer_for
 
 __all__ = [
     "AllBlocksCleared",
@@ -27,5 +27,6 @@ __all__ = [
     "Reasoning",
     "Timing",
     "Vocabulary",
+    "answer_for",
     "read_profile",
 ]
