@@ -1,0 +1,1 @@
+"""One module per engine. An engine computes tokens; everything around it is the same for all of them."""

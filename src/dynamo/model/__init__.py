@@ -1,0 +1,24 @@
+"""Where a model comes from, and what turns text into token ids and back."""
+
+from dynamo.model.card import LoadedModel, build_card, open_card
+from dynamo.model.detokenize import Decoder, json_escaped
+from dynamo.model.errors import ModelError, TemplateError
+from dynamo.model.source import HubConfig, LocalModel, default_name, resolve
+from dynamo.model.template import ChatTemplate
+from dynamo.model.tokenizer import Tokenizer
+
+__all__ = [
+    "ChatTemplate",
+    "Decoder",
+    "HubConfig",
+    "LoadedModel",
+    "LocalModel",
+    "ModelError",
+    "TemplateError",
+    "Tokenizer",
+    "build_card",
+    "default_name",
+    "json_escaped",
+    "open_card",
+    "resolve",
+]

@@ -29,6 +29,17 @@ class InvalidArgument(DynamoException):
     status = 400
 
 
+class InvalidRequest(InvalidArgument):
+    """A client's mistake in a request: `param` is the path of the field, `code` a word for programs."""
+
+    kind = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
 class ModelNotFound(DynamoException):
     kind = "model_not_found"
     status = 404

@@ -1,0 +1,26 @@
+"""Names and reachability: what a process needs to serve endpoints and to call those of others."""
+
+from dynamo.runtime.annotated import Annotated
+from dynamo.runtime.client import Client, Stream
+from dynamo.runtime.config import RuntimeConfig
+from dynamo.runtime.context import Context
+from dynamo.runtime.distributed import DistributedRuntime, Local
+from dynamo.runtime.endpoint import Component, Endpoint, Namespace
+from dynamo.runtime.names import EndpointId
+from dynamo.runtime.worker import dynamo_endpoint, dynamo_worker
+
+__all__ = [
+    "Annotated",
+    "Client",
+    "Component",
+    "Context",
+    "DistributedRuntime",
+    "Endpoint",
+    "EndpointId",
+    "Local",
+    "Namespace",
+    "RuntimeConfig",
+    "Stream",
+    "dynamo_endpoint",
+    "dynamo_worker",
+]

@@ -31,7 +31,7 @@ class Annotated:
 
     @classmethod
     def of(cls, value: Any) -> Annotated:
-        """A handler's item: plain data, unless it yielded an envelope itself (a dict with an event, comment or error)."""
+        """A handler's item: plain data, unless it is an envelope itself (a dict with an event, comment or error)."""
         if (
             type(value) is dict
             and ("event" in value or "comment" in value or "error" in value)

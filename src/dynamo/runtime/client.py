@@ -10,20 +10,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from dynamo.protocols import instance as records
-from dynamo.protocols.errors import DynamoException, InvalidArgument, StreamIncomplete, Unavailable
+from dynamo.protocols.errors import DynamoException, InvalidArgument, Unknown
 from dynamo.protocols.instance import Instance
+from dynamo.runtime import records
 from dynamo.runtime.annotated import Annotated
 from dynamo.runtime.context import Context
 from dynamo.runtime.discovery import Delete, Discovery, Put, Synced
+from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.names import INSTANCES, EndpointId, split_key
 from dynamo.runtime.plane.base import Channel, RequestPlane
-from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
-
-INHIBITED_SECONDS = 5.0
-"""How long an instance that failed is passed over, unless discovery says something new about it first."""
 
 
 class Client:
@@ -31,15 +28,10 @@ class Client:
 
     def __init__(self, endpoint: EndpointId, discovery: Discovery, plane: RequestPlane) -> None:
         self.endpoint = endpoint
+        self.set = InstanceSet(str(endpoint), plane)
         self._discovery = discovery
-        self._plane = plane
-        self._instances: dict[int, Instance] = {}
-        self._channels: dict[int, Channel] = {}
-        self._inhibited: dict[int, float] = {}
-        self._changed = asyncio.Event()
         self._synced = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
-        self._listeners: list[Callable[[], None]] = []
         self._turn = 0
 
     async def start(self) -> Client:
@@ -53,117 +45,42 @@ class Client:
             await asyncio.gather(self._watcher, return_exceptions=True)
 
     async def _watch(self) -> None:
-        prefix = f"{INSTANCES}{self.endpoint.path}/"
-        async with contextlib.aclosing(self._discovery.watch(prefix)) as changes:
+        async with contextlib.aclosing(self._discovery.watch(f"{INSTANCES}{self.endpoint.path}/")) as changes:
             async for change in changes:
                 match change:
                     case Put(key, value):
                         self._put(key, value)
                     case Delete(key):
-                        self._delete(key)
+                        with contextlib.suppress(ValueError):
+                            self.set.remove(split_key(key)[1])
                     case Synced():
                         self._synced.set()
 
     def _put(self, key: str, value: bytes) -> None:
         try:
-            endpoint, instance_id = split_key(key)
-            instance = records.decode(value)
-            if (endpoint, instance_id) != (self.endpoint, instance.instance_id):
-                raise ValueError("the record does not fit its key")
-            if instance.transport != self._plane.transport:
-                raise ValueError(f"it is served over {instance.transport}, this process uses {self._plane.transport}")
+            self.set.put(records.decode_at(key, value))
         except ValueError as error:
             log.warning("ignoring the instance record %s: %s", key, error)
-            return
-        self._instances[instance_id] = instance
-        self._channels[instance_id] = self._plane.channel(instance)
-        self._inhibited.pop(instance_id, None)
-        self._tell()
-
-    def _delete(self, key: str) -> None:
-        with contextlib.suppress(ValueError):
-            _, instance_id = split_key(key)
-            self._instances.pop(instance_id, None)
-            self._channels.pop(instance_id, None)
-            self._inhibited.pop(instance_id, None)
-            self._tell()
-
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed.clear()
-        for listener in tuple(self._listeners):
-            listener()
-
-    def on_change(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` whenever an instance appears, changes or disappears."""
-        self._listeners.append(listener)
 
     def instance_ids(self) -> list[int]:
-        return list(self._instances)
+        return self.set.ids()
 
     def instances(self) -> list[Instance]:
-        return list(self._instances.values())
+        return self.set.all()
 
     async def wait_for_instances(self) -> list[int]:
-        while not self._instances:
-            await self._changed.wait()
-        return self.instance_ids()
+        return await self.set.wait()
 
-    def routable(self, avoid: Sequence[int] = ()) -> list[int]:
-        """The instances to choose from: living, not draining, not failed a moment ago, not in `avoid`.
-
-        When everything failed a moment ago, trying again beats refusing.
-        """
-        living = [
-            instance_id
-            for instance_id, channel in self._channels.items()
-            if instance_id not in avoid and not channel.draining
-        ]
-        if not self._inhibited:
-            return living
-        now = asyncio.get_running_loop().time()
-        healthy = [instance_id for instance_id in living if self._inhibited.get(instance_id, 0) < now]
-        return healthy or living
-
-    def inhibit(self, instance_id: int) -> None:
-        self._inhibited[instance_id] = asyncio.get_running_loop().time() + INHIBITED_SECONDS
-
-    def channel(self, instance_id: int) -> Channel:
-        """The way to one instance; raises Unavailable when discovery does not know it."""
-        channel = self._channels.get(instance_id)
-        if channel is None:
-            raise Unavailable(f"no instance {instance_id} of {self.endpoint}")
-        return channel
-
-    def next_in_turn(self, routable: Sequence[int]) -> int:
+    def _next_in_turn(self, routable: Sequence[int]) -> int:
         self._turn += 1
         return routable[self._turn % len(routable)]
 
-    async def open(self, choose: Callable[[Sequence[int]], int]) -> tuple[int, Channel]:
-        """A connected instance: one that cannot be reached is passed over for the next, until none is left."""
-        failed: list[int] = []
-        last: DynamoException | None = None
-        while routable := self.routable(failed):
-            instance_id = choose(routable)
-            channel = self.channel(instance_id)
-            if not channel.ready:
-                try:
-                    await channel.open()
-                except DynamoException as error:
-                    log.warning("instance %x of %s: %s", instance_id, self.endpoint, error)
-                    self.inhibit(instance_id)
-                    failed.append(instance_id)
-                    last = error
-                    continue
-            return instance_id, channel
-        raise last or Unavailable(f"no instance of {self.endpoint} is there")
-
     async def random(self, request: Any, annotated: bool = True, context: Context | None = None) -> Stream:
-        _, channel = await self.open(random.choice)
+        _, channel = await self.set.open(random.choice)
         return self._send(channel, request, annotated, context)
 
     async def round_robin(self, request: Any, annotated: bool = True, context: Context | None = None) -> Stream:
-        _, channel = await self.open(self.next_in_turn)
+        _, channel = await self.set.open(self._next_in_turn)
         return self._send(channel, request, annotated, context)
 
     async def generate(self, request: Any, annotated: bool = True, context: Context | None = None) -> Stream:
@@ -172,7 +89,7 @@ class Client:
     async def direct(
         self, request: Any, instance_id: int, annotated: bool = True, context: Context | None = None
     ) -> Stream:
-        channel = self.channel(instance_id)
+        channel = self.set.channel(instance_id)
         if not channel.ready:
             await channel.open()
         return self._send(channel, request, annotated, context)
@@ -180,28 +97,55 @@ class Client:
     def _send(self, channel: Channel, request: Any, annotated: bool, context: Context | None) -> Stream:
         if context is not None and not isinstance(context, Context):
             raise InvalidArgument(f"context must be a dynamo.runtime.Context, not {type(context).__name__}")
-        stream = Stream(annotated=annotated, caller=context)
-        channel.send(request, stream.context, stream)
-        return stream
+        inbox = Inbox(context)
+        channel.send(request, inbox.context, inbox)
+        return Stream(inbox, annotated=annotated)
 
 
-class Stream(Sink, AsyncIterator[Any]):
-    """What comes back, as an async iterator. `aclose` (or leaving it unread) cancels at the worker."""
+class Stream(AsyncIterator[Any]):
+    """What comes back, as an async iterator. `aclose`, or letting go of it unread, cancels at the worker."""
 
-    def __init__(self, *, annotated: bool, caller: Context | None) -> None:
-        self.context = caller.detached(caller.id()) if caller else Context()
+    def __init__(self, inbox: Inbox, *, annotated: bool) -> None:
+        self._inbox = inbox
         self._annotated = annotated
-        self._items: deque[Any] = deque()
-        self._error: DynamoException | None = None
-        self._done = False
+        self._loop = asyncio.get_running_loop()
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> Any:
+        envelope = await self._inbox.next()
+        if self._annotated:
+            return envelope
+        if envelope.exception:
+            raise envelope.exception
+        if envelope.is_error():
+            raise Unknown(envelope.error or "the worker sent an error")
+        return envelope.data()
+
+    async def aclose(self) -> None:
+        self._inbox.context.kill()
+
+    def __del__(self) -> None:
+        if not self._inbox.done and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._inbox.context.kill)
+
+
+class Inbox:
+    """The sink below a `Stream`: what arrived and was not read yet."""
+
+    def __init__(self, caller: Context | None) -> None:
+        self.context = caller.detached(caller.id()) if caller else Context()
+        self.done = False
+        self._items: deque[Annotated] = deque()
         self._arrived = asyncio.Event()
         self._unlink: Callable[[], None] = lambda: None
         if caller:
-            self._unlink = caller.on_stop(lambda killed: self._caller_stopped(killed=killed))
+            self._unlink = caller.on_stop(self._caller_stopped)
             if caller.is_stopped():
-                self._caller_stopped(killed=caller.is_killed())
+                self._caller_stopped(caller.is_killed())
 
-    def _caller_stopped(self, *, killed: bool) -> None:
+    def _caller_stopped(self, killed: bool) -> None:
         if killed:
             self.context.kill()
         else:
@@ -211,48 +155,22 @@ class Stream(Sink, AsyncIterator[Any]):
         self.item({"token_ids": ids})
 
     def item(self, value: Any) -> None:
-        self._items.append(value)
+        self._items.append(Annotated.of(value))
         self._arrived.set()
 
     def end(self) -> None:
-        self._finish(None)
-
-    def fail(self, error: DynamoException) -> None:
-        self._finish(error)
-
-    def _finish(self, error: DynamoException | None) -> None:
-        self._done = True
-        self._error = error
+        self.done = True
         self._unlink()
         self._arrived.set()
 
-    def __aiter__(self) -> Stream:
-        return self
+    def fail(self, error: DynamoException) -> None:
+        self._items.append(Annotated.failed(error))
+        self.end()
 
-    async def __anext__(self) -> Any:
+    async def next(self) -> Annotated:
         while not self._items:
-            if self._done:
-                return self._last()
+            if self.done:
+                raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
-        envelope = Annotated.of(self._items.popleft())
-        if self._annotated:
-            return envelope
-        if envelope.is_error():
-            raise StreamIncomplete(envelope.error or "the worker sent an error")
-        return envelope.data()
-
-    def _last(self) -> Any:
-        error, self._error = self._error, None
-        if error is None:
-            raise StopAsyncIteration
-        if self._annotated:
-            return Annotated.failed(error)
-        raise error
-
-    async def aclose(self) -> None:
-        self.context.kill()
-
-    def __del__(self) -> None:
-        if not self._done:
-            self.context.kill()
+        return self._items.popleft()

@@ -1,0 +1,67 @@
+"""KV events and load, from workers to routers: in memory, over ZMQ, or through NATS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from dynamo.runtime.discovery.base import Discovery
+from dynamo.runtime.events.base import Callback, EventPlane, EventPlaneError, Subscription
+from dynamo.runtime.events.memory import MemoryBus, MemoryEventPlane
+from dynamo.runtime.events.nats import NatsEventPlane
+from dynamo.runtime.events.zmq import ZmqEventPlane
+from dynamo.runtime.nats import NatsConnection
+
+__all__ = [
+    "Callback",
+    "EventPlane",
+    "EventPlaneConfig",
+    "EventPlaneError",
+    "EventPlaneKind",
+    "MemoryBus",
+    "MemoryEventPlane",
+    "NatsEventPlane",
+    "Subscription",
+    "ZmqEventPlane",
+    "event_plane",
+]
+
+EventPlaneKind = Literal["memory", "zmq", "nats"]
+
+
+class EventPlaneConfig(Struct, frozen=True):
+    kind: EventPlaneKind = "zmq"
+    host: str = "127.0.0.1"
+    """Where ZMQ publishers listen; routers on other machines need an address they reach (0.0.0.0 finds one)."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(EventPlaneKind):
+            raise ValueError(f"unknown event plane {self.kind!r}: choose one of {', '.join(get_args(EventPlaneKind))}")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], kind: str | None = None) -> EventPlaneConfig:
+        """`kind` is the flag's value; without it DYN_EVENT_PLANE counts, then the default."""
+        chosen = kind or environ.get("DYN_EVENT_PLANE") or "zmq"
+        host = environ.get("DYN_EVENT_PLANE_HOST") or "127.0.0.1"
+        return cls(kind=chosen, host=host)  # type: ignore[arg-type]  # __post_init__ checks it
+
+
+def event_plane(
+    config: EventPlaneConfig,
+    discovery: Discovery,
+    *,
+    nats: NatsConnection | None = None,
+    bus: MemoryBus | None = None,
+) -> EventPlane:
+    """The plane `config` asks for, not yet started; `nats` is needed for nats, `bus` joins memory planes."""
+    match config.kind:
+        case "memory":
+            return MemoryEventPlane(bus or MemoryBus())
+        case "zmq":
+            return ZmqEventPlane(discovery, config.host)
+        case "nats":
+            if nats is None:
+                raise EventPlaneError("the nats event plane needs the process's NATS connection")
+            return NatsEventPlane(nats)

@@ -5,9 +5,9 @@ A worker `serve`s paths; a client asks for the `Channel` to an instance and send
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from dynamo.protocols.instance import Instance
+from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.context import Context
 from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.route import Route
@@ -36,7 +36,7 @@ class Channel(Protocol):
 
 
 class RequestPlane(Protocol):
-    transport: Literal["tcp", "nats", "memory"]
+    transport: Transport
 
     async def start(self) -> None:
         """Be ready to serve and to connect; raises PlaneError naming the fix."""

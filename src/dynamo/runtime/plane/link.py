@@ -40,7 +40,7 @@ class Link:
     def __init__(self, write: Callable[[bytes], None], peer: str, *, beat: float, patience: int = 4) -> None:
         self.peer = peer
         self.lost = False
-        self.on_lost: Callable[[], object] = lambda: None
+        self._when_lost: list[Callable[[], object]] = []
         self._write = write
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder()
@@ -56,6 +56,9 @@ class Link:
     @property
     def busy(self) -> bool:
         raise NotImplementedError
+
+    def when_lost(self, callback: Callable[[], object]) -> None:
+        self._when_lost.append(callback)
 
     def feed(self, data: bytes) -> None:
         """Bytes from the peer. What is not in the protocol ends this connection and touches no other."""
@@ -130,7 +133,8 @@ class Link:
             self._beat_timer.cancel()
             self._beat_timer = None
         self._close_transport()
-        self.on_lost()
+        for callback in self._when_lost:
+            callback()
         self._lost(error)
 
     def _close_transport(self) -> None:

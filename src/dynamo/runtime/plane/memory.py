@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, InvalidArgument
-from dynamo.protocols.instance import Instance
+from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane.base import served_path
 from dynamo.runtime.plane.frames import as_builtin
@@ -24,7 +24,7 @@ class MemoryHub:
 
 
 class MemoryPlane:
-    transport: Literal["memory"] = "memory"
+    transport: Transport = "memory"
 
     def __init__(self, hub: MemoryHub) -> None:
         self._hub = hub

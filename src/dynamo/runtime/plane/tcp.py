@@ -7,17 +7,16 @@ import errno
 import logging
 import socket
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import cast
 
 from msgspec import Struct
 
 from dynamo.protocols.errors import CannotConnect, Disconnected
-from dynamo.protocols.instance import Instance
-from dynamo.runtime.context import Context
+from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.plane.base import PlaneError, served_path
 from dynamo.runtime.plane.link import ClientLink, ServerLink
+from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
-from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
 
@@ -52,15 +51,15 @@ def local_ip() -> str:
 
 
 class TcpPlane:
-    transport: Literal["tcp"] = "tcp"
+    transport: Transport = "tcp"
 
     def __init__(self, config: TcpConfig) -> None:
         self._config = config
         self._routes: dict[str, Route] = {}
         self._server: asyncio.Server | None = None
         self._inbound: set[ServerLink] = set()
-        self._outbound: dict[str, ClientLink] = {}
-        self._opening: dict[str, asyncio.Task[ClientLink]] = {}
+        self._open: set[_Protocol] = set()
+        self._pool = LinkPool(self._connect)
 
     async def start(self) -> None:
         """Nothing to do: the listener opens with the first route, connections with the first request."""
@@ -88,7 +87,10 @@ class TcpPlane:
         config = self._config
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: ServerProtocol(self._routes, self._inbound, config), config.host, config.port, backlog=1024
+                lambda: ServerProtocol(self._open, self._routes, self._inbound, config),
+                config.host,
+                config.port,
+                backlog=1024,
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -97,23 +99,8 @@ class TcpPlane:
                 why = f"{error.strerror or error}; set DYN_TCP_RPC_HOST to an address of this machine"
             raise PlaneError(f"cannot listen on {config.host}:{config.port}: {why}") from error
 
-    def channel(self, instance: Instance) -> TcpChannel:
-        return TcpChannel(self, instance.address, served_path(instance))
-
-    def link(self, address: str) -> ClientLink | None:
-        link = self._outbound.get(address)
-        return None if link is None or link.lost else link
-
-    async def connect(self, address: str) -> ClientLink:
-        """The one connection to this address; many callers may wait for it and any of them may give up."""
-        link = self.link(address)
-        if link:
-            return link
-        task = self._opening.get(address)
-        if task is None:
-            task = self._opening[address] = asyncio.create_task(self._connect(address))
-            task.add_done_callback(lambda _: self._opening.pop(address, None))
-        return await asyncio.shield(task)
+    def channel(self, instance: Instance) -> LinkChannel:
+        return LinkChannel(self._pool, instance.address, served_path(instance))
 
     async def _connect(self, address: str) -> ClientLink:
         host, _, port = address.rpartition(":")
@@ -122,7 +109,7 @@ class TcpPlane:
         try:
             async with asyncio.timeout(config.connect_timeout):
                 _, protocol = await asyncio.get_running_loop().create_connection(
-                    lambda: ClientProtocol(address, config), host.strip("[]"), int(port)
+                    lambda: ClientProtocol(self._open, address, config), host.strip("[]"), int(port)
                 )
                 await protocol.link.greeted
         except CannotConnect:
@@ -131,46 +118,25 @@ class TcpPlane:
             if protocol:
                 protocol.link.lose(Disconnected("no answer to hello"))
             raise CannotConnect(f"cannot connect to {address}: {error or 'timed out'}") from error
-        self._outbound[address] = protocol.link
-        protocol.link.on_lost = lambda: self._outbound.pop(address, None)
         return protocol.link
 
     async def close(self) -> None:
-        for task in tuple(self._opening.values()):
-            task.cancel()
-        await asyncio.gather(*self._opening.values(), return_exceptions=True)
+        await self._pool.close()
         if self._server:
             self._server.close()
-        for link in (*self._inbound, *self._outbound.values()):
-            link.lose(Disconnected("the runtime was shut down"))
+        for link in tuple(self._inbound):
+            link.lose(Disconnected("the worker was shut down"))
+        await self._closed(within=1.0)
+        for protocol in tuple(self._open):
+            protocol.transport.abort()
+        await self._closed(within=1.0)
         if self._server:
             await self._server.wait_closed()
 
-
-class TcpChannel:
-    def __init__(self, plane: TcpPlane, address: str, path: str) -> None:
-        self._plane = plane
-        self._address = address
-        self._path = path
-
-    @property
-    def ready(self) -> bool:
-        return self._plane.link(self._address) is not None
-
-    @property
-    def draining(self) -> bool:
-        link = self._plane.link(self._address)
-        return link is not None and self._path in link.draining
-
-    async def open(self) -> None:
-        await self._plane.connect(self._address)
-
-    def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
-        link = self._plane.link(self._address)
-        if link is None:
-            sink.fail(CannotConnect(f"there is no connection to {self._address}"))
-            return
-        link.request(self._path, request, context, sink, item_type=item_type, columnar=columnar)
+    async def _closed(self, *, within: float) -> None:
+        """What was written last is still on its way out; a peer that does not read must not keep us."""
+        if self._open:
+            await asyncio.wait([protocol.closed for protocol in self._open], timeout=within)
 
 
 class _Protocol(asyncio.Protocol):
@@ -179,25 +145,34 @@ class _Protocol(asyncio.Protocol):
     transport: asyncio.Transport
     link: ServerLink | ClientLink
 
+    def __init__(self, opened: set[_Protocol]) -> None:
+        self._opened_set = opened
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
     def _opened(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
+        self._opened_set.add(self)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return transport
+        return self.transport
 
     def data_received(self, data: bytes) -> None:
         self.link.feed(data)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._opened_set.discard(self)
+        self.closed.set_result(None)
         self.link.lose(Disconnected(f"the connection to {self.link.peer} broke: {error or 'closed by the peer'}"))
 
 
 class ServerProtocol(_Protocol):
     MAX_UNSENT = 256 * 1024 * 1024
 
-    def __init__(self, routes: Mapping[str, Route], links: set[ServerLink], config: TcpConfig) -> None:
+    def __init__(
+        self, opened: set[_Protocol], routes: Mapping[str, Route], links: set[ServerLink], config: TcpConfig
+    ) -> None:
+        super().__init__(opened)
         self._routes = routes
         self._links = links
         self._config = config
@@ -233,7 +208,8 @@ class ServerProtocol(_Protocol):
 
 
 class ClientProtocol(_Protocol):
-    def __init__(self, address: str, config: TcpConfig) -> None:
+    def __init__(self, opened: set[_Protocol], address: str, config: TcpConfig) -> None:
+        super().__init__(opened)
         self._address = address
         self._config = config
 

@@ -1,0 +1,159 @@
+"""The events of a streamed /v1/responses answer, as the bytes to send."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from dynamo.protocols.openai_answers import CompletionUsage, TokenLogprob
+from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.protocols.responses_answers import (
+    FunctionCallItem,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponseObject,
+    item_id,
+)
+
+_encode = msgspec.json.encode
+
+
+class ResponsesStream:
+    """Told what the model produced, in order, it answers with the events that say so.
+
+    One item is open at a time: whatever begins another kind of output ends the one before.
+    """
+
+    def __init__(self, request: ResponsesRequest, response_id: str, model: str, created: int) -> None:
+        self._response = ResponseObject.begun(request, response_id, model, created)
+        self._sequence = 0
+        self._open: Literal["text", "reasoning", "tool"] | None = None
+        self._tool = -1
+        self._pieces: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._delta_head = b""
+        self._place: dict[str, Any] = {}
+
+    def start(self) -> bytes:
+        return self._whole("response.created") + self._whole("response.in_progress")
+
+    def text(self, delta: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+        begin = b"" if self._open == "text" else self._begin_text()
+        self._pieces.append(delta)
+        if not logprobs:
+            return begin + self._delta(b"[],", delta)
+        self._logprobs += logprobs
+        return begin + self._delta(_encode(logprobs) + b",", delta)
+
+    def reasoning(self, delta: str) -> bytes:
+        begin = b"" if self._open == "reasoning" else self._begin_reasoning()
+        self._pieces.append(delta)
+        return begin + self._delta(b"", delta)
+
+    def tool_start(self, index: int, call_id: str, name: str) -> bytes:
+        ended = self._end_item()
+        self._open, self._tool = "tool", index
+        item = FunctionCallItem(id=self._new_id("fc"), call_id=call_id, name=name, arguments="", status="in_progress")
+        return ended + self._add(item, "response.function_call_arguments.delta", b"")
+
+    def tool_arguments(self, index: int, delta: str) -> bytes:
+        if self._open != "tool" or index != self._tool:
+            raise ValueError(f"arguments for call {index}, which is not open")
+        self._pieces.append(delta)
+        return self._delta(b"", delta)
+
+    def finish(self, reason: str, usage: CompletionUsage) -> bytes:
+        """`reason` is a chat finish reason: stop, length, tool_calls or content_filter."""
+        self._response.ended(reason, usage)
+        incomplete = self._response.status == "incomplete"
+        ended = self._end_item("incomplete" if incomplete else "completed")
+        return ended + self._whole("response.incomplete" if incomplete else "response.completed")
+
+    def fail(self, message: str, code: str = "server_error") -> bytes:
+        ended = self._end_item("incomplete")
+        self._response.status = "failed"
+        self._response.error = {"code": code, "message": message}
+        return ended + self._whole("response.failed")
+
+    @property
+    def response(self) -> ResponseObject:
+        return self._response
+
+    def _begin_text(self) -> bytes:
+        ended = self._end_item()
+        self._open = "text"
+        item = OutputMessage(id=self._new_id("msg"), status="in_progress", content=[])
+        added = self._add(item, "response.output_text.delta", b'"content_index":0,"logprobs":')
+        item.content.append(OutputText(text=""))
+        return ended + added + self._part("response.content_part.added", item.content[0])
+
+    def _begin_reasoning(self) -> bytes:
+        ended = self._end_item()
+        self._open = "reasoning"
+        item = ReasoningItem(id=self._new_id("rs"), status="in_progress", content=[])
+        added = self._add(item, "response.reasoning_text.delta", b'"content_index":0,')
+        item.content.append(ReasoningText(text=""))
+        return ended + added + self._part("response.content_part.added", item.content[0])
+
+    def _add(self, item: OutputItem, delta_event: str, delta_fields: bytes) -> bytes:
+        index = len(self._response.output)
+        self._response.output.append(item)
+        self._place = {"item_id": item.id, "output_index": index}
+        self._delta_head = (
+            f'event: {delta_event}\ndata: {{"type":"{delta_event}","item_id":{_encode(item.id).decode()},'
+            f'"output_index":{index},'
+        ).encode() + delta_fields
+        return self._event("response.output_item.added", output_index=index, item=item)
+
+    def _end_item(self, status: ItemStatus = "completed") -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        item = self._response.output[-1]
+        item.status = status
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        match item:
+            case OutputMessage(content=[part]):
+                part.text, part.logprobs, self._logprobs = text, self._logprobs, []
+                done = self._event(
+                    "response.output_text.done", **self._place, content_index=0, text=text, logprobs=part.logprobs
+                ) + self._part("response.content_part.done", part)
+            case ReasoningItem(content=[part]):
+                part.text = text
+                done = self._event(
+                    "response.reasoning_text.done", **self._place, content_index=0, text=text
+                ) + self._part("response.content_part.done", part)
+            case FunctionCallItem():
+                item.arguments = text
+                done = self._event(
+                    "response.function_call_arguments.done", **self._place, name=item.name, arguments=text
+                )
+            case _:
+                done = b""
+        return done + self._event("response.output_item.done", output_index=len(self._response.output) - 1, item=item)
+
+    def _part(self, event: str, part: OutputText | ReasoningText) -> bytes:
+        return self._event(event, **self._place, content_index=0, part=part)
+
+    def _whole(self, event: str) -> bytes:
+        return self._event(event, response=self._response)
+
+    def _delta(self, fields: bytes, delta: str) -> bytes:
+        number = self._sequence
+        self._sequence = number + 1
+        return b'%b%b"delta":%b,"sequence_number":%d}\n\n' % (self._delta_head, fields, _encode(delta), number)
+
+    def _event(self, event: str, **fields: Any) -> bytes:
+        data = _encode({"type": event, **fields, "sequence_number": self._sequence})
+        self._sequence += 1
+        return b"event: %b\ndata: %b\n\n" % (event.encode(), data)
+
+    def _new_id(self, prefix: str) -> str:
+        return item_id(prefix, self._response.id, len(self._response.output))

@@ -1,0 +1,182 @@
+"""Token ids back into text, a few at a time, with nothing lost where a character is split over tokens.
+
+Byte-level vocabularies (GPT-2's scheme: Llama 3, Qwen, DeepSeek …) are decoded by table: nearly every id stands for
+whole characters, so its text is looked up, and only the rest goes through bytes. All others use `DecodeStream`.
+"""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import tokenizers
+from msgspec import Struct
+from tokenizers.decoders import DecodeStream
+
+_REPLACEMENT = "\ufffd"
+_CONTEXT = 8
+# The longest character takes four byte tokens; a longer wait means the bytes will never become one.
+_LONGEST_WAIT = 8
+
+
+class Decoder(Protocol):
+    """The text of one stream of ids. Each call returns what is certain so far, which may be nothing."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+
+    def push_escaped(self, ids: Sequence[int]) -> str:
+        """As `push`, but as it stands between the quotes of a JSON string."""
+
+    def flush(self) -> str:
+        """What is left at the end of the stream: a character that never became whole, as U+FFFD."""
+
+
+def json_escaped(text: str) -> str:
+    return msgspec.json.encode(text)[1:-1].decode()
+
+
+class ByteTables(Struct, frozen=True):
+    """What the ids of a byte-level vocabulary stand for; `text` and `escaped` leave out ids of partial characters."""
+
+    pieces: dict[int, bytes]
+    text: dict[int, str]
+    escaped: dict[int, str]
+
+    @classmethod
+    def build(cls, pieces: dict[int, bytes]) -> ByteTables:
+        text: dict[int, str] = {}
+        escaped: dict[int, str] = {}
+        for id, piece in pieces.items():
+            try:
+                text[id] = piece.decode()
+            except UnicodeDecodeError:
+                continue
+            escaped[id] = json_escaped(text[id])
+        return cls(pieces, text, escaped)
+
+    def without(self, special: frozenset[int]) -> ByteTables:
+        """The same tables with some ids standing for nothing."""
+        return ByteTables(
+            self.pieces | dict.fromkeys(special, b""),
+            self.text | dict.fromkeys(special, ""),
+            self.escaped | dict.fromkeys(special, ""),
+        )
+
+
+class ByteDecoder:
+    """Exactly `decode` of a byte-level vocabulary, in pieces; ids outside the vocabulary stand for nothing."""
+
+    __slots__ = ("_carry", "_escaped", "_pieces", "_text")
+
+    def __init__(self, tables: ByteTables) -> None:
+        self._pieces = tables.pieces
+        self._text: Callable[[int], str] = tables.text.__getitem__
+        self._escaped: Callable[[int], str] = tables.escaped.__getitem__
+        self._carry = b""
+
+    def push(self, ids: Sequence[int]) -> str:
+        if not self._carry:
+            try:
+                return self._text(ids[0]) if len(ids) == 1 else "".join(map(self._text, ids))
+            except KeyError:
+                pass
+        return self._through_bytes(ids)
+
+    def push_escaped(self, ids: Sequence[int]) -> str:
+        if not self._carry:
+            try:
+                return self._escaped(ids[0]) if len(ids) == 1 else "".join(map(self._escaped, ids))
+            except KeyError:
+                pass
+        return json_escaped(self._through_bytes(ids))
+
+    def flush(self) -> str:
+        rest, self._carry = self._carry, b""
+        return rest.decode(errors="replace")
+
+    def _through_bytes(self, ids: Sequence[int]) -> str:
+        data = self._carry + b"".join([self._pieces.get(id, b"") for id in ids])
+        text, used = utf_8_decode(data, "replace", False)
+        self._carry = data[used:]
+        return text
+
+
+class StreamDecoder:
+    """Any other vocabulary, through `DecodeStream`, which is given the end of the prompt as context.
+
+    Without it the first word would lose its leading space, as a decoder takes it for the start of the text.
+    """
+
+    __slots__ = ("_context", "_hidden", "_skip", "_stream", "_tokenizer", "_waiting")
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, prompt_ids: Sequence[int], skip_special: bool, special: frozenset[int]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special
+        self._hidden = special if skip_special else frozenset[int]()
+        self._context = self._usable([id for id in prompt_ids[-4 * _CONTEXT :] if self._shown(id)][-_CONTEXT:])
+        self._stream = DecodeStream(self._context, skip_special)
+        self._waiting: list[int] = []
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join([self._step(id) for id in ids if self._shown(id)])
+
+    def push_escaped(self, ids: Sequence[int]) -> str:
+        return json_escaped(self.push(ids))
+
+    def flush(self) -> str:
+        if not self._waiting:
+            return ""
+        before = self._decode(self._context)
+        text = self._decode(self._context + self._waiting)
+        # A run of byte tokens can change the text before it: then what waits is read on its own.
+        text = text[len(before) :] if text.startswith(before) else self._decode(self._waiting)
+        self._waiting = []
+        self._stream = DecodeStream(self._context, self._skip)
+        return text
+
+    def _step(self, id: int) -> str:
+        self._waiting.append(id)
+        try:
+            text = self._stream.step(self._tokenizer, id)
+        except Exception:  # the library raises a bare Exception where the new text no longer starts with the old
+            return self.flush()
+        if text is None:
+            return self.flush() if len(self._waiting) > _LONGEST_WAIT else ""
+        self._context = self._usable((self._context + self._waiting)[-_CONTEXT:])
+        self._waiting = []
+        return text
+
+    def _shown(self, id: int) -> bool:
+        # What is no id at all would raise; what is no id of this vocabulary stands for nothing either way.
+        return 0 <= id <= 0xFFFFFFFF and id not in self._hidden
+
+    def _usable(self, ids: list[int]) -> list[int]:
+        while ids and self._decode(ids).endswith(_REPLACEMENT):
+            ids = ids[:-1]
+        return ids
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+
+
+def byte_pieces(tokens: Mapping[int, str]) -> dict[int, bytes]:
+    """The bytes behind byte-level tokens: each character is one byte, or the token is not byte-level and itself."""
+    characters = {ord(character): byte for byte, character in enumerate(byte_characters())}
+    pieces: dict[int, bytes] = {}
+    for id, token in tokens.items():
+        try:
+            pieces[id] = bytes([characters[ord(character)] for character in token])
+        except KeyError:
+            pieces[id] = token.encode()
+    return pieces
+
+
+def byte_characters() -> str:
+    """GPT-2's printable stand-ins for the 256 bytes: a byte that prints is itself, the others follow from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return "".join(chr(byte) if byte in printable else chr(next(spare)) for byte in range(256))

@@ -1,0 +1,69 @@
+"""The files of a model folder, by the role a card gives them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from dynamo.model.errors import ModelError
+
+NAMED_TEMPLATE = "chat_template:"
+"""Role prefix of templates for a purpose, `chat_template:tool_use`."""
+
+_SINGLE = {
+    "config": ("config.json",),
+    "generation_config": ("generation_config.json",),
+    "tokenizer": ("tokenizer.json",),
+    "tokenizer_config": ("tokenizer_config.json",),
+    "special_tokens_map": ("special_tokens_map.json",),
+    "chat_template": ("chat_template.jinja", "chat_template.json"),
+}
+_TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
+
+
+def find_files(folder: Path) -> dict[str, Path]:
+    """Those files of a model folder that decide how text becomes tokens, by role."""
+    found = {}
+    for role, names in _SINGLE.items():
+        present = [folder / name for name in names if (folder / name).is_file()]
+        if present:
+            found[role] = present[0]
+    for name in _TEMPLATE_FOLDERS:
+        for path in sorted((folder / name).glob("*.jinja")):
+            found.setdefault(NAMED_TEMPLATE + path.stem, path)
+    return found
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_text(path: Path) -> str:
+    try:
+        return read(path).decode()
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def read_object(path: Path | None) -> dict[str, Any]:
+    """A JSON object, or an empty one where the model has no such file."""
+    if path is None:
+        return {}
+    try:
+        # Not msgspec: published configs hold NaN and Infinity, which are no JSON but which Python writes and reads.
+        value = json.loads(read(path))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def checksum(path: Path) -> str:
+    return xxhash.xxh3_128_hexdigest(read(path))

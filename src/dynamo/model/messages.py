@@ -1,0 +1,130 @@
+"""OpenAI's message dicts in the shape a particular template takes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from dynamo.model.errors import TemplateError
+
+_ARGUMENTS_AS_STRING = re.compile(r"arguments['\"\]]*\s+is\s+(not\s+)?string")
+_TEXT_TYPES = {"text", "input_text", "output_text", "refusal"}
+_MEDIA_TYPES = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "video": "video",
+    "video_url": "video",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+_PROBE = "a9Zk3probe"
+
+
+class Style(Struct, frozen=True, kw_only=True):
+    """What a template does with the parts of a message that models disagree on."""
+
+    takes_parts: bool
+    """Content may stay a list of parts; otherwise it must be one string."""
+    only_parts: bool
+    """Content must be a list of parts."""
+    takes_none: bool
+    """Content may be none; otherwise the template would print the word."""
+    arguments_as_string: bool
+    """A tool call's arguments may stay the JSON text they came as."""
+
+    @classmethod
+    def of(cls, source: str, render: Callable[[list[dict[str, Any]]], str]) -> Style:
+        """Find out by trying."""
+
+        def shows(content: Any) -> str:
+            try:
+                return render([{"role": "user", "content": content}])
+            except TemplateError:
+                return ""
+
+        string = _PROBE in shows(_PROBE)
+        listed = shows([{"type": "text", "text": _PROBE}])
+        parts = _PROBE in listed and "'text'" not in listed and '"text"' not in listed
+        return cls(
+            takes_parts=parts,
+            only_parts=parts and not string,
+            takes_none=_takes_none(render),
+            arguments_as_string=bool(_ARGUMENTS_AS_STRING.search(source)),
+        )
+
+
+def _takes_none(render: Callable[[list[dict[str, Any]]], str]) -> bool:
+    call = {"id": "call_12345", "type": "function", "function": {"name": _PROBE, "arguments": {}}}
+    user = {"role": "user", "content": _PROBE}
+    try:
+        return "None" not in render([user, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    except TemplateError:
+        return False
+
+
+def for_template(messages: Sequence[Mapping[str, Any]], style: Style) -> list[dict[str, Any]]:
+    return [_message(message, index, style) for index, message in enumerate(messages)]
+
+
+def with_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool whose schema templates may walk through, even where the client left it out."""
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return dict(tool)
+    parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+    return {**tool, "function": {**function, "parameters": parameters}}
+
+
+def _message(message: Mapping[str, Any], index: int, style: Style) -> dict[str, Any]:
+    content = message.get("content")
+    prepared = dict(message)
+    if isinstance(content, (list, tuple)):
+        parts = [_part(part, f"messages[{index}].content[{at}]") for at, part in enumerate(content)]
+        prepared["content"] = parts if style.takes_parts else _joined(parts, index)
+    elif isinstance(content, str):
+        prepared["content"] = [{"type": "text", "text": content}] if style.only_parts else content
+    elif content is None and not style.takes_none:
+        prepared["content"] = [] if style.only_parts else ""
+    if calls := message.get("tool_calls"):
+        prepared["tool_calls"] = [_call(call, style) for call in calls]
+    return prepared
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in _TEXT_TYPES:
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise TemplateError(f"{where}: a part of type {kind} needs a text")
+        return {"type": "text", "text": text}
+    if kind in _MEDIA_TYPES:
+        return {"type": _MEDIA_TYPES[kind]}
+    raise TemplateError(f"{where}: unknown type of content {kind!r}")
+
+
+def _joined(parts: list[dict[str, Any]], index: int) -> str:
+    for at, part in enumerate(parts):
+        if part["type"] != "text":
+            raise TemplateError(f"messages[{index}].content[{at}]: this model takes text only, not {part['type']}")
+    return "\n".join(part["text"] for part in parts)
+
+
+def _call(call: Any, style: Style) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if style.arguments_as_string or not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,125 @@
+"""Jinja as Hugging Face speaks it, by minijinja where that gives the same text as jinja2, else by jinja2 sandboxed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import minijinja
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from msgspec import Struct
+
+from dynamo.model.errors import ModelError, TemplateError
+
+log = logging.getLogger(__name__)
+
+# Training code marks what the model wrote by these tags; here they only group, and `if true` groups the same way.
+_GENERATION = re.compile(r"\{%([-+]?)\s*generation\s*([-+]?)%\}")
+_END_GENERATION = re.compile(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}")
+_NAME = "chat template"
+_TRIAL_TIME = datetime(2026, 1, 2, 3, 4, 5)
+
+
+class Trial(Struct, frozen=True):
+    """A context both engines must render to the same text."""
+
+    context: dict[str, Any]
+
+
+class _Refusal(Exception):
+    """Raised by a template through raise_exception."""
+
+
+class Renderer:
+    """One template. Whatever goes wrong in it is a TemplateError."""
+
+    def __init__(self, source: str, trials: Sequence[Trial], now: Callable[[], datetime] = datetime.now) -> None:
+        self.source = source
+        self._now: Callable[[], datetime] = lambda: _TRIAL_TIME
+        plain = _END_GENERATION.sub(r"{%\1 endif \2%}", _GENERATION.sub(r"{%\1 if true \2%}", source))
+        try:
+            self._reference = self._jinja2(plain)
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
+            line = getattr(error, "lineno", "?")
+            raise ModelError(f"the chat template is not valid Jinja: {error} (line {line})") from error
+        self._fast = self._proven_minijinja(plain, trials)
+        self._now = now
+
+    @property
+    def engine(self) -> str:
+        return "jinja2" if self._fast is None else "minijinja"
+
+    def render(self, context: dict[str, Any]) -> str:
+        if self._fast is not None:
+            try:
+                return self._fast.render_template(_NAME, **context)
+            except Exception:  # jinja2 has the last word on what a template accepts, and words its refusal
+                pass
+        return self._render_reference(context)
+
+    def _render_reference(self, context: dict[str, Any]) -> str:
+        try:
+            return self._reference.render(**context)
+        except _Refusal as error:
+            raise TemplateError(str(error)) from None
+        except Exception as error:  # a template is a program: it can fail in any way a program can
+            raise TemplateError(f"the chat template failed: {error or type(error).__name__}") from error
+
+    def _jinja2(self, source: str) -> jinja2.Template:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = self._strftime_now
+        return environment.from_string(source)
+
+    def _proven_minijinja(self, source: str, trials: Sequence[Trial]) -> minijinja.Environment | None:
+        environment = minijinja.Environment(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_escape_callback=lambda name: False,
+            filters={"tojson": _to_json},
+            globals={"raise_exception": _refuse, "strftime_now": self._strftime_now},
+        )
+        try:
+            environment.add_template(_NAME, source)
+        except Exception as error:
+            log.info("rendering with jinja2: minijinja cannot take this template: %s", error)
+            return None
+        for trial in trials:
+            try:
+                expected = self._render_reference(trial.context)
+            except TemplateError:
+                continue
+            try:
+                same = environment.render_template(_NAME, **trial.context) == expected
+            except Exception:  # `render` falls back in such a case, at the cost of both engines each time
+                same = False
+            if not same:
+                log.info("rendering with jinja2: minijinja renders this template differently")
+                return None
+        return environment
+
+    def _strftime_now(self, format: str) -> str:
+        return self._now().strftime(format)
+
+
+def _refuse(message: object = "the chat template refused these messages") -> str:
+    raise _Refusal(str(message))
+
+
+def _to_json(
+    value: Any,
+    indent: int | None = None,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own escapes HTML and sorts keys, which would show the model another text than it was trained on."""
+    pair = tuple(separators) if separators is not None else None
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)  # type: ignore[arg-type]

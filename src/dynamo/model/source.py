@@ -1,0 +1,172 @@
+"""Where a model comes from: a folder, a GGUF file, or a Hugging Face id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct
+
+from dynamo.model.errors import ModelError
+
+_HUB = "https://huggingface.co"
+_HUB_PREFIX = "hf://"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_TRUE = {"1", "true", "yes", "on"}
+
+# A repository often holds its weights several times over; these copies no engine here loads.
+_OTHER_COPIES = ["original/*", "onnx/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.gguf"]
+_TEXT_ONLY = ["*.json", "*.jinja"]
+
+
+class HubConfig(Struct, frozen=True, kw_only=True):
+    """How to reach the Hugging Face hub, and where its files are kept."""
+
+    cache: Path
+    token: str | None = None
+    endpoint: str = _HUB
+    offline: bool = False
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> HubConfig:
+        """The variables huggingface_hub documents, by its own order of precedence."""
+        cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
+        if not cache:
+            root = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
+            cache = str(Path(environ.get("HF_HOME") or Path(root) / "huggingface") / "hub")
+        offline = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
+        return cls(
+            cache=Path(cache).expanduser(),
+            token=environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or None,
+            endpoint=(environ.get("HF_ENDPOINT") or _HUB).rstrip("/"),
+            offline=offline.strip().lower() in _TRUE,
+        )
+
+
+class LocalModel(Struct, frozen=True, kw_only=True):
+    """A model whose files are on this machine: `path` is a folder or one GGUF file."""
+
+    source: str
+    path: Path
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.path.is_file()
+
+
+def default_name(source: str) -> str:
+    """The name a model is served under when nobody chose one: the hub id, the folder's or the GGUF file's name."""
+    if source.startswith(_HUB_PREFIX):
+        return source.removeprefix(_HUB_PREFIX)
+    path = Path(source).expanduser()
+    if path.exists() or _looks_like_path(source):
+        path = path.resolve()
+        return path.stem if path.suffix.lower() == ".gguf" else path.name
+    return source
+
+
+def resolve(source: str, *, config: HubConfig, weights: bool = True, tokenizer: bool = True) -> LocalModel:
+    """Bring a model onto this machine; blocks while it downloads.
+
+    `weights=False` fetches only what a frontend needs. `tokenizer=False` accepts a folder without tokenizer.json, for
+    engines that take text.
+    """
+    if not source or "\0" in source:
+        raise ModelError("no model given: name a folder, a GGUF file or a Hugging Face id such as Qwen/Qwen3-0.6B")
+    if source.startswith(_HUB_PREFIX):
+        folder = _download(source.removeprefix(_HUB_PREFIX), config, weights)
+    else:
+        path = Path(source).expanduser()
+        if path.is_file():
+            return LocalModel(source=source, path=_checked_gguf(path).resolve())
+        if not path.is_dir():
+            if _looks_like_path(source):
+                raise ModelError(_no_such_path(source, path))
+            folder = _download(source, config, weights)
+        else:
+            folder = path.resolve()
+    _check_folder(folder, source, tokenizer=tokenizer)
+    return LocalModel(source=source, path=folder)
+
+
+def _looks_like_path(source: str) -> bool:
+    return (
+        source.startswith((".", "/", "~"))
+        or source.endswith("/")
+        or "\\" in source
+        or source.count("/") > 1
+        or source.lower().endswith(".gguf")
+    )
+
+
+def _no_such_path(source: str, path: Path) -> str:
+    kind = "GGUF file" if source.lower().endswith(".gguf") else "model folder"
+    hint = "check the path"
+    if path.parent.is_dir():
+        hint = f"{path.parent} exists but has no {path.name}"
+    elif _HUB_ID.fullmatch("/".join(path.parts[-2:])):
+        hint = f"for the Hugging Face model of that name write {'/'.join(path.parts[-2:])}"
+    return f"no such {kind}: {source} ({hint})"
+
+
+def _checked_gguf(path: Path) -> Path:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error
+    if magic != b"GGUF":
+        raise ModelError(f"not a GGUF file: {path} (give a GGUF file, or the folder with config.json in it)")
+    return path
+
+
+def _check_folder(folder: Path, source: str, *, tokenizer: bool) -> None:
+    if not (folder / "config.json").is_file():
+        ggufs = sorted(entry.name for entry in folder.glob("*.gguf"))
+        hint = "is it a model folder in Hugging Face layout?"
+        if ggufs:
+            hint = f"to use its GGUF file give {folder / ggufs[0]}"
+        elif not _is_path(source):
+            hint = "for a repository of GGUF files download one of them and give its path"
+        raise ModelError(f"no config.json in {folder} ({hint})")
+    if tokenizer and not (folder / "tokenizer.json").is_file():
+        raise ModelError(f"no tokenizer.json in {folder} (only models that ship the Hugging Face fast tokenizer work)")
+
+
+def _is_path(source: str) -> bool:
+    return not source.startswith(_HUB_PREFIX) and Path(source).expanduser().exists()
+
+
+def _download(repo: str, config: HubConfig, weights: bool) -> Path:
+    if not _HUB_ID.fullmatch(repo) or len(repo) > 96 or ".." in repo or "--" in repo:
+        raise ModelError(f"neither a folder, a GGUF file nor a Hugging Face id: {repo} (an id looks like org/name)")
+    # Importing the hub client takes a quarter of a second; those with a local model never pay it.
+    from huggingface_hub import errors as hub
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                repo,
+                cache_dir=config.cache,
+                token=config.token,
+                endpoint=config.endpoint,
+                local_files_only=config.offline,
+                allow_patterns=None if weights else _TEXT_ONLY,
+                ignore_patterns=_OTHER_COPIES,
+            )
+        )
+    except hub.GatedRepoError as error:
+        page = f"{config.endpoint}/{repo}"
+        fix = "your HF_TOKEN has no access to it" if config.token else "set HF_TOKEN to a token of your account"
+        raise ModelError(f"{repo} is gated: accept its terms at {page}; {fix}") from error
+    except hub.RepositoryNotFoundError as error:
+        fix = "or HF_TOKEN may not see it" if config.token else "if it is private, set HF_TOKEN"
+        raise ModelError(f"no such model: {repo} is neither a folder here nor on {config.endpoint} ({fix})") from error
+    except (hub.LocalEntryNotFoundError, hub.IncompleteSnapshotError) as error:
+        why = "HF_HUB_OFFLINE is set" if config.offline else f"{config.endpoint} cannot be reached"
+        raise ModelError(f"{repo} is not a folder here, not (fully) in the cache {config.cache}, and {why}") from error
+    except Exception as error:  # the hub client lets errors of its HTTP library, its cache and the disk through
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"cannot download {repo} from {config.endpoint}: {lines[0]}") from error

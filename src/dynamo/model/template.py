@@ -1,0 +1,196 @@
+"""Chat messages into the one text a model was trained on, by the template it ships."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynamo.model.errors import ModelError, TemplateError
+from dynamo.model.files import NAMED_TEMPLATE, read_object, read_text
+from dynamo.model.messages import Style, for_template, with_parameters
+from dynamo.model.rendering import Renderer, Trial
+
+_DEFAULT = "default"
+_TOOL_USE = "tool_use"
+_RESERVED = ("messages", "tools")
+# No text holds it: private-use characters around a word nobody writes.
+_CUT = "\ue0f5continue-here\ue0f5"
+
+
+class ChatTemplate:
+    """The templates of one model: the default one, and the one for requests with tools where the model has it."""
+
+    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
+        """Raises ModelError for a template that is not Jinja."""
+        if not templates:
+            raise ModelError("a chat template needs at least one template")
+        self.special_tokens = dict(special_tokens or {})
+        trials = [Trial({**self.special_tokens, **trial.context}) for trial in _trials()]
+        self._forms = {name: _Form(source, self.special_tokens, trials) for name, source in templates.items()}
+        self._default = self._forms.get(_DEFAULT) or next(iter(self._forms.values()))
+
+    @property
+    def sources(self) -> dict[str, str]:
+        return {name: form.renderer.source for name, form in self._forms.items()}
+
+    @property
+    def engine(self) -> str:
+        return self._default.renderer.engine
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt as text, special tokens written out: encode it with `add_special_tokens=False`.
+
+        `continue_final_message` leaves the last message open for the model to go on with, and takes the place of
+        `add_generation_prompt`. Raises TemplateError, which is always the caller's fault.
+        """
+        args = dict(template_args or {})
+        for name in _RESERVED:
+            if name in args:
+                raise TemplateError(f"template arguments must not set {name!r}")
+        form = self._forms.get(_TOOL_USE, self._default) if tools else self._default
+        prepared = for_template(messages, form.style)
+        if continue_final_message:
+            add_generation_prompt = False
+            args.pop("add_generation_prompt", None)
+            _mark_end(prepared)
+        text = form.renderer.render(
+            {
+                **self.special_tokens,
+                "messages": prepared,
+                "tools": [with_parameters(tool) for tool in tools] if tools else None,
+                "documents": list(documents) if documents else None,
+                "add_generation_prompt": add_generation_prompt,
+                **args,
+            }
+        )
+        if not continue_final_message:
+            return text
+        open_text, cut, _ = text.rpartition(_CUT)
+        if not cut:
+            raise TemplateError("the final message cannot be continued: this model's template does not show it")
+        return open_text.replace(_CUT, "")
+
+
+class _Form:
+    """One template and what it takes."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str], trials: list[Trial]) -> None:
+        self.renderer = Renderer(source, trials)
+        self.style = Style.of(
+            source,
+            lambda messages: self.renderer.render(
+                {
+                    **special_tokens,
+                    "messages": messages,
+                    "tools": None,
+                    "documents": None,
+                    "add_generation_prompt": True,
+                }
+            ),
+        )
+
+
+def load_template(
+    files: Mapping[str, Path], special_tokens: Mapping[str, str], custom: Path | None = None
+) -> ChatTemplate | None:
+    """A model's template from its files by role; None for a model that has none and so cannot chat."""
+    if custom is not None:
+        return ChatTemplate({_DEFAULT: read_text(custom)}, special_tokens)
+    templates = _from_config(read_object(files.get("tokenizer_config")).get("chat_template"))
+    if (path := files.get("chat_template")) is not None:
+        if path.suffix == ".json":
+            templates |= _from_config(read_object(path).get("chat_template"))
+        else:
+            templates[_DEFAULT] = read_text(path)
+    for role, path in files.items():
+        if role.startswith(NAMED_TEMPLATE):
+            templates[role.removeprefix(NAMED_TEMPLATE)] = read_text(path)
+    return ChatTemplate(templates, special_tokens) if templates else None
+
+
+def _from_config(value: Any) -> dict[str, str]:
+    match value:
+        case None:
+            return {}
+        case str():
+            return {_DEFAULT: value}
+        case list() if all(isinstance(entry, dict) for entry in value):
+            named = {entry.get("name"): entry.get("template") for entry in value}
+        case dict():
+            named = value
+        case _:
+            raise ModelError("chat_template must be a string, or named templates")
+    if not all(isinstance(name, str) and isinstance(template, str) for name, template in named.items()):
+        raise ModelError("chat_template must be a string, or named templates, each with a name and a template")
+    return dict(named)
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> None:
+    content = messages[-1].get("content") if messages else None
+    match content:
+        case str():
+            messages[-1]["content"] = content + _CUT
+        case [*parts, {"type": "text", "text": str(text)} as last]:
+            messages[-1]["content"] = [*parts, {**last, "text": text + _CUT}]
+        case _:
+            raise TemplateError("continue_final_message needs a final message that ends in text")
+
+
+def _trials() -> list[Trial]:
+    """What both engines must render alike before the fast one is trusted with a template."""
+    system = {"role": "system", "content": 'Be <brief> & "kind".'}
+    user = {"role": "user", "content": "  What is 2+2? ‘ünï’ 你好 🎉\n"}
+    reply = {"role": "assistant", "content": "It is 4."}
+    parts = {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}
+    image = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is it?"}]}
+    arguments = {"zeta": 1, "alpha": [1.5, True, None, "é<'\">"], "nested": {"y": {}, "x": []}}
+    call = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "call_12345", "type": "function", "function": {"name": "look", "arguments": arguments}}],
+    }
+    answer = {"role": "tool", "tool_call_id": "call_12345", "name": "look", "content": '{"found": 1}'}
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "description": "Look <up> “things”",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "q": {"type": "string", "description": "what", "enum": ["b", "a"]},
+                    "n": {"type": "integer", "default": 3},
+                },
+                "required": ["q"],
+            },
+        },
+    }
+    thought = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nYes.", "reasoning_content": "hm"}
+    called = {**call, "content": ""}
+    talks: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
+        ([user], None),
+        ([system, user], None),
+        ([user, reply, user], None),
+        ([system, user, thought, user], None),
+        ([parts], None),
+        ([image], None),
+        ([system, user], [tool]),
+        ([user, call, answer], [tool, tool]),
+        ([system, user, called, answer, answer, reply, user], [tool]),
+        ([], None),
+    ]
+    return [
+        Trial({"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt, **extra})
+        for messages, tools in talks
+        for prompt, extra in ((True, {}), (False, {}), (True, {"enable_thinking": False, "reasoning_effort": "low"}))
+    ]

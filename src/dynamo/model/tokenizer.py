@@ -1,0 +1,166 @@
+"""Text into token ids, by the fastest library that gives the right ones."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import fastokens
+import msgspec
+import tokenizers
+
+from dynamo.model.detokenize import ByteDecoder, ByteTables, Decoder, StreamDecoder, byte_pieces
+from dynamo.model.errors import ModelError
+from dynamo.model.files import read_text
+
+log = logging.getLogger(__name__)
+
+# Characters beyond which encoding would hold up the event loop longer than a hop to a thread and back costs.
+_LONG_FOR_FASTOKENS = 64 * 1024
+_LONG_FOR_HF = 2 * 1024
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_PROBES = (
+    "",
+    " ",
+    "Hello, world! It's 2026; don't you'll we've I'D THEY'RE.",
+    "  two  spaces\n\n\nthree newlines\t\ttabs \r\n   \n trailing   ",
+    "1234567890 3.14159 -42 1,000,000 0x1F 10e-5 ²³ ½ Ⅷ",
+    'def f(x: int) -> dict[str, int]:\n    return {"a_b": x ** 2}  # café\n\n\n    if (x!=y) {foo();}//...---===',
+    "Größe, naïve façade, Ελληνικά, Русский язык, עברית, العربية, हिन्दी, ไทย, 한국어, 日本語のテスト, 你好，世界。",
+    "👋🏽 👩‍👩‍👧‍👦 🇫🇷 e\u0301 ﬁ Å Å \u200b\u00a0\u3000 \ufeff \u2028",
+    '<s></s> <|im_start|>user\nhi<|im_end|><|endoftext|> <tool_call>{"name": "f"}</tool_call> [INST] ▁ <0x0A>',
+    "supercalifragilisticexpialidocious antidisestablishmentarianism xxxxxxxxxxxxxxxxxxxxxxxxxx aAaAaA HTTPServer",
+    "\x01\x07\x1b[0m\x7f\ufffd",
+)
+
+
+class Tokenizer:
+    """One model's vocabulary. Truncation and padding settings of tokenizer.json are ignored: a prompt is all of it."""
+
+    def __init__(self, json: str) -> None:
+        try:
+            self._hf = tokenizers.Tokenizer.from_str(json)
+        except Exception as error:  # all the library ever raises
+            raise ModelError(f"cannot load the tokenizer: {error}") from error
+        self._hf.no_truncation()
+        self._hf.no_padding()
+        added = self._hf.get_added_tokens_decoder()
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.vocab_size: int = self._hf.get_vocab_size(with_added_tokens=True)
+        self._fast = self._proven_fastokens(json)
+        tokens = {id: token for token, id in self._hf.get_vocab(with_added_tokens=False).items()}
+        tokens |= {id: token.content for id, token in added.items()}
+        self._tokens = tokens
+        self._tables = self._proven_tables(json)
+
+    @classmethod
+    def from_file(cls, path: Path) -> Tokenizer:
+        try:
+            return cls(read_text(path))
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
+
+    @property
+    def backend(self) -> str:
+        return "tokenizers" if self._fast is None else "fastokens"
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """NUL characters are dropped and lone surrogates become U+FFFD: no model has seen either."""
+        if "\0" in text:
+            text = text.replace("\0", "")
+        try:
+            return self._encode(text, add_special_tokens)
+        except (UnicodeEncodeError, TypeError):
+            return self._encode(_without_surrogates(text), add_special_tokens)
+
+    async def encode_async(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """As `encode`, but long text is encoded in a thread, where the libraries run without the interpreter's lock."""
+        if len(text) <= (_LONG_FOR_HF if self._fast is None else _LONG_FOR_FASTOKENS):
+            return self.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.encode, text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        known = [id for id in ids if id in self._tokens]
+        return self._hf.decode(known, skip_special_tokens=skip_special_tokens)
+
+    def decoder(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Decoder:
+        if self._tables is not None:
+            return ByteDecoder(self._tables[skip_special_tokens])
+        return StreamDecoder(self._hf, prompt_ids, skip_special_tokens, self.special_ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        """The bytes a token adds in the middle of a text; none for an id outside the vocabulary."""
+        if self._tables is not None:
+            return self._tables[False].pieces.get(id, b"")
+        token = self._tokens.get(id, "")
+        if id not in self.special_ids and (byte := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(byte[1])
+        return token.replace("▁", " ").encode()
+
+    def id_of(self, token: str) -> int | None:
+        return self._hf.token_to_id(token)
+
+    def token_of(self, id: int) -> str | None:
+        return self._tokens.get(id)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self._fast is not None:
+            ids: list[int] = self._fast.encode(text, add_special_tokens).ids
+            return ids
+        return self._hf_encode(text, add_special_tokens)
+
+    def _hf_encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Unlike `encode`, the batch call releases the interpreter's lock, and leaves out offsets nobody asks for.
+        return self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def _proven_fastokens(self, json: str) -> fastokens.Tokenizer | None:
+        try:
+            fast = fastokens.Tokenizer.from_json_str(json)
+            fast.no_truncation()
+            fast.no_padding()
+            added = [token.content for token in self._hf.get_added_tokens_decoder().values()][:64]
+            inline = " ".join(f"a{token}b {token} {token}\n" for token in added)
+            for probe in (*_PROBES, inline, "\n".join(_PROBES) * 8, "".join(_PROBES)):
+                for special in (False, True):
+                    if fast.encode(probe, special).ids != self._hf_encode(probe, special):
+                        log.info("encoding with tokenizers: fastokens gives other ids for %r", probe[:60])
+                        return None
+        except Exception as error:  # a tokenizer it cannot load raises one of several types
+            log.info("encoding with tokenizers: fastokens cannot take this one: %s", error)
+            return None
+        return fast
+
+    def _proven_tables(self, json: str) -> dict[bool, ByteTables] | None:
+        if not _is_byte_level(json):
+            return None
+        whole = ByteTables.build(byte_pieces(self._tokens))
+        if self._hf.decode(list(whole.pieces), skip_special_tokens=False) != _joined(whole):
+            return None
+        return {False: whole, True: whole.without(self.special_ids)}
+
+
+class _DecoderOnly(msgspec.Struct):
+    class Kind(msgspec.Struct):
+        type: str | None = None
+        decoders: list[_DecoderOnly.Kind] = []
+
+    decoder: Kind | None = None
+
+
+def _is_byte_level(json: str) -> bool:
+    decoder = msgspec.json.decode(json, type=_DecoderOnly).decoder
+    while decoder is not None and decoder.type == "Sequence" and len(decoder.decoders) == 1:
+        decoder = decoder.decoders[0]
+    return decoder is not None and decoder.type == "ByteLevel"
+
+
+def _joined(tables: ByteTables) -> str:
+    return b"".join(tables.pieces.values()).decode(errors="replace")
+
+
+def _without_surrogates(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

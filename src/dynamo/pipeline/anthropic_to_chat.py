@@ -1,0 +1,213 @@
+"""An Anthropic request as the chat request that asks the same."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dynamo.pipeline.schema import check_nesting, check_schema
+from dynamo.pipeline.validate import refusal
+from dynamo.protocols.anthropic import (
+    AnthropicTool,
+    Base64Image,
+    Block,
+    ImageBlock,
+    MessageParam,
+    MessagesRequest,
+    PromptFields,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_chat import (
+    ChatRequest,
+    FunctionCall,
+    FunctionDefinition,
+    FunctionName,
+    ImagePart,
+    ImageUrl,
+    Message,
+    NamedToolChoice,
+    Part,
+    TextPart,
+    Thinking,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from dynamo.protocols.openai_fields import JsonSchema, JsonSchemaFormat, ResponseFormat
+
+
+def anthropic_to_chat(request: PromptFields) -> ChatRequest:
+    """For both routes: counting tokens needs the same messages and tools, and no limits."""
+    if request.mcp_servers is not None:
+        raise refusal("mcp_servers", "tools are run by the client")
+    chat = ChatRequest(
+        model=request.model,
+        messages=_messages(request),
+        tools=_tools(request.tools) if request.tools else None,
+        tool_choice=_tool_choice(request),
+        parallel_tool_calls=False if request.tool_choice and request.tool_choice.disable_parallel_tool_use else None,
+        thinking=_thinking(request),
+        reasoning_effort=request.output_config.effort if request.output_config else None,
+        response_format=_response_format(request),
+        chat_template_kwargs=request.chat_template_kwargs,
+        chat_template_args=request.chat_template_args,
+    )
+    if isinstance(request, MessagesRequest):
+        if request.container is not None:
+            raise refusal("container", "code is not run on this server")
+        chat.max_tokens = request.max_tokens
+        chat.stream = request.stream
+        chat.temperature = request.temperature
+        chat.top_p = request.top_p
+        chat.top_k = request.top_k
+        chat.stop = list(request.stop_sequences) if request.stop_sequences else None
+        chat.nvext = request.nvext
+    return chat
+
+
+def hides_thinking(request: MessagesRequest) -> bool:
+    """Whether the client wants to know that there were thoughts, but not read them."""
+    return request.thinking is not None and request.thinking.display == "omitted"
+
+
+def _thinking(request: PromptFields) -> Thinking | None:
+    if request.thinking is None:
+        return None
+    if request.thinking.type == "enabled" and request.thinking.budget_tokens is None:
+        raise _missing("thinking.budget_tokens")
+    return Thinking(type=request.thinking.type, budget_tokens=request.thinking.budget_tokens)
+
+
+def _response_format(request: PromptFields) -> ResponseFormat | None:
+    if request.output_config is None or request.output_config.format is None:
+        return None
+    check_schema(request.output_config.format.schema, "output_config.format.schema")
+    return JsonSchemaFormat(JsonSchema(name="answer", schema=request.output_config.format.schema))
+
+
+def _tools(tools: list[AnthropicTool]) -> list[Tool]:
+    translated = []
+    for index, tool in enumerate(tools):
+        if tool.type not in (None, "custom"):
+            raise refusal(f"tools[{index}].type", f"{tool.type[:64]!r} tools run at Anthropic; only 'custom' is known")
+        if tool.input_schema is None:
+            raise _missing(f"tools[{index}].input_schema")
+        check_schema(tool.input_schema, f"tools[{index}].input_schema")
+        definition = FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
+        translated.append(Tool(type="function", function=definition))
+    return translated
+
+
+def _tool_choice(request: PromptFields) -> ToolChoice | None:
+    choice = request.tool_choice
+    if choice is None:
+        return None
+    if choice.type == "none":
+        return "none"
+    if not request.tools:
+        raise InvalidRequest("tool_choice: needs `tools`.", "tool_choice", "invalid_value")
+    if choice.type == "auto":
+        return "auto"
+    if choice.type == "any":
+        return "required"
+    if choice.name is None:
+        raise _missing("tool_choice.name")
+    if choice.name not in {tool.name for tool in request.tools}:
+        raise InvalidRequest(
+            f"tool_choice.name: there is no tool named {choice.name[:128]!r}.", "tool_choice.name", "invalid_value"
+        )
+    return NamedToolChoice(type="function", function=FunctionName(choice.name))
+
+
+def _messages(request: PromptFields) -> list[Message]:
+    messages = []
+    if request.system:
+        system = request.system
+        text = system if isinstance(system, str) else "\n".join(block.text for block in system)
+        messages.append(Message(role="system", content=text))
+    for index, message in enumerate(request.messages):
+        where = f"messages[{index}].content"
+        if isinstance(message.content, str):
+            messages.append(Message(role=message.role, content=message.content))
+        elif message.role == "assistant":
+            messages.append(_assistant(message.content, where))
+        else:
+            messages += _user(message, message.content, where)
+    return messages
+
+
+def _assistant(blocks: list[Block], where: str) -> Message:
+    message = Message(role="assistant")
+    parts: list[Part] = []
+    calls: list[ToolCall] = []
+    for index, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                parts.append(TextPart(block.text))
+            case ThinkingBlock():
+                message.reasoning_content = (message.reasoning_content or "") + block.thinking
+            case ToolUseBlock():
+                check_nesting(block.input, f"{where}[{index}].input")
+                arguments = msgspec.json.encode(block.input).decode()
+                calls.append(ToolCall(id=block.id, function=FunctionCall(block.name, arguments)))
+            case RedactedThinkingBlock():
+                pass
+            case _:
+                raise _out_of_place(block, f"{where}[{index}]", "assistant")
+    message.tool_calls = calls or None
+    # A turn of redacted thoughts alone still took place.
+    message.content = parts or (None if calls or message.reasoning_content else "")
+    return message
+
+
+def _user(message: MessageParam, blocks: list[Block], where: str) -> list[Message]:
+    """Results of tools are messages of their own in a chat, before what the user adds to them."""
+    results: list[Message] = []
+    parts: list[Part] = []
+    for index, block in enumerate(blocks):
+        place = f"{where}[{index}]"
+        match block:
+            case TextBlock():
+                parts.append(TextPart(block.text))
+            case ImageBlock() if message.role == "user":
+                parts.append(_image(block))
+            case ToolResultBlock() if message.role == "user":
+                results.append(_tool_result(block))
+            case _:
+                raise _out_of_place(block, place, message.role)
+    if parts or not results:
+        results.append(Message(role=message.role, content=parts))
+    return results
+
+
+def _tool_result(block: ToolResultBlock) -> Message:
+    content = block.content or ""
+    if isinstance(content, str):
+        parts: list[Part] = [TextPart(content)] if content else []
+    else:
+        parts = [TextPart(part.text) if isinstance(part, TextBlock) else _image(part) for part in content]
+    if block.is_error:
+        parts.insert(0, TextPart("Error: "))
+    if all(isinstance(part, TextPart) for part in parts):
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        return Message(role="tool", tool_call_id=block.tool_use_id, content=text)
+    return Message(role="tool", tool_call_id=block.tool_use_id, content=parts)
+
+
+def _image(block: ImageBlock) -> ImagePart:
+    if isinstance(block.source, Base64Image):
+        return ImagePart(ImageUrl(f"data:{block.source.media_type};base64,{block.source.data}"))
+    return ImagePart(ImageUrl(block.source.url))
+
+
+def _out_of_place(block: Block, where: str, role: str) -> InvalidRequest:
+    kind = block.__struct_config__.tag
+    return InvalidRequest(f"{where}: `{kind}` has no place in a message of role `{role}`.", where, "invalid_value")
+
+
+def _missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")

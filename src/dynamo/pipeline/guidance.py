@@ -1,0 +1,146 @@
+"""What binds the form of an answer: guided_*, response_format and a forced tool choice, as one dict for the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dynamo.pipeline.schema import check_schema
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_chat import ChatRequest, NamedToolChoice, Tool
+from dynamo.protocols.openai_fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat
+
+
+def guided_decoding(request: GenerationFields) -> dict[str, Any] | None:
+    """The form the answer must take, or None. A forced tool choice comes before `response_format`."""
+    form = _forced_tools(request) or _guided(request) or _response_format(request)
+    if form is None:
+        return None
+    if request.guided_decoding_backend:
+        form["backend"] = request.guided_decoding_backend
+    if request.guided_whitespace_pattern:
+        form["whitespace_pattern"] = request.guided_whitespace_pattern
+    return form
+
+
+def forced_tool(request: ChatRequest) -> str | None:
+    """The tool the answer must call, if the client named one: the whole answer is then its arguments."""
+    return request.tool_choice.function.name if isinstance(request.tool_choice, NamedToolChoice) else None
+
+
+def guided_json(request: GenerationFields) -> dict[str, Any] | None:
+    """`guided_json` may be a schema or a string with one inside."""
+    schema: Any = request.guided_json
+    if isinstance(schema, str):
+        try:
+            schema = msgspec.json.decode(schema)
+        except (ValueError, RecursionError):
+            raise InvalidRequest(
+                "guided_json: the string is not valid JSON.", "guided_json", "invalid_schema"
+            ) from None
+        if not isinstance(schema, dict):
+            raise InvalidRequest("guided_json: expected a JSON object.", "guided_json", "invalid_schema")
+    return schema  # type: ignore[no-any-return]
+
+
+def check_guidance(request: GenerationFields) -> None:
+    """At most one form may be asked for, and it must be one an engine can compile."""
+    given = [name for name in ("json", "regex", "choice", "grammar") if getattr(request, f"guided_{name}") is not None]
+    if len(given) > 1:
+        listed = ", ".join(f"`guided_{name}`" for name in given)
+        raise InvalidRequest(f"Only one of {listed} may be given.", f"guided_{given[1]}", "invalid_value")
+    bound = isinstance(request.response_format, JsonObjectFormat | JsonSchemaFormat)
+    if given and bound:
+        message = f"`guided_{given[0]}` and `response_format` exclude each other."
+        raise InvalidRequest(message, "response_format", "invalid_value")
+    if request.guided_whitespace_pattern and not bound and given != ["json"]:
+        message = "`guided_whitespace_pattern` needs `guided_json` or a JSON `response_format`."
+        raise InvalidRequest(message, "guided_whitespace_pattern", "invalid_value")
+    schema = guided_json(request)
+    if schema is not None:
+        check_schema(schema, "guided_json")
+    if isinstance(request.response_format, JsonSchemaFormat):
+        where = "response_format.json_schema.schema"
+        if request.response_format.json_schema.schema is None:
+            raise InvalidRequest(f"Missing required parameter: `{where}`.", where, "missing_required_parameter")
+        check_schema(request.response_format.json_schema.schema, where)
+    for name in ("guided_regex", "guided_grammar"):
+        _check_brackets(getattr(request, name) or "", name)
+
+
+def _check_brackets(text: str, param: str) -> None:
+    depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            if depth > 500:
+                raise InvalidRequest(f"{param}: brackets nested more than 500 deep.", param, "invalid_value")
+        elif character in ")]}":
+            depth -= 1
+
+
+def _guided(request: GenerationFields) -> dict[str, Any] | None:
+    if request.guided_json is not None:
+        return {"json": guided_json(request)}
+    if request.guided_regex is not None:
+        return {"regex": request.guided_regex}
+    if request.guided_choice is not None:
+        return {"choice": request.guided_choice}
+    if request.guided_grammar is not None:
+        return {"grammar": request.guided_grammar}
+    return None
+
+
+def _response_format(request: GenerationFields) -> dict[str, Any] | None:
+    match request.response_format:
+        case JsonObjectFormat():
+            return {"json": {"type": "object"}}
+        case JsonSchemaFormat(json_schema=named):
+            return {"json": named.schema}
+    return None
+
+
+def _forced_tools(request: GenerationFields) -> dict[str, Any] | None:
+    if not isinstance(request, ChatRequest) or not request.tools:
+        return None
+    if (name := forced_tool(request)) is not None:
+        return {"json": next(_parameters(tool) for tool in request.tools if tool.function.name == name)}
+    if request.tool_choice == "required":
+        return {"json": _calls(request.tools, one=request.parallel_tool_calls is False)}
+    return None
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    return tool.function.parameters or {"type": "object", "properties": {}}
+
+
+def _calls(tools: list[Tool], one: bool) -> dict[str, Any]:
+    """A list of calls, each {"name", "parameters"}, of any of the tools."""
+    shared: dict[str, Any] = {}
+    variants = []
+    for tool in tools:
+        name, parameters = tool.function.name, _parameters(tool)
+        moved = _moved(parameters, f"#/$defs/{name}")
+        if moved != parameters:
+            shared[name], moved = moved, {"$ref": f"#/$defs/{name}"}
+        properties = {"name": {"type": "string", "enum": [name]}, "parameters": moved}
+        variants.append({"type": "object", "properties": properties, "required": ["name", "parameters"]})
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": variants}}
+    if one:
+        schema["maxItems"] = 1
+    if shared:
+        schema["$defs"] = shared
+    return schema
+
+
+def _moved(node: Any, root: str) -> Any:
+    """The same schema for another place: what it says of `#` must now be said of `root`."""
+    if isinstance(node, list):
+        return [_moved(child, root) for child in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: root + child[1:] if key == "$ref" and isinstance(child, str) else _moved(child, root)
+        for key, child in node.items()
+    }

@@ -1,0 +1,140 @@
+"""A request's way to a worker, and to the next one when that dies: the client never notices.
+
+The new worker gets the prompt and all that was generated so far, so it goes on where the old one stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from msgspec import structs
+
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.protocols.errors import DynamoException, EngineShutdown
+from dynamo.router import Router
+from dynamo.runtime import Context
+from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
+
+
+class Migration:
+    """Stands between the streams of one request and the sink that reads them as one."""
+
+    def __init__(self, router: Router, request: Any, context: Context, sink: Sink, *, limit: int = 0) -> None:
+        self.instance_id: int | None = None
+        self.migrations = 0
+        self._router = router
+        self._request = request
+        self._context = context
+        self._sink = sink
+        self._pinned = pinned_instance(request)
+        self._left = limit if can_migrate(request) else 0
+        self._generated: list[int] = []
+        self._begun = False
+        self._failed: set[int] = set()
+        self._retry: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Send the request; raises when there is nobody to send it to."""
+        instance_id, channel = await self._router.open(self._request, pinned=self._pinned, avoid=self._failed)
+        self.instance_id = instance_id
+        tokens = isinstance(self._request, PreprocessedRequest)
+        channel.send(
+            self._continuation(), self._context, self, item_type=EngineOutput if tokens else Any, columnar=tokens
+        )
+
+    async def close(self) -> None:
+        """Whatever happens, no attempt is left behind."""
+        if self._retry:
+            self._retry.cancel()
+            await asyncio.gather(self._retry, return_exceptions=True)
+
+    def tokens(self, ids: list[int]) -> None:
+        self._begun = True
+        if self._left:
+            self._generated += ids
+        self._sink.tokens(ids)
+
+    def item(self, value: Any) -> None:
+        self._begun = True
+        if isinstance(value, EngineOutput):
+            if self._left:
+                self._generated += value.token_ids
+            if self.migrations and value.completion_usage:
+                # The last worker counted what its predecessors generated as prompt.
+                value.completion_usage.prompt_tokens = len(self._request.token_ids)
+        self._sink.item(value)
+
+    def end(self) -> None:
+        self._sink.end()
+
+    def fail(self, error: DynamoException) -> None:
+        if not error.migratable or self._context.is_stopped():
+            self._sink.fail(error)
+            return
+        assert self.instance_id is not None
+        self._router.instances.inhibit(self.instance_id)
+        self._failed.add(self.instance_id)
+        refused = isinstance(error, EngineShutdown) and not self._begun and self._pinned is None
+        if not refused and self._left == 0:
+            self._sink.fail(error)
+            return
+        if not refused:
+            # A worker that refused has done nothing: trying the next one is not a migration.
+            self._left -= 1
+            self.migrations += 1
+            log.warning(
+                "request %s: instance %x failed after %d tokens (%s), moving it to another",
+                self._context.id(),
+                self.instance_id,
+                len(self._generated),
+                error,
+            )
+        self._retry = asyncio.create_task(self._again(error))
+
+    async def _again(self, error: DynamoException) -> None:
+        try:
+            await self.start()
+        except DynamoException as next_error:
+            log.warning("request %s: nowhere left to move it: %s", self._context.id(), next_error)
+            self._sink.fail(error if self._begun else next_error)
+
+    def _continuation(self) -> Any:
+        return continuation(self._request, self._generated) if self._generated else self._request
+
+
+def continuation(request: PreprocessedRequest, generated: list[int]) -> PreprocessedRequest:
+    """The request that goes on after `generated`: the limits shrink by what was already delivered."""
+    conditions = request.stop_conditions
+    return structs.replace(
+        request,
+        token_ids=request.token_ids + generated,
+        stop_conditions=structs.replace(
+            conditions,
+            max_tokens=_rest(conditions.max_tokens, generated),
+            min_tokens=_rest(conditions.min_tokens, generated),
+        ),
+    )
+
+
+def _rest(limit: int | None, generated: list[int]) -> int | None:
+    return None if limit is None else max(0, limit - len(generated))
+
+
+def can_migrate(request: Any) -> bool:
+    """Guided decoding has a state that a new worker lacks; a pinned request has nowhere else to go."""
+    if not isinstance(request, PreprocessedRequest):
+        return False
+    return request.sampling_options.guided_decoding is None and pinned_instance(request) is None
+
+
+def pinned_instance(request: Any) -> int | None:
+    if isinstance(request, PreprocessedRequest):
+        return request.routing.backend_instance_id if request.routing else None
+    if isinstance(request, dict):
+        nvext = request.get("nvext")
+        return nvext.get("backend_instance_id") if isinstance(nvext, dict) else None
+    return None

@@ -1,0 +1,217 @@
+"""From what a client asked and what the model's author recommends to what an engine is told. Pure functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from dynamo.pipeline.guidance import guided_decoding
+from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_chat import ChatRequest, Thinking
+from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.protocols.openai_fields import GenerationFields
+
+
+class SamplingDefaults(Struct, kw_only=True, frozen=True):
+    """The author's recommendation, used where the client is silent."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @staticmethod
+    def from_generation_config(config: dict[str, Any]) -> SamplingDefaults:
+        """Values that are no numbers are passed over: a slip in a model's file must not make it unusable."""
+        numbers = {
+            name: config[name]
+            for name in SamplingDefaults.__struct_fields__
+            if isinstance(config.get(name), int | float) and not isinstance(config[name], bool)
+        }
+        if "top_k" in numbers:
+            numbers["top_k"] = int(numbers["top_k"])
+        return SamplingDefaults(**numbers)
+
+
+class ModelDefaults(Struct, kw_only=True, frozen=True):
+    sampling: SamplingDefaults = SamplingDefaults()
+    eos_token_ids: tuple[int, ...] = ()
+    context_length: int | None = None
+
+
+def preprocessed(
+    request: ChatRequest | CompletionRequest, token_ids: list[int], defaults: ModelDefaults, mdc_sum: str | None = None
+) -> PreprocessedRequest:
+    """The whole request for an engine. Refuses prompts the context has no room for."""
+    return PreprocessedRequest(
+        model=request.model,
+        token_ids=token_ids,
+        stop_conditions=stop_conditions(request, defaults, len(token_ids)),
+        sampling_options=sampling_options(request, defaults.sampling),
+        output_options=output_options(request),
+        eos_token_ids=[] if ignores_eos(request) else list(defaults.eos_token_ids),
+        mdc_sum=mdc_sum,
+        annotations=list(request.nvext.annotations or ()) if request.nvext else [],
+        routing=routing(request),
+    )
+
+
+def ignores_eos(request: GenerationFields) -> bool:
+    if request.ignore_eos is not None:
+        return request.ignore_eos
+    return bool(request.nvext and request.nvext.ignore_eos)
+
+
+def stop_conditions(request: GenerationFields, defaults: ModelDefaults, prompt_tokens: int) -> StopConditions:
+    """Ends of the answer. With `ignore_eos` only its length ends it: stop strings and ids are dropped too."""
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    texts = [each for each in stop if isinstance(each, str)]
+    ids = [each for each in stop if isinstance(each, int)] + (request.stop_token_ids or [])
+    ignore_eos = ignores_eos(request)
+    return StopConditions(
+        max_tokens=max_tokens(request, defaults.context_length, prompt_tokens),
+        stop=texts if texts and not ignore_eos else None,
+        stop_token_ids=list(dict.fromkeys(ids)) if ids and not ignore_eos else None,
+        stop_token_ids_hidden=list(defaults.eos_token_ids) if defaults.eos_token_ids and not ignore_eos else None,
+        min_tokens=request.min_tokens,
+        ignore_eos=True if ignore_eos else request.ignore_eos,
+        max_thinking_tokens=_max_thinking_tokens(request),
+    )
+
+
+def max_tokens(request: GenerationFields, context_length: int | None, prompt_tokens: int) -> int | None:
+    """The limit asked for, or all that is left of the context."""
+    asked = request.max_tokens
+    if isinstance(request, ChatRequest):
+        asked = request.max_completion_tokens or request.max_tokens
+    if context_length is None:
+        return asked
+    chat = isinstance(request, ChatRequest)
+    if prompt_tokens >= context_length:
+        raise InvalidRequest(
+            f"This model's context holds {context_length} tokens, but the prompt alone has {prompt_tokens}. "
+            f"Shorten the {'messages' if chat else 'prompt'}.",
+            "messages" if chat else "prompt",
+            "context_length_exceeded",
+        )
+    left = context_length - prompt_tokens
+    if asked is not None and asked > left:
+        field = "max_completion_tokens" if chat and getattr(request, "max_completion_tokens", None) else "max_tokens"
+        raise InvalidRequest(
+            f"This model's context holds {context_length} tokens, but {prompt_tokens + asked} were requested: "
+            f"{prompt_tokens} in the prompt and {field}={asked} for the answer. "
+            f"Shorten the prompt or ask for at most {left}.",
+            field,
+            "context_length_exceeded",
+        )
+    if request.min_tokens and request.min_tokens > left:
+        raise InvalidRequest(
+            f"min_tokens: {request.min_tokens} tokens were requested, but only {left} of this model's context of "
+            f"{context_length} are left after the prompt.",
+            "min_tokens",
+            "context_length_exceeded",
+        )
+    return left if asked is None else asked
+
+
+def sampling_options(request: GenerationFields, defaults: SamplingDefaults) -> SamplingOptions:
+    nvext = request.nvext
+    top_k = _first(request.top_k, nvext and nvext.top_k, defaults.top_k)
+    options = SamplingOptions(
+        n=request.n,
+        best_of=request.best_of if isinstance(request, CompletionRequest) else None,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        repetition_penalty=_first(
+            request.repetition_penalty, nvext and nvext.repetition_penalty, defaults.repetition_penalty
+        ),
+        temperature=_first(request.temperature, defaults.temperature),
+        top_p=_first(request.top_p, defaults.top_p),
+        top_k=-1 if top_k == 0 else top_k,
+        min_p=_first(request.min_p, defaults.min_p),
+        seed=request.seed,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        logit_bias=request.logit_bias or None,
+        guided_decoding=guided_decoding(request),
+    )
+    if nvext and nvext.greed_sampling:
+        options.temperature, options.top_p, options.top_k, options.min_p = 0.0, None, None, None
+    return options
+
+
+def output_options(request: GenerationFields) -> OutputOptions:
+    """Engines report the chosen token only together with at least one alternative, hence never 0."""
+    logprobs, prompt_logprobs = None, request.prompt_logprobs
+    if isinstance(request, ChatRequest) and request.logprobs:
+        logprobs = max(1, request.top_logprobs or 0)
+    elif isinstance(request, CompletionRequest) and request.logprobs is not None:
+        logprobs = max(1, request.logprobs)
+        if request.echo and prompt_logprobs is None:
+            prompt_logprobs = logprobs
+    wanted = bool(request.nvext and "formatted_prompt" in (request.nvext.annotations or ()))
+    return OutputOptions(
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=request.skip_special_tokens,
+        formatted_prompt=wanted or None,
+    )
+
+
+def routing(request: GenerationFields) -> Routing | None:
+    nvext = request.nvext
+    hints = nvext.agent_hints if nvext else None
+    wish = Routing(
+        backend_instance_id=nvext.backend_instance_id if nvext else None,
+        dp_rank=nvext.dp_rank if nvext else None,
+        cache_salt=_first(request.cache_salt, nvext and nvext.cache_salt),
+        priority=_first(request.priority, hints and hints.priority),
+    )
+    return None if wish == Routing() else wish
+
+
+def template_arguments(request: ChatRequest) -> dict[str, Any]:
+    """What the chat template is told beside the messages.
+
+    Models disagree on how thinking is switched, so each of the ways a client can say it is told in all of theirs.
+    """
+    arguments = dict(request.chat_template_kwargs or request.chat_template_args or {})
+    if request.reasoning_effort is not None:
+        arguments["reasoning_effort"] = request.reasoning_effort
+    mode = _thinking_mode(request, arguments)
+    if mode == "adaptive":
+        arguments.pop("thinking", None)
+        arguments.pop("enable_thinking", None)
+        arguments["thinking_mode"] = "adaptive"
+    elif mode is not None:
+        arguments["thinking"] = arguments["enable_thinking"] = mode == "enabled"
+        arguments["thinking_mode"] = mode
+    return arguments
+
+
+def _thinking_mode(request: ChatRequest, arguments: dict[str, Any]) -> str | None:
+    for said in (request.thinking, arguments.get("thinking"), arguments.get("enable_thinking")):
+        if isinstance(said, Thinking):
+            return said.type
+        if isinstance(said, bool):
+            return "enabled" if said else "disabled"
+    if (mode := arguments.get("thinking_mode")) in ("enabled", "disabled", "adaptive"):
+        return str(mode)
+    effort = arguments.get("reasoning_effort")
+    if effort is None:
+        return None
+    return "disabled" if effort == "none" else "enabled"
+
+
+def _max_thinking_tokens(request: GenerationFields) -> int | None:
+    if request.nvext and request.nvext.max_thinking_tokens is not None:
+        return request.nvext.max_thinking_tokens
+    if isinstance(request, ChatRequest) and isinstance(request.thinking, Thinking):
+        return request.thinking.budget_tokens
+    return None
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)

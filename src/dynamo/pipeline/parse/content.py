@@ -1,0 +1,88 @@
+"""The loop between plain text and calls, the same for every format that marks its calls."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .events import Sink, Text
+from .source import NotACall, Reading, Source, marker_search
+
+
+class Grammar(Protocol):
+    """How the calls of one format begin, read and end."""
+
+    @property
+    def open(self) -> tuple[tuple[str, ...], ...]: ...
+    @property
+    def close(self) -> tuple[str, ...]: ...
+    @property
+    def bare(self) -> str: ...
+
+    def read(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+        """Read what follows the opening; NotACall as soon as it cannot be a call."""
+        ...
+
+
+def read_content(src: Source, grammar: Grammar, sink: Sink) -> Reading[None]:
+    markers = tuple(dict.fromkeys(opening[0] for opening in grammar.open))
+    search = marker_search(markers)
+    # Until text or a call has come out, whitespace is held: before a call it is only the model clearing its throat.
+    yield from src.skip_space()
+    fresh = True
+    if grammar.bare and (yield from src.peek()) == grammar.bare:
+        if (yield from _call(src, grammar, sink, bare=True)):
+            fresh = False
+        else:
+            src.pos = 0
+    while True:
+        if fresh:
+            yield from src.skip_space()
+        found = search(src.buf, src.pos)
+        at = found.start() if found else len(src.buf)
+        if not fresh or at > src.pos:
+            sink.text(src.buf[:at])
+            src.pos = at
+            src.drop()
+            fresh = False
+        if found and found[0] in markers:
+            if not (yield from _call(src, grammar, sink, bare=False)):
+                length = src.buf.index(found[0]) + len(found[0])
+                sink.text(src.buf[:length])
+                src.pos = length
+                src.drop()
+            fresh = False
+        elif src.ended:
+            sink.text(src.buf)
+            src.buf = ""
+            return
+        else:
+            yield None if found or fresh else (search, Text)
+
+
+def _call(src: Source, grammar: Grammar, sink: Sink, bare: bool) -> Reading[bool]:
+    """Read a call or several that belong together; False, with all the text still there, if it is not one."""
+    before = sink.calls
+    try:
+        if not bare:
+            yield from _opening(src, grammar)
+        yield from grammar.read(src, sink, bare)
+    except NotACall:
+        src.pos = 0
+        if sink.calls == before:
+            return False
+    for marker in grammar.close:
+        at = src.pos
+        yield from src.skip_space()
+        if not (yield from src.one_of((marker,))):
+            src.pos = at
+    yield from src.skip_space()
+    src.drop()
+    return True
+
+
+def _opening(src: Source, grammar: Grammar) -> Reading[None]:
+    first = yield from src.one_of(tuple(opening[0] for opening in grammar.open))
+    ways = [opening[1:] for opening in grammar.open if opening[0] == first]
+    for marker in ways[0] if ways else ():
+        yield from src.skip_space()
+        yield from src.expect(marker)

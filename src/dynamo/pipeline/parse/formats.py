@@ -1,0 +1,119 @@
+"""Every format by name, as data."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .json_calls import JsonCalls, Step
+from .pythonic import PythonicCalls
+from .reasoning import Thinking
+from .xml_calls import XmlCalls
+
+
+class Channelled:
+    """The channels of gpt-oss, which tell reasoning, calls and content apart by themselves."""
+
+
+CHANNELLED: Final = Channelled()
+
+ToolFormat = JsonCalls | XmlCalls | PythonicCalls | Channelled
+ReasoningFormat = Thinking | Channelled
+
+_SEP = "<｜tool▁sep｜>"
+_DEEPSEEK_OPEN = (("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), ("<｜tool▁call▁begin｜>",))
+_DEEPSEEK_CLOSE = ("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+
+TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
+    "hermes": JsonCalls(open=(("<tool_call>",),), close=("</tool_call>",)),
+    "jamba": JsonCalls(open=(("<tool_calls>",),), close=("</tool_calls>",)),
+    "nemotron_deci": JsonCalls(open=(("<TOOLCALL>",),), close=("</TOOLCALL>",)),
+    "phi4": JsonCalls(open=(("functools",),), objects=False),
+    "llama3_json": JsonCalls(open=(("<|python_tag|>",),), bare="{", arrays=False, separator=";"),
+    "mistral": JsonCalls(
+        open=(("[TOOL_CALLS]",),),
+        header=(Step(word="name"), Step("[CALL_ID]", word="id", optional=True), Step("[ARGS]", optional=True)),
+    ),
+    "deepseek_v3": JsonCalls(
+        open=_DEEPSEEK_OPEN,
+        close=("```", *_DEEPSEEK_CLOSE),
+        objects=False,
+        arrays=False,
+        header=(Step("function"), Step(_SEP, word="name"), Step("```json", optional=True)),
+        empty_end=_DEEPSEEK_CLOSE[0],
+    ),
+    "deepseek_v3_1": JsonCalls(
+        open=_DEEPSEEK_OPEN,
+        close=_DEEPSEEK_CLOSE,
+        objects=False,
+        arrays=False,
+        header=(Step(word="name"), Step(_SEP)),
+        empty_end=_DEEPSEEK_CLOSE[0],
+    ),
+    "kimi_k2": JsonCalls(
+        open=(
+            ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+            ("<|tool_call_section_begin|>", "<|tool_call_begin|>"),
+            ("<|tool_call_begin|>",),
+        ),
+        close=("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
+        objects=False,
+        arrays=False,
+        header=(Step(word="id"), Step("<|tool_call_argument_begin|>")),
+        empty_end="<|tool_call_end|>",
+    ),
+    "qwen3_coder": XmlCalls(
+        open=(("<tool_call>", "<function="), ("<function=",)),
+        name_close=">",
+        key=("<parameter=", ">"),
+        value=("", "</parameter>"),
+        newline_padding=True,
+        end=("</function>",),
+        close=("</tool_call>",),
+    ),
+    "glm4": XmlCalls(
+        open=(("<tool_call>",),),
+        key=("<arg_key>", "</arg_key>"),
+        value=("<arg_value>", "</arg_value>"),
+        end=("</tool_call>",),
+    ),
+    "pythonic": PythonicCalls(open=(("<|python_start|>",),), close=("<|python_end|>",)),
+    "harmony": CHANNELLED,
+}
+
+TOOL_ALIASES: Final[dict[str, str]] = {
+    "qwen25": "hermes",
+    "qwen": "hermes",
+    "nemotron_nano": "qwen3_coder",
+    "glm45": "glm4",
+    "glm47": "glm4",
+}
+
+REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
+    "basic": Thinking(open=("<think>",), close=("</think>",)),
+    "deepseek_r1": Thinking(open=("<think>",), close=("</think>",), always=True),
+    "granite": Thinking(
+        open=("Here is my thought process:", "Here's my thought process:"),
+        close=("Here is my response:", "Here's my response:"),
+    ),
+    "kimi": Thinking(open=("◁think▷",), close=("◁/think▷",)),
+    "mistral": Thinking(open=("[THINK]",), close=("[/THINK]",)),
+    "gpt_oss": CHANNELLED,
+}
+
+REASONING_ALIASES: Final[dict[str, str]] = {
+    "qwen3": "basic",
+    "deepseek_v3": "basic",
+    "deepseek_v3_1": "basic",
+    "glm45": "basic",
+    "nemotron_deci": "basic",
+    "nemotron_nano": "deepseek_r1",
+    "nemotron3": "deepseek_r1",
+    "nemotron_v3": "deepseek_r1",
+    "step3": "deepseek_r1",
+}
+
+# Formats whose markers are, at least in some of their models, special tokens: decoding must not skip those.
+SPECIAL_TOOL_MARKERS: Final = frozenset(
+    {"hermes", "jamba", "mistral", "kimi_k2", "llama3_json", "pythonic", "harmony", "qwen3_coder"}
+)
+SPECIAL_REASONING_MARKERS: Final = frozenset({"mistral", "kimi", "gpt_oss"})

@@ -1,0 +1,149 @@
+"""Messages on channels, as gpt-oss writes them: the channel says who a message is for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from .events import Reasoning, Sink, Text
+from .json_calls import stream_object
+from .source import NotACall, Reading, Source, marker_search
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_OUTSIDE = (_START, _CHANNEL, *_ENDS)
+_IN_HEADER = (_MESSAGE, _START, *_ENDS)
+_LONGEST_HEADER = 512
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+_NOT_SPACE = re.compile(r"[^\s<]*+")
+
+
+class Channels:
+    """Reads one output: analysis is reasoning, a message to a function is a call, all the rest is text.
+
+    With `calls` off, a message to a function is text too, header included.
+    """
+
+    def __init__(self, sink: Sink, text: Callable[[str], None], calls: bool) -> None:
+        self._sink = sink
+        self._text = text
+        self._calls = calls
+
+    def read(self, src: Source, inside: bool) -> Reading[None]:
+        lead = 0
+        if inside:
+            yield from self._body(src, Reasoning)
+        else:
+            lead = yield from _first_lead(src)
+        while True:
+            lead = lead or len((yield from src.one_of((_START, _CHANNEL))))
+            if lead:
+                yield from self._message(src, lead)
+            elif src.ended and not src.buf:
+                return
+            else:
+                yield from self._body(src, Text)
+            lead = 0
+
+    def _message(self, src: Source, lead: int) -> Reading[None]:
+        length = yield from _header(src)
+        if not length:
+            return self._pass_as_text(src, lead)
+        header = src.buf[:length]
+        recipient = _RECIPIENT.search(header)
+        name = self._function(recipient[1]) if recipient else None
+        if name is None:
+            channel = _CHANNEL_NAME.search(header)
+            src.drop()
+            yield from self._body(src, Reasoning if channel and channel[1] == "analysis" else Text)
+        elif not self._calls or not (yield from self._call(src, name)):
+            self._pass_as_text(src, length)
+            yield from self._body(src, Text)
+
+    def _function(self, recipient: str) -> str | None:
+        name = recipient.removeprefix("functions.")
+        return name if name and (name != recipient or self._sink.offers(name)) else None
+
+    def _pass_as_text(self, src: Source, length: int) -> None:
+        self._text(src.buf[:length])
+        src.pos = length
+        src.drop()
+
+    def _body(self, src: Source, kind: type[Text] | type[Reasoning]) -> Reading[None]:
+        """Text of one kind up to the next marker, of which only one that ends a message is consumed."""
+        emit = self._text if kind is Text else self._sink.reasoning
+        search = marker_search(_OUTSIDE)
+        while True:
+            found = search(src.buf)
+            src.pos = found.start() if found else len(src.buf)
+            emit(src.buf[: src.pos])
+            src.drop()
+            if found and found[0] in _OUTSIDE:
+                yield from _end(src)
+                return
+            if src.ended:
+                emit(src.buf)
+                src.buf = ""
+                return
+            yield None if found else (search, kind)
+
+    def _call(self, src: Source, name: str) -> Reading[bool]:
+        yield from src.skip_space()
+        if (yield from src.peek()) == "{":
+            self._sink.start(name)
+            try:
+                yield from stream_object(src, self._sink)
+            except NotACall:  # what is left follows as text
+                src.pos = 0
+            yield from src.skip_space()
+            yield from _end(src)
+            return True
+        at = src.pos
+        if not (yield from src.one_of(_OUTSIDE)) and src.pos < len(src.buf):
+            return False
+        src.pos = at
+        self._sink.start(name)
+        self._sink.args("{}")
+        yield from _end(src)
+        return True
+
+
+def _end(src: Source) -> Reading[None]:
+    if (yield from src.one_of(_ENDS)):
+        yield from src.skip_space()
+    src.drop()
+
+
+def _first_lead(src: Source) -> Reading[int]:
+    """How much of the output is surely the beginning of a header.
+
+    The prompt ends with the role, so the output may begin inside a header: ` to=functions.f<|channel|>…`.
+    """
+    yield from src.skip_space()
+    if (yield from src.one_of((_START, _CHANNEL))):
+        return src.pos
+    if (yield from src.one_of(("to=",))):
+        yield from src.take(_NOT_SPACE)
+        yield from src.skip_space()
+        at = src.pos
+        if (yield from src.one_of((_CHANNEL, _MESSAGE))):
+            src.pos = at
+            return at
+    src.pos = 0
+    return 0
+
+
+def _header(src: Source) -> Reading[int]:
+    """How long the header is that begins the text; 0 if it is none."""
+    search = marker_search(_IN_HEADER)
+    while True:
+        found = search(src.buf, src.pos)
+        at = found.start() if found else len(src.buf)
+        if at > _LONGEST_HEADER or src.ended or (found and found[0] in _IN_HEADER):
+            break
+        yield None
+    if not found or found[0] != _MESSAGE or at > _LONGEST_HEADER:
+        return 0
+    src.pos = found.end()
+    return src.pos

@@ -1,0 +1,217 @@
+"""Calls written as JSON: objects with a name and arguments, alone or in an array, or a header before the arguments."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from msgspec import Struct
+
+from .events import Sink
+from .source import WORD, NotACall, Reading, Source, Span
+from .values import parsed_json
+
+_SCALAR = re.compile(r"[\w+\-.]*+")
+_CALL_KEYS = frozenset({"type", "id", "name", "arguments", "parameters"})
+_NUMBERED_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?P<number>:\d+)?", re.DOTALL)
+
+
+class Step(Struct, frozen=True):
+    """One element of a header: a literal, then (if named) a word that is the call's `name` or `id`."""
+
+    literal: str = ""
+    word: str = ""
+    optional: bool = False
+
+
+class JsonCalls(Struct, frozen=True, kw_only=True):
+    """`open` lists the ways a call begins, each a sequence of markers; `close` what may follow it, in this order.
+
+    `bare` is the character that begins a call at the very start of the output without any marker; `empty_end` the one
+    of `close` that, right after a header, shows that the call has no arguments.
+    """
+
+    open: tuple[tuple[str, ...], ...]
+    close: tuple[str, ...] = ()
+    bare: str = ""
+    objects: bool = True
+    arrays: bool = True
+    header: tuple[Step, ...] = ()
+    empty_end: str = ""
+    separator: str = ""
+
+    def read(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+        yield from src.skip_space()
+        char = yield from src.peek()
+        if char == "{" and self.objects:
+            yield from self._objects(src, sink, bare)
+        elif char == "[" and self.arrays:
+            yield from self._array(src, sink)
+        elif self.header:
+            yield from self._headed(src, sink)
+        else:
+            raise NotACall
+
+    def _objects(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+        yield from _object(src, sink, bare)
+        while self.separator:
+            yield from src.skip_space()
+            yield from src.expect(self.separator)
+            yield from src.skip_space()
+            if (yield from src.peek()) != "{":
+                raise NotACall
+            yield from _object(src, sink, bare)
+
+    def _array(self, src: Source, sink: Sink) -> Reading[None]:
+        src.pos += 1
+        while True:
+            yield from src.skip_space()
+            if (yield from src.peek()) != "{":
+                raise NotACall
+            yield from _object(src, sink, bare=False)
+            yield from src.skip_space()
+            if (yield from src.one_of(("]", ","))) != ",":
+                break
+        src.drop()
+
+    def _headed(self, src: Source, sink: Sink) -> Reading[None]:
+        words = {"name": "", "id": ""}
+        for step in self.header:
+            yield from src.skip_space()
+            if step.literal and not (yield from src.one_of((step.literal,))):
+                if step.optional:
+                    continue
+                raise NotACall
+            if step.word:
+                words[step.word] = yield from src.take(WORD)
+                if not words[step.word]:
+                    raise NotACall
+        name, call_id = words["name"], words["id"]
+        if not name and (found := _NUMBERED_ID.fullmatch(call_id)):
+            name = found["name"]
+            if not found["number"]:  # a name alone would be the same for every call
+                call_id = ""
+        yield from src.skip_space()
+        if (yield from src.peek()) == "{":
+            sink.start(name, call_id)
+            yield from stream_object(src, sink)
+            return
+        at = src.pos
+        if not self.empty_end:
+            raise NotACall
+        yield from src.expect(self.empty_end)
+        src.pos = at
+        sink.start(name, call_id)
+        sink.args("{}")
+        src.drop()
+
+
+def stream_object(src: Source, sink: Sink) -> Reading[None]:
+    """Pass on the arguments of a started call as they arrive."""
+    span = Span()
+    while True:
+        end = span.scan(src.buf, src.pos)
+        sink.args(src.buf[src.pos : end])
+        src.pos = end
+        src.drop()
+        if span.done:
+            return
+        if src.ended:
+            sink.args(src.buf)
+            src.buf = ""
+        if span.broken or src.ended:
+            raise NotACall
+        yield None
+
+
+def _object(src: Source, sink: Sink, bare: bool) -> Reading[None]:
+    """One call. A bare object is only taken for one if nothing but a call looks like it."""
+    name = call_id = arguments = None
+    started = False
+    src.pos += 1
+    first = True
+    while True:
+        yield from src.skip_space()
+        if (yield from src.one_of(("}",))):
+            break
+        if not first:
+            yield from src.expect(",")
+            yield from src.skip_space()
+        first = False
+        key = yield from _string(src)
+        yield from src.skip_space()
+        yield from src.expect(":")
+        yield from src.skip_space()
+        if bare and not started and key not in _CALL_KEYS:
+            raise NotACall
+        if key == "name" and not started:
+            name = yield from _string(src)
+            if not name or (bare and sink.rules_out(name)):
+                raise NotACall
+        elif key in ("arguments", "parameters") and not started:
+            if name and (yield from src.peek()) == "{":
+                sink.start(name, call_id)
+                started = True
+                yield from stream_object(src, sink)
+            else:
+                arguments = _arguments((yield from _value(src)))
+        else:
+            value = yield from _value(src)
+            if key == "id" and value.startswith('"'):
+                call_id = _decoded(value)
+        if name and arguments and not started:
+            sink.start(name, call_id)
+            sink.args(arguments)
+            started = True
+        if started:
+            src.drop()
+    if not started:
+        if not name or (bare and not sink.offers(name)):
+            raise NotACall
+        sink.start(name, call_id)
+        sink.args("{}")
+    src.drop()
+
+
+def _value(src: Source) -> Reading[str]:
+    start = src.pos
+    char = yield from src.peek()
+    if char and char in '{["':
+        span = Span()
+        while True:
+            src.pos = span.scan(src.buf, src.pos)
+            if span.done:
+                return src.buf[start : src.pos]
+            if span.broken or src.ended:
+                raise NotACall
+            yield None
+    scalar = yield from src.take(_SCALAR)
+    if not scalar:
+        raise NotACall
+    return scalar
+
+
+def _string(src: Source) -> Reading[str]:
+    if (yield from src.peek()) != '"':
+        raise NotACall
+    return _decoded((yield from _value(src)))
+
+
+def _decoded(raw: str) -> str:
+    try:
+        return msgspec.json.decode(raw, type=str)
+    except (msgspec.MsgspecError, ValueError):
+        raise NotACall from None
+
+
+def _arguments(raw: str) -> str:
+    """The arguments as an object: some models write null for none, or put the object into a string."""
+    if raw.startswith('"'):
+        raw = _decoded(raw).strip()
+        if raw and not isinstance(parsed_json(raw), dict):
+            raise NotACall
+    if raw in ("null", ""):
+        return "{}"
+    if not raw.startswith("{"):
+        raise NotACall
+    return raw

@@ -1,0 +1,198 @@
+"""Builds the parser a model needs and drives it, one piece of text at a time."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
+
+from . import formats
+from .content import read_content
+from .events import Event, Reasoning, Sink, Text
+from .formats import Channelled, ReasoningFormat, ToolFormat
+from .harmony import Channels
+from .reasoning import Thinking, read_thinking
+from .source import Quick, Reading, Source, marker_search
+
+F = TypeVar("F")
+
+
+def tool_formats() -> list[str]:
+    return sorted({*formats.TOOL_FORMATS, *formats.TOOL_ALIASES})
+
+
+def reasoning_formats() -> list[str]:
+    return sorted({*formats.REASONING_FORMATS, *formats.REASONING_ALIASES})
+
+
+def skip_special_tokens(tools: str | None, reasoning: str | None) -> bool:
+    """Whether the text for these formats may be decoded without special tokens."""
+    _tool_format(tools)
+    _reasoning_format(reasoning)
+    return (
+        formats.TOOL_ALIASES.get(tools or "", tools) not in formats.SPECIAL_TOOL_MARKERS
+        and formats.REASONING_ALIASES.get(reasoning or "", reasoning) not in formats.SPECIAL_REASONING_MARKERS
+    )
+
+
+def opens_reasoning(reasoning: str | None, prompt: str) -> bool:
+    """Whether a rendered prompt ends with the opening of this reasoning format, so that the output starts inside."""
+    form = _reasoning_format(reasoning)
+    if form is None:
+        return False
+    endings = ("<|channel|>analysis<|message|>",) if isinstance(form, Channelled) else form.open
+    return prompt.rstrip().endswith(endings)
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def make_parser(
+    tools: str | None,
+    reasoning: str | None,
+    *,
+    in_reasoning: bool = False,
+    tool_names: Collection[str] | None = None,
+    tool_schemas: Mapping[str, dict[str, Any]] | None = None,
+    new_id: Callable[[], str] = new_call_id,
+) -> OutputParser:
+    """A parser for one output. `tool_schemas` holds the JSON schema of each tool's parameters by its name."""
+    return OutputParser(
+        _tool_format(tools), _reasoning_format(reasoning), in_reasoning, Sink(new_id, tool_names, tool_schemas)
+    )
+
+
+class OutputParser:
+    """Turns the text of one output into events, in order; see the package for the rules."""
+
+    def __init__(
+        self, tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: Sink
+    ) -> None:
+        self._sink = sink
+        self._content = _content_stage(tools, reasoning, in_reasoning, sink)
+        self._thinking = _thinking_stage(tools, reasoning, in_reasoning, sink, self._to_content)
+        self._quick: Quick | None = None
+        self._finished = False
+
+    @property
+    def saw_tool_call(self) -> bool:
+        return self._sink.calls > 0
+
+    def feed(self, text: str) -> list[Event]:
+        quick = self._quick
+        if quick is not None and quick[0](text) is None and text:
+            return [quick[1](text)]
+        if self._finished:
+            raise ValueError("this output has already ended")
+        if not text:
+            return []
+        if self._thinking is None:
+            self._to_content(text)
+        else:
+            self._thinking.push(text)
+            self._leave_thinking_if_over()
+        self._quick = self._bypass()
+        return self._sink.take()
+
+    def finish(self) -> list[Event]:
+        """The output has ended: give out all that was held back."""
+        if self._finished:
+            return []
+        self._finished = True
+        self._quick = None
+        if self._thinking is not None:
+            self._thinking.end()
+            self._leave_thinking_if_over()
+        if self._content is not None:
+            self._content.end()
+        return self._sink.take()
+
+    def _to_content(self, text: str) -> None:
+        if self._content is None:
+            self._sink.text(text)
+        elif text:
+            self._content.push(text)
+
+    def _leave_thinking_if_over(self) -> None:
+        if self._thinking is not None and self._thinking.over:
+            rest = self._thinking.source.buf
+            self._thinking = None
+            self._to_content(rest)
+
+    def _bypass(self) -> Quick | None:
+        if self._thinking is None:
+            return (marker_search(()), Text) if self._content is None else self._content.quick
+        quick = self._thinking.quick
+        if quick is not None and quick[1] is not Reasoning and self._content is not None:
+            return None
+        return quick
+
+
+class _Stage:
+    """A grammar at work on its own source."""
+
+    def __init__(self, source: Source, reading: Reading[None]) -> None:
+        self.source = source
+        self.quick: Quick | None = None
+        self.over = False
+        self._reading = reading
+
+    def push(self, text: str) -> None:
+        self.source.push(text)
+        self._advance()
+
+    def end(self) -> None:
+        self.source.ended = True
+        self._advance()
+
+    def _advance(self) -> None:
+        try:
+            self.quick = next(self._reading)
+        except StopIteration:
+            self.quick = None
+            self.over = True
+
+
+def _content_stage(
+    tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: Sink
+) -> _Stage | None:
+    if tools is None:
+        return None
+    src = Source()
+    if isinstance(tools, Channelled):
+        inside = in_reasoning and not isinstance(reasoning, Thinking)
+        return _Stage(src, Channels(sink, sink.text, calls=True).read(src, inside))
+    return _Stage(src, read_content(src, tools, sink))
+
+
+def _thinking_stage(
+    tools: ToolFormat | None,
+    reasoning: ReasoningFormat | None,
+    in_reasoning: bool,
+    sink: Sink,
+    text: Callable[[str], None],
+) -> _Stage | None:
+    src = Source()
+    if isinstance(reasoning, Thinking):
+        return _Stage(src, read_thinking(src, reasoning, in_reasoning or reasoning.always, sink.reasoning))
+    if reasoning is None or isinstance(tools, Channelled):
+        return None
+    return _Stage(src, Channels(sink, text, calls=False).read(src, in_reasoning))
+
+
+def _tool_format(name: str | None) -> ToolFormat | None:
+    return _look_up("tool call", name, formats.TOOL_FORMATS, formats.TOOL_ALIASES)
+
+
+def _reasoning_format(name: str | None) -> ReasoningFormat | None:
+    return _look_up("reasoning", name, formats.REASONING_FORMATS, formats.REASONING_ALIASES)
+
+
+def _look_up(what: str, name: str | None, table: Mapping[str, F], aliases: Mapping[str, str]) -> F | None:
+    if name is None:
+        return None
+    found = table.get(aliases.get(name, name))
+    if found is None:
+        raise ValueError(f"unknown {what} format {name!r}; valid: {', '.join(sorted({*table, *aliases}))}")
+    return found

@@ -1,0 +1,47 @@
+"""Splits what a model thinks from what it says, before anything else looks at the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from .events import Reasoning
+from .source import Reading, Source, marker_search
+
+
+class Thinking(Struct, frozen=True, kw_only=True):
+    """`always` is for models whose prompt opens the thinking, so that their output only closes it."""
+
+    open: tuple[str, ...]
+    close: tuple[str, ...]
+    always: bool = False
+
+
+def read_thinking(src: Source, thinking: Thinking, inside: bool, reasoning: Callable[[str], None]) -> Reading[None]:
+    """Reads up to the end of the thinking; what is left in `src` then, and all that follows, is content.
+
+    Thinking is only looked for at the start: an answer that mentions the marker is an answer.
+    """
+    yield from src.skip_space()
+    if not (yield from src.one_of(thinking.open)) and not inside:
+        src.pos = 0
+        return
+    yield from src.skip_space()
+    src.drop()
+    search = marker_search(thinking.close)
+    while True:
+        found = search(src.buf)
+        src.pos = found.start() if found else len(src.buf)
+        reasoning(src.buf[: src.pos])
+        src.drop()
+        if found and found[0] in thinking.close:
+            src.pos = len(found[0])
+            yield from src.skip_space()
+            src.drop()
+            return
+        if src.ended:
+            reasoning(src.buf)
+            src.buf = ""
+            return
+        yield None if found else (search, Reasoning)

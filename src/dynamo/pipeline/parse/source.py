@@ -1,0 +1,173 @@
+"""Text that arrives in pieces, read as if it were all there.
+
+Grammars are generators: they yield whenever the answer depends on text that has not arrived, so they read top to bottom
+and cannot tell where the text was cut. They yield a `Quick` when text without a marker may bypass them, else None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import TypeAlias, TypeVar
+
+from .events import Reasoning, Text
+
+Quick: TypeAlias = tuple[Callable[[str], "re.Match[str] | None"], type[Text] | type[Reasoning]]
+T = TypeVar("T")
+Reading: TypeAlias = Generator[Quick | None, None, T]
+
+SPACE = re.compile(r"\s*+")
+WORD = re.compile(r"[\w.:/-]*+")
+
+
+class NotACall(Exception):
+    """What follows the last `drop` is not (or no longer) a call: it is text."""
+
+
+class Source:
+    """A cursor over the text still undecided; `drop` gives up the right to go back to before it."""
+
+    __slots__ = ("buf", "ended", "pos")
+
+    def __init__(self) -> None:
+        self.buf = ""
+        self.pos = 0
+        self.ended = False
+
+    def push(self, text: str) -> None:
+        self.buf += text
+
+    def drop(self) -> None:
+        self.buf = self.buf[self.pos :]
+        self.pos = 0
+
+    def peek(self) -> Reading[str]:
+        """The next character, or "" at the end of the output."""
+        while self.pos >= len(self.buf):
+            if self.ended:
+                return ""
+            yield None
+        return self.buf[self.pos]
+
+    def take(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """All that matches a possessive character class from here on."""
+        start = self.pos
+        while True:
+            found = pattern.match(self.buf, self.pos)
+            self.pos = found.end() if found else self.pos
+            if self.pos < len(self.buf) or self.ended:
+                return self.buf[start : self.pos]
+            yield None
+
+    def skip_space(self) -> Reading[None]:
+        yield from self.take(SPACE)
+
+    def one_of(self, literals: tuple[str, ...]) -> Reading[str]:
+        """Consume whichever of the literals stands here and return it; "" if none does."""
+        while True:
+            rest = len(self.buf) - self.pos
+            undecided = False
+            for literal in literals:
+                if self.buf.startswith(literal, self.pos):
+                    self.pos += len(literal)
+                    return literal
+                undecided = undecided or (rest < len(literal) and literal.startswith(self.buf[self.pos :]))
+            if self.ended or not undecided:
+                return ""
+            yield None
+
+    def expect(self, literal: str) -> Reading[None]:
+        if not (yield from self.one_of((literal,))):
+            raise NotACall
+
+    def until(self, literal: str) -> Reading[str | None]:
+        """The text before the literal, both consumed; None, with all of it left, if the output ends first."""
+        start = self.pos
+        seen = start
+        while (at := self.buf.find(literal, seen)) < 0:
+            if self.ended:
+                return None
+            seen = max(start, len(self.buf) - len(literal) + 1)
+            yield None
+        self.pos = at + len(literal)
+        return self.buf[start:at]
+
+
+@lru_cache(maxsize=64)
+def marker_search(literals: tuple[str, ...]) -> Callable[..., re.Match[str] | None]:
+    """A search for the first place where a literal stands, or where one may be starting at the end of the text."""
+    parts = [re.escape(literal) for literal in literals]
+    for literal in literals:
+        prefix = ""
+        for char in reversed(literal[1:-1]):
+            prefix = f"(?:{re.escape(char)}{prefix})?"
+        if len(literal) > 1:
+            parts.append(rf"{re.escape(literal[0])}{prefix}\Z")
+    return re.compile("|".join(parts)).search if parts else _nothing
+
+
+def _nothing(text: str, pos: int = 0) -> re.Match[str] | None:
+    return None
+
+
+_STRING_BODY = {
+    '"': re.compile(r'(?:[^"\\]++|\\.)*+', re.DOTALL),
+    "'": re.compile(r"(?:[^'\\]++|\\.)*+", re.DOTALL),
+}
+_NESTED = re.compile(r"[\s\w+\-.,:]*+")
+_SCALAR = re.compile(r"[\s\w+\-.]*+")
+_CLOSER = {"{": "}", "[": "]", "(": ")"}
+
+
+class Span:
+    """Finds where one value ends, however the text is cut: it follows strings and brackets and looks at nothing else.
+
+    A JSON value (object, array or string) ends with its own last character; with `stops` (Python arguments) the value
+    ends before a stop character outside all brackets.
+    """
+
+    __slots__ = ("_closers", "_openers", "_quote", "_quotes", "_stops", "broken", "done")
+
+    def __init__(self, stops: str = "") -> None:
+        self.done = False
+        self.broken = False
+        self._closers: list[str] = []
+        self._quote = ""
+        self._stops = stops
+        self._quotes = "\"'" if stops else '"'
+        self._openers = "{[(" if stops else "{["
+
+    def scan(self, buf: str, pos: int) -> int:
+        """Go on from `pos`; return how far the value reaches in this text."""
+        while pos < len(buf):
+            if self._quote:
+                found = _STRING_BODY[self._quote].match(buf, pos)
+                pos = found.end() if found else pos
+                if pos == len(buf) or buf[pos] == "\\":  # a backslash whose second half has not arrived
+                    return pos
+                pos += 1
+                self._quote = ""
+            else:
+                found = (_NESTED if self._closers else _SCALAR).match(buf, pos)
+                pos = found.end() if found else pos
+                if pos == len(buf):
+                    return pos
+                char = buf[pos]
+                if not self._closers and char in self._stops:
+                    self.done = True
+                    return pos
+                if char in self._quotes:
+                    self._quote = char
+                elif char in self._openers:
+                    self._closers.append(_CLOSER[char])
+                elif self._closers and char == self._closers[-1]:
+                    self._closers.pop()
+                else:
+                    self.broken = True
+                    return pos
+                pos += 1
+            if not self._stops and not self._quote and not self._closers:
+                self.done = True
+                return pos
+        return pos

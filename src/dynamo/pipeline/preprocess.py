@@ -1,0 +1,123 @@
+"""From an OpenAI request to token ids: the chat template, the tokenizer, and every option the engine must know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dynamo.model import Decoder, LoadedModel, TemplateError
+from dynamo.pipeline import parse
+from dynamo.pipeline.options import ModelDefaults, SamplingDefaults, preprocessed, template_arguments
+from dynamo.protocols.card import ModelCard
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_chat import ChatRequest, Tool
+from dynamo.protocols.openai_completions import CompletionRequest
+
+
+class Prepared(Struct):
+    """One prompt, ready for an engine, and the text it was made from where there was one."""
+
+    request: PreprocessedRequest
+    prompt: str | None = None
+
+
+class Preprocessor:
+    """What one model needs between a client's words and an engine's numbers, both ways."""
+
+    def __init__(self, card: ModelCard, model: LoadedModel) -> None:
+        self.card = card
+        self.model = model
+        self.mdc_sum = card.checksum()
+        self._tool_format = card.runtime_config.tool_call_parser
+        self._reasoning_format = card.runtime_config.reasoning_parser
+        recommended = {name: getattr(model.sampling, name) for name in SamplingDefaults.__struct_fields__}
+        self._defaults = ModelDefaults(
+            sampling=SamplingDefaults(**recommended),
+            eos_token_ids=tuple(model.eos_token_ids),
+            context_length=model.context_length,
+        )
+
+    async def chat(self, request: ChatRequest) -> Prepared:
+        given = request.nvext.token_data if request.nvext else None
+        if given:
+            return self._prepared(request, list(given), None)
+        prompt = self.render(request)
+        return self._prepared(request, await self.model.tokenizer.encode_async(prompt), prompt)
+
+    async def completion(self, request: CompletionRequest) -> list[Prepared]:
+        """One for each prompt the request holds."""
+        given = request.nvext.token_data if request.nvext else None
+        if given:
+            return [self._prepared(request, list(given), None)]
+        prepared = []
+        for prompt in request.prompts():
+            if isinstance(prompt, str):
+                ids = await self.model.tokenizer.encode_async(prompt)
+                if not ids:
+                    raise InvalidRequest("prompt: there is no token in it.", "prompt", "invalid_value")
+                prepared.append(self._prepared(request, ids, prompt))
+            else:
+                self._check_ids(prompt)
+                prepared.append(self._prepared(request, prompt, None))
+        return prepared
+
+    def render(self, request: ChatRequest) -> str:
+        """The prompt as text; what the template refuses is the client's to mend."""
+        if self.model.template is None:
+            raise InvalidRequest(
+                f"The model '{request.model}' has no chat template; use /v1/completions.", "messages", "no_template"
+            )
+        messages: list[dict[str, Any]] = msgspec.to_builtins(request.messages)
+        hidden = request.tool_choice == "none"
+        try:
+            return self.model.template.render(
+                messages,
+                tools=msgspec.to_builtins(request.tools) if request.tools and not hidden else None,
+                documents=request.documents,
+                add_generation_prompt=request.add_generation_prompt is not False,
+                continue_final_message=bool(request.continue_final_message),
+                template_args=template_arguments(request),
+            )
+        except TemplateError as error:
+            raise InvalidRequest(f"The chat template refused this: {error}", "messages", "template_error") from error
+
+    def decoder(self, prepared: Prepared) -> Decoder:
+        asked = prepared.request.output_options.skip_special_tokens
+        return self.model.tokenizer.decoder(prepared.request.token_ids, True if asked is None else asked)
+
+    def parser(self, request: ChatRequest, prompt: str | None) -> parse.OutputParser | None:
+        """What splits the output into content, reasoning and tool calls; None where the model card asks for neither."""
+        tools = self._tool_format if request.tools and request.tool_choice != "none" else None
+        if tools is None and self._reasoning_format is None:
+            return None
+        functions = [tool.function for tool in request.tools or ()]
+        return parse.make_parser(
+            tools,
+            self._reasoning_format,
+            in_reasoning=parse.opens_reasoning(self._reasoning_format, prompt or ""),
+            tool_names=[function.name for function in functions],
+            tool_schemas={function.name: function.parameters for function in functions if function.parameters},
+        )
+
+    def _prepared(self, request: ChatRequest | CompletionRequest, ids: list[int], prompt: str | None) -> Prepared:
+        ready = preprocessed(request, ids, self._defaults, self.mdc_sum)
+        if ready.output_options.skip_special_tokens is None and self._keeps_markers(request):
+            ready.output_options.skip_special_tokens = False
+        return Prepared(ready, prompt)
+
+    def _keeps_markers(self, request: ChatRequest | CompletionRequest) -> bool:
+        """Some formats mark calls and thoughts by special tokens, which the parser must get to see."""
+        tools: list[Tool] | None = request.tools if isinstance(request, ChatRequest) else None
+        reasoning = self._reasoning_format if isinstance(request, ChatRequest) else None
+        return not parse.skip_special_tokens(self._tool_format if tools else None, reasoning)
+
+    def _check_ids(self, ids: list[int]) -> None:
+        size = self.model.tokenizer.vocab_size
+        wrong = next((id for id in ids if id >= size), None)
+        if wrong is not None:
+            raise InvalidRequest(
+                f"prompt: token id {wrong} is outside the model's vocabulary of {size}.", "prompt", "invalid_value"
+            )

@@ -1,0 +1,211 @@
+"""A Responses request as the chat request that asks the same."""
+
+from __future__ import annotations
+
+from dynamo.pipeline.schema import check_schema
+from dynamo.pipeline.validate import refusal
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_chat import (
+    ChatRequest,
+    FunctionCall,
+    FunctionDefinition,
+    FunctionName,
+    ImagePart,
+    ImageUrl,
+    Message,
+    NamedToolChoice,
+    Part,
+    RefusalPart,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from dynamo.protocols.openai_fields import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
+from dynamo.protocols.openai_responses import (
+    InputItem,
+    InputPart,
+    JsonObjectTarget,
+    JsonSchemaTarget,
+    ResponsesRequest,
+    ResponsesTool,
+    TextConfig,
+)
+
+_STATELESS = "answers are not stored on this server; send the whole conversation as `input`"
+_NO_PLACE_HERE = {
+    "background": "the answer comes on the connection that asked for it",
+    "previous_response_id": _STATELESS,
+    "conversation": _STATELESS,
+    "prompt": "prompts are not stored on this server",
+    "context_management": "the whole conversation is read",
+    "moderation": "moderation is not supported",
+}
+_LOGPROBS = "message.output_text.logprobs"
+
+
+def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
+    """Raises `InvalidRequest` for what only a server with memory or tools of its own could answer."""
+    for name, why in _NO_PLACE_HERE.items():
+        if getattr(request, name) not in (None, False):
+            raise refusal(name, why)
+    for field in (request.nvext and request.nvext.extra_fields) or ():
+        if field in ("completion_token_ids", "prompt_logprobs"):
+            raise refusal("nvext.extra_fields", f"a response has no place for {field!r}")
+    if request.text is not None and request.text.verbosity not in (None, "medium"):
+        raise refusal("text.verbosity", "the length of answers cannot be steered")
+    logprobs = request.top_logprobs is not None or _LOGPROBS in (request.include or ())
+    return ChatRequest(
+        model=request.model,
+        messages=_messages(request),
+        stream=request.stream,
+        max_completion_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        logprobs=True if logprobs else None,
+        top_logprobs=request.top_logprobs,
+        tools=_tools(request.tools) if request.tools else None,
+        tool_choice=_tool_choice(request),
+        parallel_tool_calls=request.parallel_tool_calls,
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        response_format=_response_format(request.text),
+        chat_template_kwargs=request.chat_template_kwargs,
+        chat_template_args=request.chat_template_args,
+        nvext=request.nvext,
+        metadata=dict(request.metadata) if request.metadata is not None else None,
+        user=request.user,
+    )
+
+
+def _response_format(text: TextConfig | None) -> ResponseFormat | None:
+    match text.format if text else None:
+        case JsonObjectTarget():
+            return JsonObjectFormat()
+        case JsonSchemaTarget() as target:
+            check_schema(target.schema, "text.format.schema")
+            return JsonSchemaFormat(
+                JsonSchema(name=target.name, schema=target.schema, description=target.description, strict=target.strict)
+            )
+    return None
+
+
+def _tools(tools: list[ResponsesTool]) -> list[Tool]:
+    translated = []
+    for index, tool in enumerate(tools):
+        if tool.type != "function":
+            raise refusal(f"tools[{index}].type", f"{tool.type[:64]!r} tools run at OpenAI; only 'function' is known")
+        if tool.name is None:
+            raise _missing(f"tools[{index}].name")
+        if tool.parameters is not None:
+            check_schema(tool.parameters, f"tools[{index}].parameters")
+        definition = FunctionDefinition(
+            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+        translated.append(Tool(type="function", function=definition))
+    return translated
+
+
+def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
+    choice = request.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.type != "function":
+        raise refusal("tool_choice.type", f"{choice.type[:64]!r} is unknown; only 'function' can be named")
+    if choice.name is None:
+        raise _missing("tool_choice.name")
+    if choice.name not in {tool.name for tool in request.tools or ()}:
+        raise InvalidRequest(
+            f"tool_choice.name: there is no tool named {choice.name[:128]!r}.", "tool_choice.name", "invalid_value"
+        )
+    return NamedToolChoice(type="function", function=FunctionName(choice.name))
+
+
+def _messages(request: ResponsesRequest) -> list[Message]:
+    messages = [Message(role="system", content=request.instructions)] if request.instructions else []
+    if isinstance(request.input, str):
+        return [*messages, Message(role="user", content=request.input)]
+    turn: Message | None = None
+    for index, item in enumerate(request.input):
+        where = f"input[{index}]"
+        match item.type:
+            case "reasoning":
+                # Thoughts, words and calls are items of their own here, but one message in a chat.
+                turn = _assistant(messages, turn if turn is not None and _only_thoughts(turn) else None)
+                turn.reasoning_content = (turn.reasoning_content or "") + _thoughts(item)
+            case "function_call":
+                turn = _assistant(messages, turn)
+                turn.tool_calls = [*(turn.tool_calls or ()), _call(item, where)]
+            case "function_call_output":
+                turn = None
+                messages.append(_call_output(item, where))
+            case None | "message" if item.role == "assistant":
+                turn = _assistant(messages, turn if turn is not None and _only_thoughts(turn) else None)
+                turn.content = _content(item.content, f"{where}.content")
+            case None | "message":
+                turn = None
+                if item.role is None:
+                    if item.type is None and item.id is not None:
+                        raise refusal(where, _STATELESS)
+                    raise _missing(f"{where}.role")
+                messages.append(Message(role=item.role, content=_content(item.content, f"{where}.content")))
+            case other:
+                raise refusal(f"{where}.type", f"items of type {other[:64]!r} cannot be read")
+    if not messages:
+        raise InvalidRequest("input: must not be empty.", "input", "invalid_value")
+    return messages
+
+
+def _assistant(messages: list[Message], turn: Message | None) -> Message:
+    if turn is None:
+        turn = Message(role="assistant")
+        messages.append(turn)
+    return turn
+
+
+def _only_thoughts(turn: Message) -> bool:
+    return turn.content is None and not turn.tool_calls
+
+
+def _thoughts(item: InputItem) -> str:
+    parts = item.content if isinstance(item.content, list) and item.content else item.summary or []
+    return "".join(part.text or "" for part in parts)
+
+
+def _call(item: InputItem, where: str) -> ToolCall:
+    for name in ("call_id", "name", "arguments"):
+        if getattr(item, name) is None:
+            raise _missing(f"{where}.{name}")
+    return ToolCall(id=item.call_id or "", function=FunctionCall(item.name or "", item.arguments or ""))
+
+
+def _call_output(item: InputItem, where: str) -> Message:
+    if not item.call_id:
+        raise _missing(f"{where}.call_id")
+    return Message(role="tool", tool_call_id=item.call_id, content=_content(item.output, f"{where}.output"))
+
+
+def _content(content: str | list[InputPart] | None, where: str) -> str | list[Part]:
+    if content is None:
+        raise _missing(where)
+    if isinstance(content, str):
+        return content
+    return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
+
+
+def _part(part: InputPart, where: str) -> Part:
+    match part.type:
+        case "input_text" | "output_text" | "text" if part.text is not None:
+            return TextPart(part.text)
+        case "input_text" | "output_text" | "text":
+            raise _missing(f"{where}.text")
+        case "refusal":
+            return RefusalPart(part.refusal or "")
+        case "input_image" if part.image_url is not None:
+            return ImagePart(ImageUrl(part.image_url, part.detail))
+        case "input_image":
+            raise refusal(where, "an image must come as `image_url`; files are not stored on this server")
+    raise refusal(f"{where}.type", f"content of type {part.type[:64]!r} cannot be read")
+
+
+def _missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")

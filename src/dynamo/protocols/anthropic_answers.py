@@ -1,0 +1,173 @@
+"""The answers of the Anthropic routes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from dynamo.protocols.errors import DynamoException, HttpError
+from dynamo.protocols.openai_answers import ChatCompletion, CompletionUsage
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+
+
+class TextAnswer(Struct, kw_only=True):
+    type: Literal["text"] = "text"
+    text: str
+
+
+class ThinkingAnswer(Struct, kw_only=True):
+    """Nobody signs thoughts here; the empty signature lets clients send the block back."""
+
+    type: Literal["thinking"] = "thinking"
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseAnswer(Struct, kw_only=True):
+    type: Literal["tool_use"] = "tool_use"
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = TextAnswer | ThinkingAnswer | ToolUseAnswer
+
+
+class AnthropicUsage(Struct, kw_only=True):
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+
+    @staticmethod
+    def of(usage: CompletionUsage) -> AnthropicUsage:
+        """Anthropic counts what came from the cache apart from the rest of the input."""
+        return AnthropicUsage(
+            input_tokens=usage.prompt_tokens - usage.cached_tokens,
+            output_tokens=usage.completion_tokens,
+            cache_read_input_tokens=usage.cached_tokens,
+        )
+
+
+class AnthropicMessage(Struct, kw_only=True):
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None
+    stop_sequence: str | None = None
+    usage: AnthropicUsage
+
+
+class TokenCount(Struct, kw_only=True):
+    input_tokens: int
+
+
+class AnthropicModel(Struct, kw_only=True):
+    id: str
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int | UnsetType = UNSET
+
+
+class AnthropicModelList(Struct, kw_only=True):
+    data: list[AnthropicModel]
+    has_more: Literal[False] = False
+    first_id: str | None
+    last_id: str | None
+
+    @staticmethod
+    def of(models: list[AnthropicModel]) -> AnthropicModelList:
+        return AnthropicModelList(
+            data=models, first_id=models[0].id if models else None, last_id=models[-1].id if models else None
+        )
+
+
+class AnthropicErrorDetail(Struct, kw_only=True):
+    type: str
+    message: str
+
+
+class AnthropicError(Struct, kw_only=True):
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
+    request_id: str | None = None
+
+    @staticmethod
+    def of(error: DynamoException, request_id: str | None = None) -> AnthropicError:
+        status = error.code if isinstance(error, HttpError) else error.status
+        return AnthropicError(
+            error=AnthropicErrorDetail(type=error_type(status), message=error.message), request_id=request_id
+        )
+
+
+def error_type(status: int) -> str:
+    """Anthropic's word for an HTTP status."""
+    match status:
+        case 401:
+            return "authentication_error"
+        case 403:
+            return "permission_error"
+        case 404:
+            return "not_found_error"
+        case 413:
+            return "request_too_large"
+        case 429:
+            return "rate_limit_error"
+        case 503 | 529:
+            return "overloaded_error"
+        case 504:
+            return "timeout_error"
+    return "invalid_request_error" if 400 <= status < 500 else "api_error"
+
+
+def stop_reason(finish_reason: str, stop_sequence: str | None = None) -> StopReason:
+    match finish_reason:
+        case "length":
+            return "max_tokens"
+        case "tool_calls":
+            return "tool_use"
+        case "content_filter":
+            return "refusal"
+    return "end_turn" if stop_sequence is None else "stop_sequence"
+
+
+def message_of(
+    chat: ChatCompletion, message_id: str, stop_sequence: str | None = None, hide_thinking: bool = False
+) -> AnthropicMessage:
+    """The answer to an Anthropic request, from the answer to the chat request it was translated to."""
+    choice = chat.choices[0]
+    answer = choice.message
+    content: list[ContentBlock] = []
+    if answer.reasoning_content:
+        content.append(ThinkingAnswer(thinking="" if hide_thinking else answer.reasoning_content))
+    if answer.content:
+        content.append(TextAnswer(text=answer.content))
+    for call in answer.tool_calls or ():
+        content.append(
+            ToolUseAnswer(id=call.id, name=call.function.name, input=_parsed_arguments(call.function.arguments))
+        )
+    reason = stop_reason(choice.finish_reason, stop_sequence)
+    return AnthropicMessage(
+        id=message_id,
+        model=chat.model,
+        content=content,
+        stop_reason=reason,
+        stop_sequence=stop_sequence if reason == "stop_sequence" else None,
+        usage=AnthropicUsage.of(chat.usage),
+    )
+
+
+def _parsed_arguments(arguments: str) -> dict[str, Any]:
+    """Arguments cut off by the token limit are no object; the stop reason tells the client so."""
+    try:
+        parsed = msgspec.json.decode(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

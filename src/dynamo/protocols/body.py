@@ -1,0 +1,189 @@
+"""Request bodies: bytes to a struct in one pass, and for those that fail, words a person can act on."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from dynamo.protocols.errors import InvalidRequest
+
+T = TypeVar("T")
+
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
+_EXPECTED = re.compile(r"Expected `(?P<kinds>[^`]+)`, got `(?P<got>\w+)`")
+_BOUND = re.compile(r"Expected `\w+` (?P<length>of length )?(?P<op>>=|<=|>|<|==) (?P<bound>-?[\d.e+]+)")
+_UNPAIRED = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
+_WORDS = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "array": "list",
+    "object": "object",
+    "null": "null",
+}
+_BOUNDS = {">=": "at least", "<=": "at most", ">": "greater than", "<": "less than", "==": "exactly"}
+
+
+class BodyDecoder(Generic[T]):
+    """Decodes bodies of one kind. Whatever the bytes are, it returns a struct or raises `InvalidRequest`."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self.kind = kind
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._shape = inspect.type_info(kind)
+
+    def decode(self, body: bytes, ignore_unknown: bool = False) -> T:
+        try:
+            return self._decode(body)
+        except msgspec.ValidationError as error:
+            return self._second_look(body, str(error), ignore_unknown)
+        except msgspec.DecodeError as error:
+            raise malformed(body, str(error)) from None
+        except UnicodeDecodeError:
+            raise InvalidRequest("The request body is not valid UTF-8.", code="invalid_json") from None
+        except RecursionError:
+            raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
+
+    def _second_look(self, body: bytes, text: str, ignore_unknown: bool) -> T:
+        try:
+            value = msgspec.json.decode(body)
+        except msgspec.ValidationError:
+            raise self._explain(text, None) from None
+        except msgspec.DecodeError as error:
+            raise malformed(body, str(error)) from None
+        except UnicodeDecodeError:
+            raise InvalidRequest("The request body is not valid UTF-8.", code="invalid_json") from None
+        except RecursionError:
+            raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
+        unknown = _unknown_fields(value, self._shape)
+        if not unknown:
+            raise self._explain(text, value) from None
+        if not ignore_unknown:
+            raise unsupported(*unknown)
+        try:
+            return msgspec.convert(value, self.kind)
+        except msgspec.ValidationError as error:
+            raise self._explain(str(error), value) from None
+
+    def _explain(self, text: str, value: Any) -> InvalidRequest:
+        found = _AT.match(text)
+        assert found is not None
+        steps = [name or index for name, index in _STEP.findall(found["path"] or "")]
+        what, path = found["what"], (found["path"] or "").lstrip(".") or None
+        if missing := re.fullmatch(r"Object missing required field `(.+)`", what):
+            param = f"{path}.{missing[1]}" if path else missing[1]
+            return InvalidRequest(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")
+        if extra := re.fullmatch(r"Object contains unknown field `(.+)`", what):
+            return unsupported(f"{path}.{extra[1]}" if path else extra[1])
+        name = path or "The request body"
+        if kinds := _EXPECTED.match(what):
+            return InvalidRequest(f"{name}: expected {_kinds(kinds, path)}.", path, "invalid_type")
+        got = _shown(value, steps)
+        if bound := _BOUND.match(what):
+            limit = f"{float(bound['bound']):.17g}" if "." in bound["bound"] else bound["bound"]
+            word = f"{_BOUNDS[bound['op']]} {limit}"
+            if bound["length"]:
+                return InvalidRequest(f"{name}: the length must be {word}.", path, "invalid_value")
+            return InvalidRequest(f"{name}: must be {word}{got and ', got ' + got}.", path, "invalid_value")
+        if what.startswith("Expected `str` matching regex"):
+            message = f"{name}: must be 1 to 128 letters, digits, `_` or `-`{got and ', got ' + got}."
+            return InvalidRequest(message, path, "invalid_value")
+        if what.startswith("Invalid ") and (choices := sorted(_choices(self._shape, steps))):
+            expected = ", ".join(f"'{choice}'" for choice in choices)
+            return InvalidRequest(f"{name}: {got or 'this value'} is not one of {expected}.", path, "invalid_value")
+        return InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}.", path, "invalid_value")
+
+
+def unsupported(*names: str) -> InvalidRequest:
+    listed = ", ".join(f"`{name}`" for name in names)
+    return InvalidRequest(f"Unsupported parameter(s): {listed}", names[0], "unsupported_parameter")
+
+
+def malformed(body: bytes, text: str) -> InvalidRequest:
+    """Why these bytes are no JSON, and where."""
+    if not body.strip():
+        message = "The request body is empty; a JSON object was expected."
+    elif found := re.fullmatch(r"JSON is malformed: (.*) \(byte (\d+)\)", text):
+        offset = int(found[2])
+        line = body.count(b"\n", 0, offset) + 1
+        column = offset - (body.rfind(b"\n", 0, offset) + 1) + 1
+        message = f"The request body is not valid JSON: {found[1]} at line {line}, column {column} (byte {offset})."
+    elif "truncated" in text and (pair := _UNPAIRED.search(body)):
+        message = f"The request body is not valid JSON: unpaired surrogate escape at byte {pair.start()}."
+    elif "truncated" in text:
+        message = f"The request body is not valid JSON: it ends too early, after {len(body)} bytes."
+    else:
+        message = f"The request body is not valid JSON: {text}."
+    return InvalidRequest(message, code="invalid_json")
+
+
+def _kinds(found: re.Match[str], path: str | None) -> str:
+    words = [_WORDS.get(kind, kind) for kind in found["kinds"].split(" | ")]
+    if path and path.endswith("content"):
+        words = ["list of parts" if word == "list" else word for word in words]
+    return f"{' or '.join(words)}, got {_WORDS.get(found['got'], found['got'])}"
+
+
+def _shown(value: Any, steps: list[str]) -> str:
+    """The value the client sent at this place, short; empty where it cannot be found again."""
+    for step in steps:
+        if isinstance(value, dict) and step in value:
+            value = value[step]
+        elif isinstance(value, list) and step.isdigit() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return ""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= 64 else f"{value[:60]!r}…"
+    return str(value) if isinstance(value, int | float) and abs(value) < 10**24 else ""
+
+
+def _variants(shape: inspect.Type) -> list[inspect.Type]:
+    if isinstance(shape, inspect.Metadata):
+        return _variants(shape.type)
+    if isinstance(shape, inspect.UnionType):
+        return [variant for member in shape.types for variant in _variants(member)]
+    return [shape]
+
+
+def _unknown_fields(value: Any, shape: inspect.Type, prefix: str = "") -> list[str]:
+    """Paths of fields that strict structs do not know. They are taken out of `value` on the way."""
+    found: list[str] = []
+    if not isinstance(value, dict):
+        return found
+    for variant in _variants(shape):
+        if not isinstance(variant, inspect.StructType) or not variant.forbid_unknown_fields:
+            continue
+        fields = {field.encode_name: field.type for field in variant.fields}
+        for name in list(value):
+            if name not in fields:
+                found.append(prefix + name)
+                del value[name]
+            else:
+                found += _unknown_fields(value[name], fields[name], f"{prefix}{name}.")
+    return found
+
+
+def _choices(shape: inspect.Type, steps: list[str]) -> set[str]:
+    """The strings that are allowed at this place."""
+    found: set[str] = set()
+    for variant in _variants(shape):
+        match variant:
+            case inspect.LiteralType() if not steps:
+                found |= {str(value) for value in variant.values}
+            case inspect.StructType() if steps:
+                if steps == [variant.tag_field]:
+                    found.add(str(variant.tag))
+                for field in variant.fields:
+                    if field.encode_name == steps[0]:
+                        found |= _choices(field.type, steps[1:])
+            case inspect.ListType() if steps:
+                found |= _choices(variant.item_type, steps[1:])
+    return found

@@ -1,0 +1,41 @@
+"""POST /v1/embeddings: request and answer."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from dynamo.protocols.openai_completions import each_input
+from dynamo.protocols.openai_fields import FilledString, NvExt, TokenId
+
+
+class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    model: FilledString
+    input: str | list[str | TokenId | list[TokenId]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=2**20)] | None = None
+    user: FilledString | None = None
+    nvext: NvExt | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        return each_input(self.input)
+
+
+class Embedding(Struct, kw_only=True):
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+    """A list of numbers, or for `base64` the little-endian 32-bit floats in that coding."""
+
+
+class EmbeddingUsage(Struct, kw_only=True):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage

@@ -1,0 +1,128 @@
+"""POST /v1/responses: the request.
+
+An input item may leave out its type, and thus one loose struct stands for all of them; the translation to a chat
+request looks at each and refuses those that only OpenAI's own service could resolve.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from dynamo.protocols.openai_fields import (
+    FilledString,
+    JsonObject,
+    MaxTokens,
+    Name,
+    NvExt,
+    ReasoningEffort,
+    Temperature,
+    TopP,
+)
+
+
+class InputPart(Struct, kw_only=True, omit_defaults=True):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
+
+
+class InputItem(Struct, kw_only=True, omit_defaults=True):
+    type: str | None = None
+    id: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+
+
+class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class ResponsesToolChoice(Struct, kw_only=True, omit_defaults=True):
+    type: str
+    name: str | None = None
+
+
+class Reasoning(Struct, kw_only=True, omit_defaults=True):
+    effort: ReasoningEffort | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+
+
+class TextTarget(Struct, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObjectTarget(Struct, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonSchemaTarget(Struct, tag_field="type", tag="json_schema", omit_defaults=True):
+    name: Name
+    schema: JsonObject
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct, kw_only=True, omit_defaults=True):
+    format: TextTarget | JsonObjectTarget | JsonSchemaTarget | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    model: FilledString
+    input: str | Annotated[list[InputItem], Meta(min_length=1)]
+    instructions: str | None = None
+    stream: bool | None = None
+    stream_options: ResponsesStreamOptions | None = None
+
+    max_output_tokens: MaxTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    tools: Annotated[list[ResponsesTool], Meta(max_length=1536)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[str] | None = None
+
+    nvext: NvExt | None = None
+    chat_template_kwargs: JsonObject | None = None
+    chat_template_args: JsonObject | None = None
+
+    metadata: dict[str, str] | None = None
+    user: FilledString | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: JsonObject | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    max_tool_calls: int | None = None
+    """Counts calls of OpenAI's built-in tools only, of which there are none here."""
+
+    background: bool | None = None
+    previous_response_id: str | None = None
+    prompt: Any = None
+    conversation: Any = None
+    context_management: Any = None
+    moderation: Any = None

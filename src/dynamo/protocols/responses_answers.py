@@ -1,0 +1,170 @@
+"""The answer of /v1/responses: an object that repeats what was asked and lists the items that were produced."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct, to_builtins
+
+from dynamo.protocols.openai_answers import ChatCompletion, CompletionUsage, TokenLogprob
+from dynamo.protocols.openai_responses import ResponsesRequest
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(Struct, kw_only=True):
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[Any] = []
+    logprobs: list[TokenLogprob] = []
+
+
+class OutputMessage(Struct, kw_only=True):
+    type: Literal["message"] = "message"
+    id: str
+    role: Literal["assistant"] = "assistant"
+    status: ItemStatus
+    content: list[OutputText]
+
+
+class ReasoningText(Struct, kw_only=True):
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class ReasoningItem(Struct, kw_only=True):
+    type: Literal["reasoning"] = "reasoning"
+    id: str
+    status: ItemStatus
+    summary: list[Any] = []
+    content: list[ReasoningText]
+
+
+class FunctionCallItem(Struct, kw_only=True):
+    type: Literal["function_call"] = "function_call"
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+
+
+class ResponsesUsage(Struct, kw_only=True):
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+    @staticmethod
+    def of(usage: CompletionUsage) -> ResponsesUsage:
+        return ResponsesUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details={"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            output_tokens=usage.completion_tokens,
+            output_tokens_details={"reasoning_tokens": usage.reasoning_tokens},
+            total_tokens=usage.total_tokens,
+        )
+
+
+class ResponseObject(Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: ResponseStatus
+    background: Literal[False] = False
+    error: dict[str, Any] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    prompt_cache_key: str | None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None
+    service_tier: Literal["default"] = "default"
+    store: Literal[False] = False
+    temperature: float | None
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[Any]
+    top_logprobs: int | None
+    top_p: float | None
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponsesUsage | None = None
+    user: str | None
+
+    @staticmethod
+    def begun(request: ResponsesRequest, response_id: str, model: str, created: int) -> ResponseObject:
+        """The object as it stands before the first token."""
+        # What a client's types know of a tool or a format has to be there even where the request left it out.
+        tools = [{"parameters": None, "strict": None, **to_builtins(tool)} for tool in request.tools or ()]
+        reasoning = request.reasoning
+        return ResponseObject(
+            id=response_id,
+            created_at=created,
+            status="in_progress",
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            max_tool_calls=request.max_tool_calls,
+            metadata=request.metadata or {},
+            model=model,
+            output=[],
+            parallel_tool_calls=request.parallel_tool_calls is not False,
+            prompt_cache_key=request.prompt_cache_key,
+            reasoning={"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
+            safety_identifier=request.safety_identifier,
+            temperature=request.temperature,
+            text={"format": {"type": "text"}, **(to_builtins(request.text) if request.text else {})},
+            tool_choice=to_builtins(request.tool_choice) or "auto",
+            tools=tools,
+            top_logprobs=request.top_logprobs,
+            top_p=request.top_p,
+            user=request.user,
+        )
+
+    def ended(self, finish_reason: str, usage: CompletionUsage) -> None:
+        """`length` and `content_filter` leave an answer incomplete; all else completes it."""
+        self.usage = ResponsesUsage.of(usage)
+        reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason)
+        self.status = "incomplete" if reason else "completed"
+        self.incomplete_details = {"reason": reason} if reason else None
+
+
+def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletion) -> ResponseObject:
+    """The answer to a Responses request, from the answer to the chat request it was translated to."""
+    choice = chat.choices[0]
+    response = ResponseObject.begun(request, response_id, chat.model, chat.created)
+    response.ended(choice.finish_reason, chat.usage)
+    status: ItemStatus = "incomplete" if response.status == "incomplete" else "completed"
+    output, message = response.output, choice.message
+    if message.reasoning_content:
+        text = ReasoningText(text=message.reasoning_content)
+        output.append(ReasoningItem(id=item_id("rs", response_id, len(output)), status=status, content=[text]))
+    if message.content:
+        logprobs = (choice.logprobs and choice.logprobs.content) or []
+        part = OutputText(text=message.content, logprobs=logprobs)
+        output.append(OutputMessage(id=item_id("msg", response_id, len(output)), status=status, content=[part]))
+    for call in message.tool_calls or ():
+        output.append(
+            FunctionCallItem(
+                id=item_id("fc", response_id, len(output)),
+                call_id=call.id,
+                name=call.function.name,
+                arguments=call.function.arguments,
+                status=status,
+            )
+        )
+    return response
+
+
+def item_id(prefix: str, response_id: str, index: int) -> str:
+    return f"{prefix}_{response_id.removeprefix('resp_')}_{index}"

@@ -1,0 +1,260 @@
+"""etcd v3 over its HTTP/JSON gateway: calls, streams, login, and moving on to the next endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+
+from dynamo.runtime.discovery.base import DiscoveryError
+from dynamo.runtime.discovery.etcd.config import EtcdConfig
+from dynamo.runtime.discovery.etcd.messages import AuthAnswer, ErrorAnswer
+
+log = logging.getLogger("dynamo.runtime.discovery.etcd")
+
+CALL_LIMIT = 3.0  # seconds for one endpoint to answer: less than any useful lease
+CONNECT_LIMIT = 2.0
+
+_ANOTHER_TRY_MAY_HELP = {
+    1,
+    2,
+    4,
+    8,
+    10,
+    13,
+    14,
+    15,
+}  # gRPC codes: unknown, deadline, exhausted, internal, unavailable…
+_LOGIN_AGAIN = ("invalid auth token", "user name is empty", "revision of auth store is old")
+
+Body = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class Outage(Exception):
+    """No endpoint answers now; the same call may work later."""
+
+
+class TlsFailure(Outage):
+    """There is someone, but no agreement on certificates."""
+
+
+class Refused(Exception):
+    """etcd answered, and the answer is no."""
+
+    @property
+    def lease_is_lost(self) -> bool:
+        return "requested lease not found" in str(self)
+
+    @property
+    def wants_login(self) -> bool:
+        return any(text in str(self) for text in _LOGIN_AGAIN)
+
+
+class Gateway:
+    """A session with a cluster. `down` says whether the last call found nobody."""
+
+    def __init__(self, config: EtcdConfig) -> None:
+        self._config = config
+        self._current = 0
+        self._token: str | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._streams: set[aiohttp.ClientResponse] = set()
+        self._has_answered = False
+        self.down = False
+
+    @property
+    def where(self) -> str:
+        return ", ".join(self._config.endpoints)
+
+    def open(self) -> None:
+        connector = aiohttp.TCPConnector(ssl=_tls(self._config), limit=0)
+        self._session = aiohttp.ClientSession(connector=connector)
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        for response in self._streams:
+            # Closing the session does not wake those who read from it.
+            response.content.set_exception(aiohttp.ClientConnectionError("closed"))
+        if session:
+            await session.close()
+
+    async def call(self, path: str, body: Body, answer: type[T]) -> T:
+        """One request and its answer, from whichever endpoint gives one."""
+        failure: Outage | None = None
+        for _ in self._config.endpoints:
+            endpoint = self._endpoint()
+            try:
+                data = await self._logged_in(endpoint, path, body)
+                decoded = _decoded(data, answer)
+            except Outage as why:
+                failure = why
+                self._move_on(endpoint)
+            except Refused:
+                self._answered()
+                raise
+            else:
+                self._answered()
+                return decoded
+        assert failure is not None
+        self._found_nobody(failure)
+        raise failure
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: Body) -> AsyncIterator[Lines]:
+        """One request and the lines that keep coming; leaving the block drops the connection."""
+        endpoint = self._endpoint()
+        try:
+            async with asyncio.timeout(CALL_LIMIT):
+                response = await self._post(endpoint, path, body)
+        except (aiohttp.ClientError, OSError) as why:
+            self._move_on(endpoint)
+            raise _outage(why) from why
+        try:
+            if response.status != 200:
+                async with asyncio.timeout(CALL_LIMIT):
+                    raise _error(response.status, await response.read())
+            self._streams.add(response)
+            yield Lines(response)
+        except (aiohttp.ClientError, OSError) as why:
+            self._move_on(endpoint)
+            raise _outage(why) from why
+        finally:
+            self._streams.discard(response)
+            response.close()
+
+    async def _logged_in(self, endpoint: str, path: str, body: Body) -> bytes:
+        if self._config.username is None:
+            return await self._request(endpoint, path, body)
+        if self._token is None:
+            await self._login(endpoint)
+        try:
+            return await self._request(endpoint, path, body)
+        except Refused as why:
+            if not why.wants_login:
+                raise
+        await self._login(endpoint)
+        return await self._request(endpoint, path, body)
+
+    async def _login(self, endpoint: str) -> None:
+        self._token = None
+        who = {"name": self._config.username, "password": self._config.password}
+        try:
+            self._token = _decoded(await self._request(endpoint, "/v3/auth/authenticate", who), AuthAnswer).token
+        except Refused as why:
+            if "authentication is not enabled" not in str(why):
+                raise
+
+    async def _request(self, endpoint: str, path: str, body: Body) -> bytes:
+        try:
+            async with asyncio.timeout(CALL_LIMIT):
+                try:
+                    response = await self._post(endpoint, path, body)
+                except aiohttp.ServerDisconnectedError:
+                    # A connection kept from before etcd restarted says nothing about etcd now.
+                    response = await self._post(endpoint, path, body)
+                async with response:
+                    data = await response.read()
+        except (aiohttp.ClientError, OSError) as why:
+            raise _outage(why) from why
+        if response.status != 200:
+            raise _error(response.status, data)
+        return data
+
+    async def _post(self, endpoint: str, path: str, body: Body) -> aiohttp.ClientResponse:
+        if not self._session:
+            raise DiscoveryError("this discovery is not started, or closed")
+        return await self._session.post(
+            endpoint + path,
+            data=msgspec.json.encode(body),
+            headers={"Authorization": self._token} if self._token else None,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT),
+        )
+
+    def _endpoint(self) -> str:
+        return self._config.endpoints[self._current]
+
+    def _move_on(self, failed: str) -> None:
+        # Of several calls that fail at once on one endpoint only the first moves on.
+        if self._endpoint() == failed:
+            self._current = (self._current + 1) % len(self._config.endpoints)
+
+    def _answered(self) -> None:
+        self._has_answered = True
+        if self.down:
+            self.down = False
+            log.info("etcd at %s answers again", self.where)
+
+    def _found_nobody(self, why: Outage) -> None:
+        if self._has_answered and not self.down:
+            self.down = True
+            log.warning("etcd at %s does not answer: %s; going on with what is known", self.where, why)
+
+
+class Lines:
+    """The lines of a streaming answer. Giving up waiting for one loses nothing."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+        self._rest = b""
+
+    async def read(self) -> list[bytes]:
+        """The next lines, at least one; raises `Outage` when the stream ends."""
+        while True:
+            chunk = await self._response.content.readany()
+            if not chunk:
+                raise Outage("the connection was closed")
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            if lines:
+                return lines
+
+
+def _decoded(data: bytes, answer: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=answer, strict=False)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as why:
+        raise Outage(f"the answer is not etcd's: {why}") from why
+
+
+def _error(status: int, data: bytes) -> Outage | Refused:
+    try:
+        answer = msgspec.json.decode(data, type=ErrorAnswer)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        text = f"HTTP {status}: {data[:200].decode(errors='replace').strip()}"
+        return Outage(text) if status >= 500 else Refused(f"{text} (is this etcd, with its HTTP gateway enabled?)")
+    return Outage(answer.message) if answer.code in _ANOTHER_TRY_MAY_HELP else Refused(answer.message)
+
+
+def _outage(why: Exception) -> Outage:
+    match why:
+        case aiohttp.ClientConnectorCertificateError():
+            return TlsFailure(str(why.certificate_error))
+        case aiohttp.ClientSSLError() | ssl.SSLError():
+            return TlsFailure(str(why))
+        case aiohttp.ClientConnectorError():
+            return Outage(why.os_error.strerror or str(why.os_error))
+        case TimeoutError():
+            return Outage("no answer in time")
+    return Outage(str(why) or type(why).__name__)
+
+
+def _tls(config: EtcdConfig) -> ssl.SSLContext | bool:
+    if not (config.ca or config.client_cert):
+        return True
+    try:
+        context = ssl.create_default_context(cafile=config.ca)
+        if config.client_cert:
+            context.load_cert_chain(config.client_cert, config.client_key)
+    except (OSError, ValueError) as why:
+        files = ", ".join(path for path in (config.ca, config.client_cert, config.client_key) if path)
+        raise DiscoveryError(
+            f"cannot use the TLS files {files}: {why};"
+            " check ETCD_AUTH_CA, ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY"
+        ) from why
+    return context

@@ -1,0 +1,250 @@
+"""This process's records in etcd: one lease, kept alive, and everything put again whenever etcd lost it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from dynamo.runtime.discovery.base import DiscoveryError
+from dynamo.runtime.discovery.etcd.config import EtcdConfig
+from dynamo.runtime.discovery.etcd.gateway import Gateway, Outage, Refused
+from dynamo.runtime.discovery.etcd.messages import Answer, Header, KeepAliveAnswer, LeaseAnswer, TxnAnswer
+
+log = logging.getLogger("dynamo.runtime.discovery.etcd")
+
+PATIENCE = 2.0  # seconds a caller waits to see its change in the store before it is left to the background
+FIRST_DELAY, LAST_DELAY = 0.1, 1.0
+
+
+class Registration:
+    """What this process wants to stand in etcd, and the task that keeps it so.
+
+    Changes are noted and written by that one task, so they reach etcd in order, now or after an outage.
+    """
+
+    def __init__(self, gateway: Gateway, config: EtcdConfig) -> None:
+        self._gateway = gateway
+        self._config = config
+        self._own: dict[str, bytes] = {}
+        self._unwritten: dict[str, None] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._wake = asyncio.Event()
+        self._lease: int | None = None
+        self._leased = asyncio.Event()
+        self._ttl = float(config.lease_ttl)
+        self._beat_at = 0.0
+        self._seen = Header()
+        self._creating = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._take_lease()
+        self._task = asyncio.create_task(self._tend(), name="etcd lease")
+
+    async def put(self, key: str, value: bytes) -> None:
+        self._refuse_unless_running()
+        self._own[key] = value
+        await self._written(key)
+
+    async def delete(self, key: str) -> None:
+        if self._task and (self._own.pop(key, None) is not None or key in self._unwritten):
+            await self._written(key)
+
+    async def create(self, key: str, value: bytes) -> bytes | None:
+        self._refuse_unless_running()
+        async with self._creating:
+            if key in self._own:
+                return self._own[key]
+            try:
+                return await self._create(key, value)
+            except Outage as why:
+                # It may have been written all the same; nobody was told so, hence it must go.
+                self._note(key)
+                raise DiscoveryError(f"etcd at {self._gateway.where} does not answer: {why}") from why
+            except Refused as why:
+                raise DiscoveryError(f"etcd refuses {key}: {why}") from why
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task:
+            task.cancel()
+            await asyncio.wait([task])
+        self._let_callers_go()
+        if self._lease is not None and not self._gateway.down:
+            try:
+                await self._gateway.call("/v3/lease/revoke", {"ID": self._lease}, Answer)
+            except (Outage, Refused) as why:
+                log.debug("the lease is left to expire: %s", why)
+        self._lease = None
+
+    async def _create(self, key: str, value: bytes) -> bytes | None:
+        for last_try in (False, True):
+            lease = await self._current_lease()
+            name = self._name(key)
+            try:
+                answer = await self._gateway.call(
+                    "/v3/kv/txn",
+                    {
+                        "compare": [{"key": name, "target": "CREATE", "result": "EQUAL", "create_revision": 0}],
+                        "success": [{"request_put": {"key": name, "value": value, "lease": lease}}],
+                        "failure": [{"request_range": {"key": name}}],
+                    },
+                    TxnAnswer,
+                )
+                break
+            except Refused as why:
+                if last_try or not why.lease_is_lost:
+                    raise
+                self._lose(lease)
+        standing = [kv for part in answer.responses if part.response_range for kv in part.response_range.kvs]
+        if standing and standing[0].lease != lease:
+            return standing[0].value
+        # Ours: written now, or by an attempt whose answer was lost.
+        self._own[key] = value
+        if not answer.succeeded or self._lease != lease:
+            self._note(key)
+        return None
+
+    async def _current_lease(self) -> int:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._leased.wait()
+        except TimeoutError:
+            raise Outage("the lease is lost and not yet renewed") from None
+        assert self._lease is not None
+        return self._lease
+
+    async def _tend(self) -> None:
+        clock = asyncio.get_running_loop().time
+        delay = FIRST_DELAY
+        refusal = ""
+        while True:
+            self._wake.clear()
+            try:
+                await self._bring_in_line()
+                delay, refusal = FIRST_DELAY, ""
+                if not self._unwritten and self._lease is not None:
+                    try:
+                        async with asyncio.timeout_at(self._beat_at):
+                            await self._wake.wait()
+                    except TimeoutError:
+                        pass
+                continue
+            except Outage:
+                pass
+            except Refused as why:
+                if str(why) != refusal:
+                    refusal = str(why)
+                    log.warning("etcd refuses this process's registration: %s; trying again", why)
+            self._let_callers_go()
+            self._beat_at = clock()
+            await asyncio.sleep(delay)
+            delay = min(LAST_DELAY, delay * 2)
+
+    async def _bring_in_line(self) -> None:
+        if self._lease is None:
+            await self._take_lease()
+            self._unwritten.update(dict.fromkeys(self._own))
+        if asyncio.get_running_loop().time() >= self._beat_at:
+            await self._keep_alive()
+        refused: Refused | None = None
+        for key in list(self._unwritten):
+            if self._lease is None:
+                return
+            try:
+                await self._write(key, self._lease)
+            except Refused as why:
+                if why.lease_is_lost:
+                    self._lose(self._lease)
+                    return
+                refused = why
+                if waiting := self._waiting.pop(key, None):
+                    self._unwritten.pop(key, None)
+                    self._own.pop(key, None)
+                    for caller in waiting:
+                        if not caller.done():
+                            caller.set_exception(DiscoveryError(f"etcd refuses {key}: {why}"))
+                    refused = None
+        if refused:
+            raise refused
+
+    async def _take_lease(self) -> None:
+        now = asyncio.get_running_loop().time()
+        answer = await self._gateway.call("/v3/lease/grant", {"TTL": self._config.lease_ttl}, LeaseAnswer)
+        if answer.ID == 0:
+            raise Refused("it grants no lease")
+        self._lease = answer.ID
+        self._leased.set()
+        self._ttl = float(answer.TTL or self._config.lease_ttl)
+        self._beat_at = now + self._ttl / 3
+        self._seen = answer.header
+
+    def _lose(self, lease: int) -> None:
+        if self._lease == lease:
+            self._lease = None
+            self._leased.clear()
+            self._wake.set()
+
+    async def _keep_alive(self) -> None:
+        assert self._lease is not None
+        lease = self._lease
+        now = asyncio.get_running_loop().time()
+        answer = (await self._gateway.call("/v3/lease/keepalive", {"ID": lease}, KeepAliveAnswer)).result
+        if answer.TTL <= 0:
+            self._lose(lease)
+            return
+        self._beat_at = now + self._ttl / 3
+        # An older copy of the store came back, with our lease but perhaps without what we put since.
+        if answer.header.cluster_id != self._seen.cluster_id or answer.header.revision < self._seen.revision:
+            self._unwritten.update(dict.fromkeys(self._own))
+        self._seen = answer.header
+
+    async def _write(self, key: str, lease: int) -> None:
+        value = self._own.get(key)
+        name = self._name(key)
+        if value is not None:
+            await self._gateway.call("/v3/kv/put", {"key": name, "value": value, "lease": lease}, Answer)
+        else:
+            body: dict[str, Any] = {
+                "compare": [{"key": name, "target": "LEASE", "result": "EQUAL", "lease": lease}],
+                "success": [{"request_delete_range": {"key": name}}],
+            }
+            await self._gateway.call("/v3/kv/txn", body, TxnAnswer)
+        if self._own.get(key) == value:
+            self._unwritten.pop(key, None)
+            for caller in self._waiting.pop(key, ()):
+                if not caller.done():
+                    caller.set_result(None)
+
+    def _note(self, key: str) -> None:
+        self._unwritten[key] = None
+        self._wake.set()
+
+    async def _written(self, key: str) -> None:
+        self._note(key)
+        if self._gateway.down:
+            return
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append(written)
+        try:
+            await asyncio.wait([written], timeout=PATIENCE)
+            if written.done():
+                written.result()
+        finally:
+            if written in (waiting := self._waiting.get(key, [])):
+                waiting.remove(written)
+
+    def _let_callers_go(self) -> None:
+        for waiting in self._waiting.values():
+            for caller in waiting:
+                if not caller.done():
+                    caller.set_result(None)
+        self._waiting.clear()
+
+    def _name(self, key: str) -> bytes:
+        return (self._config.prefix + key).encode()
+
+    def _refuse_unless_running(self) -> None:
+        if not self._task:
+            raise DiscoveryError("this discovery is not started, or closed")

@@ -1,0 +1,233 @@
+"""Following a prefix of etcd through broken connections, compactions and stores that come back empty.
+
+There is one way back after anything that breaks: read the prefix again, tell the differences, and watch from the
+revision that was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, Iterator
+
+import msgspec
+
+from dynamo.runtime.discovery.base import Change, Delete, DiscoveryError, Put, Synced
+from dynamo.runtime.discovery.etcd.gateway import Gateway, Lines, Outage, Refused
+from dynamo.runtime.discovery.etcd.messages import (
+    Event,
+    KeyValue,
+    RangeAnswer,
+    WatchAnswer,
+    WatchLine,
+    range_end,
+)
+
+log = logging.getLogger("dynamo.runtime.discovery.etcd")
+
+FIRST_DELAY, LAST_DELAY = 0.1, 1.0
+SECOND_LOOK = 1.0  # seconds for an event under way to arrive before a silent watch counts as dead
+
+
+class Followed:
+    """What a watch told, and what it knows of the store: the arithmetic, without any I/O.
+
+    Keys that a store lost (rather than someone deleted) stay told for `grace` seconds, the time their owners need to
+    notice and put them again.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._told: dict[bytes, bytes] = {}
+        self._missing: dict[bytes, float] = {}
+        self._standing: dict[bytes, int] = {}
+        self._cluster = ""
+        self.revision = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._standing)
+
+    @property
+    def next_deadline(self) -> float | None:
+        return min(self._missing.values(), default=None)
+
+    def read(self, answer: RangeAnswer, now: float, cut_off: bool) -> Iterator[tuple[bytes, bytes | None]]:
+        """Compare with a fresh reading; `cut_off` says that owners, too, may have lost the store meanwhile."""
+        lost = cut_off or not self._continues(answer)
+        self._standing = {kv.key: kv.mod_revision for kv in answer.kvs}
+        self._cluster, self.revision = answer.header.cluster_id, answer.header.revision
+        for key in [key for key in self._told if key not in self._standing]:
+            if lost or key in self._missing:
+                self._missing[key] = now + self._grace
+            else:
+                yield from self._delete(key)
+        for kv in answer.kvs:
+            yield from self._put(kv)
+
+    def happened(self, event: Event) -> Iterator[tuple[bytes, bytes | None]]:
+        self.revision = max(self.revision, event.kv.mod_revision)
+        if event.type == "DELETE":
+            self._standing.pop(event.kv.key, None)
+            yield from self._delete(event.kv.key)
+        else:
+            self._standing[event.kv.key] = event.kv.mod_revision
+            yield from self._put(event.kv)
+
+    def overdue(self, now: float) -> Iterator[tuple[bytes, bytes | None]]:
+        for key in [key for key, deadline in self._missing.items() if deadline <= now]:
+            yield from self._delete(key)
+
+    def _continues(self, answer: RangeAnswer) -> bool:
+        """Whether the store read now has the history we know, rather than being a new or older one."""
+        return (
+            answer.header.cluster_id == self._cluster
+            and answer.header.revision >= self.revision
+            and all(
+                self._standing.get(kv.key) == kv.mod_revision for kv in answer.kvs if kv.mod_revision <= self.revision
+            )
+        )
+
+    def _put(self, kv: KeyValue) -> Iterator[tuple[bytes, bytes | None]]:
+        self._missing.pop(kv.key, None)
+        if self._told.get(kv.key) != kv.value:
+            self._told[kv.key] = kv.value
+            yield kv.key, kv.value
+
+    def _delete(self, key: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+        self._missing.pop(key, None)
+        if self._told.pop(key, None) is not None:
+            yield key, None
+
+
+class EtcdWatch:
+    """One watch of one prefix."""
+
+    def __init__(self, gateway: Gateway, root: str, prefix: str, ttl: float, closed: asyncio.Event) -> None:
+        self._gateway = gateway
+        self._root = root.encode()
+        self._start = (root + prefix).encode()
+        self._ttl = ttl
+        self._closed = closed
+        self._followed = Followed(grace=ttl + 4)
+        self._foreign: set[bytes] = set()
+        self._delay = FIRST_DELAY
+
+    async def changes(self) -> AsyncGenerator[Change, None]:
+        clock = asyncio.get_running_loop().time
+        followed = self._followed
+        broken_at: float | None = None
+        synced = False
+        refusal = ""
+        while not self._closed.is_set():
+            try:
+                answer = await self._gateway.call("/v3/kv/range", self._range(), RangeAnswer)
+                # Owners renew every third of the TTL: a shorter break cannot have cost them their leases.
+                cut_off = broken_at is not None and clock() - broken_at > self._ttl / 2
+                for change in self._changes(followed.read(answer, clock(), cut_off)):
+                    yield change
+                if not synced:
+                    synced = True
+                    yield Synced()
+                broken_at = None
+                refusal = ""
+                create = {**self._range(), "start_revision": followed.revision + 1, "progress_notify": True}
+                async with self._gateway.stream("/v3/watch", {"create_request": create}) as lines:
+                    while True:
+                        arrived = await self._next(lines)
+                        for change in self._changes(followed.overdue(clock())):
+                            yield change
+                        for event in arrived:
+                            for change in self._changes(followed.happened(event)):
+                                yield change
+            except Outage as why:
+                log.debug("the watch of %s broke: %s", self._start.decode(), why)
+                if isinstance(why, Silence):
+                    broken_at = why.since
+            except Refused as why:
+                if str(why) != refusal:
+                    refusal = str(why)
+                    log.warning("etcd refuses the watch of %s: %s; trying again", self._start.decode(), why)
+            except DiscoveryError:
+                if not self._closed.is_set():
+                    raise
+            if broken_at is None:
+                broken_at = clock()
+            await self._pause()
+
+    async def _next(self, lines: Lines) -> list[Event]:
+        """The events that come next; empty when it is only time for something overdue."""
+        clock = asyncio.get_running_loop().time
+        quiet_since = clock()
+        limit = self._ttl
+        while True:
+            look_at = quiet_since + limit
+            deadline = self._followed.next_deadline
+            try:
+                async with asyncio.timeout_at(look_at if deadline is None else min(look_at, deadline)):
+                    return [event for line in await lines.read() for event in self._events(line)]
+            except TimeoutError:
+                pass
+            if deadline is not None and clock() >= deadline:
+                return []
+            if await self._is_up_to_date():
+                quiet_since, limit = clock(), self._ttl
+            elif limit == self._ttl:
+                limit += SECOND_LOOK
+            else:
+                raise Silence(quiet_since)
+
+    def _events(self, line: bytes) -> Iterable[Event]:
+        try:
+            said = msgspec.json.decode(line, type=WatchLine, strict=False)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as why:
+            raise Outage(f"the answer is not etcd's: {why}") from why
+        if said.result is None or said.result.canceled:
+            raise Outage(f"etcd ended the watch: {_reason(said.result) or said.error}")
+        self._delay = FIRST_DELAY
+        return said.result.events
+
+    async def _is_up_to_date(self) -> bool:
+        """Ask whether anything happened that the stream did not tell: it may be connected to nothing any more."""
+        newer = {**self._range(), "min_mod_revision": self._followed.revision + 1, "limit": 1, "keys_only": True}
+        answer = await self._gateway.call("/v3/kv/range", newer, RangeAnswer)
+        return not answer.kvs and answer.count == self._followed.count
+
+    def _range(self) -> dict[str, object]:
+        return {"key": self._start or b"\0", "range_end": range_end(self._start)}
+
+    def _changes(self, told: Iterable[tuple[bytes, bytes | None]]) -> Iterator[Change]:
+        for name, value in told:
+            key = readable(name, self._root)
+            if key is not None:
+                yield Delete(key) if value is None else Put(key, value)
+            elif name not in self._foreign:
+                self._foreign.add(name)
+                log.warning("ignoring the etcd key %r: it is not a discovery key", name)
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(self._delay):
+                await self._closed.wait()
+        except TimeoutError:
+            self._delay = min(LAST_DELAY, self._delay * 2)
+
+
+class Silence(Outage):
+    """A stream stayed open but told nothing, while the store changed."""
+
+    def __init__(self, since: float) -> None:
+        super().__init__("it fell silent")
+        self.since = since
+
+
+def readable(name: bytes, root: bytes) -> str | None:
+    """The discovery key behind an etcd key, None if somebody else's bytes stand there."""
+    key = name[len(root) :]
+    return key.decode() if key and all(0x20 <= byte <= 0x7E for byte in key) else None
+
+
+def _reason(answer: WatchAnswer | None) -> str:
+    if answer is None:
+        return ""
+    return answer.cancel_reason or (f"compacted at {answer.compact_revision}" if answer.compact_revision else "")

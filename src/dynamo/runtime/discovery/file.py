@@ -1,0 +1,119 @@
+"""Discovery between the processes of one machine, without any service: a folder watched by polling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+
+from dynamo.runtime.discovery.base import Change, DiscoveryError, check_key
+from dynamo.runtime.discovery.folder import LARGEST_RECORD, Folder
+from dynamo.runtime.discovery.view import View, Watch
+
+log = logging.getLogger("dynamo.runtime.discovery.file")
+
+LOOK = 0.15  # seconds between looks at the records
+PROBE = 0.5  # seconds between looks at the leases, ours and theirs
+SWEEP = 60.0
+WIPED_GRACE = 2.0  # after the folder was deleted, how long its records' owners have to put them back
+
+
+class FileDiscovery:
+    """One process's view of a folder; see `folder` for what stands in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Folder(folder)
+        self._view = View()
+        self._watches: set[Watch] = set()
+        self._refreshing = asyncio.Lock()
+        self._keep_missing_until = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._folder.open)
+        self._task = asyncio.create_task(self._tend(), name="file discovery")
+
+    async def put(self, key: str, value: bytes) -> None:
+        _check(key, value)
+        await asyncio.to_thread(self._folder.put, key, value)
+
+    async def create(self, key: str, value: bytes) -> bytes | None:
+        _check(key, value)
+        return await asyncio.to_thread(self._folder.create, key, value)
+
+    async def delete(self, key: str) -> None:
+        await asyncio.to_thread(self._folder.delete, key)
+
+    async def get_prefix(self, prefix: str) -> dict[str, bytes]:
+        self._refuse_unless_running()
+        await self._refresh()
+        return self._view.prefixed(prefix)
+
+    async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
+        self._refuse_unless_running()
+        await self._refresh()
+        watch = self._view.watch(prefix)
+        self._watches.add(watch)
+        try:
+            async with aclosing(watch.changes()) as changes:
+                async for change in changes:
+                    yield change
+        finally:
+            self._watches.discard(watch)
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        if task:
+            task.cancel()
+            await asyncio.wait([task])
+        for watch in self._watches:
+            watch.end()
+        await asyncio.to_thread(self._folder.close)
+
+    async def _tend(self) -> None:
+        clock = asyncio.get_running_loop().time
+        probe_at = sweep_at = clock()
+        failing = False
+        while True:
+            await asyncio.sleep(LOOK if self._view.watched else PROBE)
+            try:
+                probing = clock() >= probe_at
+                if probing:
+                    probe_at = clock() + PROBE
+                    if await asyncio.to_thread(self._folder.mend):
+                        self._keep_missing_until = clock() + WIPED_GRACE
+                        log.warning("%s was deleted: it stands again, with our records", self._folder.root)
+                if self._view.watched:
+                    if probing or await asyncio.to_thread(self._folder.has_changed):
+                        await self._refresh()
+                    if clock() >= sweep_at:
+                        sweep_at = clock() + SWEEP
+                        await asyncio.to_thread(self._folder.sweep)
+                failing = False
+            except (OSError, DiscoveryError) as why:
+                if not failing:
+                    log.warning("discovery folder %s: %s; trying again", self._folder.root, why)
+                failing = True
+
+    async def _refresh(self) -> None:
+        # One at a time: an older scan must not overwrite a newer one.
+        async with self._refreshing:
+            records = await asyncio.to_thread(self._folder.scan)
+            now = asyncio.get_running_loop().time()
+            if not self._folder.in_place():
+                self._keep_missing_until = now + WIPED_GRACE
+            if now < self._keep_missing_until:
+                records = self._view.records | records
+            self._view.replace(records)
+
+    def _refuse_unless_running(self) -> None:
+        if not self._task:
+            raise DiscoveryError("this discovery is not started, or closed")
+
+
+def _check(key: str, value: bytes) -> None:
+    check_key(key)
+    if len(key) + len(value) > LARGEST_RECORD - 1024:
+        raise ValueError(f"the value of {key} has {len(value)} bytes, more than a discovery file can hold")

@@ -1,0 +1,376 @@
+"""The folder behind file discovery: leases are locked files, records are files that name their lease.
+
+    leases/<hex id>       its owner holds an exclusive flock on it for life; the kernel drops it with the process
+    records/<file name>   msgpack {key, lease, value}; the name is the percent-encoded key
+    tmp/                  where both are made before they are renamed in, whole
+    lock                  held for the moment of a change, so that a check and the write it permits are one
+
+Everything here blocks; every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from dynamo.runtime.discovery.base import DiscoveryError
+
+log = logging.getLogger("dynamo.runtime.discovery.file")
+
+LARGEST_RECORD = 64 * 1024 * 1024
+LONGEST_NAME = 200  # of the 255 bytes most file systems allow
+FORGOTTEN_AFTER = 3600.0  # seconds until a file left in tmp/ by a killed process is swept
+
+_LEASE = re.compile(r"[0-9a-f]{16}")
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO or a link someone put there must not block
+
+Stamp = tuple[int, int, int]
+T = TypeVar("T")
+
+
+class Record(msgspec.Struct, frozen=True):
+    key: str
+    lease: str
+    value: bytes
+
+
+def default_folder(environ: Mapping[str, str]) -> Path:
+    """DYN_FILE_KV, else this user's runtime folder, else one of this user's own in the temporary folder."""
+    if chosen := environ.get("DYN_FILE_KV"):
+        return Path(chosen).expanduser()
+    if runtime := environ.get("XDG_RUNTIME_DIR"):
+        return Path(runtime) / "dynamo"
+    return Path(environ.get("TMPDIR") or "/tmp") / f"dynamo-{os.getuid()}"
+
+
+def file_name(key: str) -> str:
+    """The key, percent-encoded; a long one is cut and told apart by its digest (the record holds it in full)."""
+    name = quote(key, safe="").replace(".", "%2E")
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    return f"{name[: LONGEST_NAME - 65]}+{digest}"  # quote() leaves no plus sign in a short name
+
+
+class Folder:
+    """One participant: its lease, its own records, and what it read of the others'."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self.lease = secrets.token_hex(8)
+        self._leases, self._records, self._tmp = (self.root / name for name in ("leases", "records", "tmp"))
+        self._lock_fd: int | None = None
+        self._own: dict[str, bytes] = {}
+        self._stamps: dict[str, Stamp] = {}
+        self._read: dict[str, tuple[Stamp, Record | None]] = {}
+        self._listed_at = -1
+        self._mutex = threading.Lock()
+
+    def open(self) -> None:
+        """Make the folder if it is missing and take the lease; raises `DiscoveryError` when it cannot be used."""
+        with self._mutex:
+            try:
+                self._make()
+                self._take_lease()
+            except OSError as why:
+                raise self._unusable(why.strerror or str(why)) from why
+        _close_in_forked_children(self)
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._lock_fd is None:
+                return
+            with suppress(OSError), self._locked():
+                for key in self._own:
+                    self._remove_own(key)
+                (self._leases / self.lease).unlink(missing_ok=True)
+            self._own.clear()
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Close the lease's file: with it goes this process's hold on the lease."""
+        if self._lock_fd is not None:
+            fd, self._lock_fd = self._lock_fd, None
+            os.close(fd)
+
+    def put(self, key: str, value: bytes) -> None:
+        with self._mutex:
+            self._own[key] = value
+            self._mended(lambda: self._write(key, value))
+
+    def create(self, key: str, value: bytes) -> bytes | None:
+        def attempt() -> bytes | None:
+            with self._locked():
+                standing = self._standing(key)
+                if standing is not None:
+                    return standing.value
+                self._write_locked(key, value)
+                return None
+
+        with self._mutex:
+            standing = self._mended(attempt)
+            if standing is None:
+                self._own[key] = value
+            return standing
+
+    def delete(self, key: str) -> None:
+        with self._mutex:
+            if self._own.pop(key, None) is not None:
+                with suppress(FileNotFoundError), self._locked():
+                    self._remove_own(key)
+
+    def scan(self) -> dict[str, bytes]:
+        """All live records, by key. Dead ones are removed on the way."""
+        with self._mutex:
+            alive: dict[str, bool] = {self.lease: True}
+            live: dict[str, bytes] = {}
+            dead: list[Record] = []
+            for record in self._listed():
+                if record.lease not in alive:
+                    alive[record.lease] = self._is_held(record.lease)
+                if alive[record.lease]:
+                    live[record.key] = record.value
+                else:
+                    dead.append(record)
+            if dead:
+                with suppress(OSError):
+                    self._bury(dead)
+            return live
+
+    def has_changed(self) -> bool:
+        """Whether records may have come or gone since the last `scan`."""
+        try:
+            changed_at = os.stat(self._records).st_mtime_ns
+        except OSError:
+            return True
+        # Two changes within one tick of the file system's clock leave the same time, so a young one proves nothing.
+        return changed_at != self._listed_at or time.time_ns() - changed_at < 2_000_000_000
+
+    def in_place(self) -> bool:
+        """Whether the folder is whole and our lease still stands in it under its name."""
+        fd = self._lock_fd
+        try:
+            return (
+                fd is not None
+                and os.path.samestat(os.fstat(fd), os.lstat(self._leases / self.lease))
+                and self._records.is_dir()
+                and self._tmp.is_dir()
+            )
+        except OSError:
+            return False
+
+    def mend(self) -> bool:
+        """Put back what was taken from us: folder, lease, records. True if the folder or the lease was gone."""
+        with self._mutex:
+            if self._lock_fd is None:
+                return False
+            wiped = not self.in_place()
+            if wiped:
+                self._make()
+                self._take_lease()
+            for key, value in list(self._own.items()):
+                if _stamp(self._records / file_name(key)) != self._stamps.get(key):
+                    with self._locked():
+                        standing = self._standing(key)
+                        if standing and standing.lease != self.lease:
+                            del self._own[key]  # someone alive took it over
+                        else:
+                            self._write_locked(key, value)
+            return wiped
+
+    def sweep(self) -> None:
+        """Remove what killed processes left behind half-made, and leases nobody holds."""
+        with suppress(OSError):
+            for entry in os.scandir(self._tmp):
+                with suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > FORGOTTEN_AFTER:
+                        os.unlink(entry.path)
+            for entry in os.scandir(self._leases):
+                if _LEASE.fullmatch(entry.name) and entry.name != self.lease and not self._is_held(entry.name):
+                    with suppress(OSError):
+                        os.unlink(entry.path)
+
+    def _make(self) -> None:
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as why:
+            raise self._unusable(f"{why.filename} is not a directory") from why
+        for status in (os.lstat(self.root), os.stat(self.root)):
+            if status.st_uid != os.geteuid():
+                raise self._unusable(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
+        for folder in (self._leases, self._records, self._tmp):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if not os.access(self.root, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def _unusable(self, why: str) -> DiscoveryError:
+        return DiscoveryError(
+            f"cannot keep discovery records in {self.root}: {why}; set DYN_FILE_KV to a folder you can write to"
+        )
+
+    def _take_lease(self) -> None:
+        # Locked before it gets its name: nobody ever sees a lease of a living process unlocked.
+        made = self._tmp / f"{self.lease}.{secrets.token_hex(4)}"
+        fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(made, self._leases / self.lease)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.let_go()
+        self._lock_fd = fd
+
+    def _is_held(self, lease: str) -> bool:
+        try:
+            fd = os.open(self._leases / lease, _READ)
+        except OSError:
+            return False
+        try:
+            # Shared, so that two processes looking at once do not take each other for the owner.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    @contextmanager
+    def _locked(self, patience: float = 5.0) -> Iterator[None]:
+        """Hold the folder's lock. Waiting ends: its holder may be a process somebody suspended."""
+        deadline = time.monotonic() + patience
+        while True:
+            fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever deletes the folder deletes this lock with it, and others then lock the next one.
+                if os.path.samestat(os.fstat(fd), os.lstat(self.root / "lock")):
+                    yield
+                    return
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise BlockingIOError(errno.EAGAIN, "another process keeps it locked") from None
+            finally:
+                os.close(fd)
+            time.sleep(0.002)
+
+    def _mended(self, attempt: Callable[[], T]) -> T:
+        """Run a change; if the folder was deleted under it, make the folder again and run it once more."""
+        if self._lock_fd is None:
+            raise DiscoveryError("this discovery is closed")
+        try:
+            try:
+                return attempt()
+            except FileNotFoundError:
+                self._make()
+                if not self.in_place():
+                    self._take_lease()
+                return attempt()
+        except OSError as why:
+            raise self._unusable(why.strerror or str(why)) from why
+
+    def _write(self, key: str, value: bytes) -> None:
+        with self._locked():
+            self._write_locked(key, value)
+
+    def _write_locked(self, key: str, value: bytes) -> None:
+        made = self._tmp / secrets.token_hex(8)
+        made.write_bytes(msgspec.msgpack.encode(Record(key, self.lease, value)))
+        place = self._records / file_name(key)
+        os.rename(made, place)
+        if (stamp := _stamp(place)) is not None:
+            self._stamps[key] = stamp
+
+    def _remove_own(self, key: str) -> None:
+        self._stamps.pop(key, None)
+        place = self._records / file_name(key)
+        record = self._decoded(place, _stamp(place))
+        if record and record.lease == self.lease:
+            place.unlink(missing_ok=True)
+
+    def _standing(self, key: str) -> Record | None:
+        place = self._records / file_name(key)
+        record = self._decoded(place, _stamp(place))
+        return record if record and (record.lease == self.lease or self._is_held(record.lease)) else None
+
+    def _bury(self, dead: list[Record]) -> None:
+        with self._locked(patience=0.0):
+            for record in dead:
+                place = self._records / file_name(record.key)
+                there = self._decoded(place, _stamp(place))
+                if there and there.lease == record.lease and not self._is_held(record.lease):
+                    place.unlink(missing_ok=True)
+            for lease in {record.lease for record in dead}:
+                if not self._is_held(lease):
+                    (self._leases / lease).unlink(missing_ok=True)
+
+    def _listed(self) -> list[Record]:
+        try:
+            # Taken before the listing: a change during it makes the next look differ.
+            self._listed_at = os.stat(self._records).st_mtime_ns
+            entries = list(os.scandir(self._records))
+        except OSError:
+            self._listed_at = -1
+            entries = []
+        read: dict[str, tuple[Stamp, Record | None]] = {}
+        for entry in entries:
+            stamp = _stamp(entry.path)
+            if stamp is None:
+                continue
+            known = self._read.get(entry.name)
+            if known and known[0] == stamp:
+                read[entry.name] = known
+            else:
+                record = self._decoded(Path(entry.path), stamp)
+                if record is None and _stamp(entry.path) == stamp:
+                    log.warning("ignoring %s: it is not a discovery record", ascii(entry.path))
+                read[entry.name] = (stamp, record)
+        self._read = read
+        return [record for _, record in read.values() if record]
+
+    def _decoded(self, place: Path, stamp: Stamp | None) -> Record | None:
+        if stamp is None or stamp[2] > LARGEST_RECORD:
+            return None
+        try:
+            with os.fdopen(os.open(place, _READ), "rb") as file:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    return None
+                record = msgspec.msgpack.decode(file.read(LARGEST_RECORD), type=Record)
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+            return None
+        return record if _LEASE.fullmatch(record.lease) and file_name(record.key) == place.name else None
+
+
+def _stamp(path: Path | str) -> Stamp | None:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _close_in_forked_children(folder: Folder) -> None:
+    # A forked child inherits the open lease file, and would keep a killed parent's lease alive.
+    reference = weakref.ref(folder)
+
+    def let_go() -> None:
+        if inherited := reference():
+            inherited.let_go()
+
+    os.register_at_fork(after_in_child=let_go)

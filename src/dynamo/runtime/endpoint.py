@@ -1,0 +1,126 @@
+"""Namespace, component, endpoint: the path from a runtime to something that serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dynamo.protocols.instance import Instance
+from dynamo.runtime import records
+from dynamo.runtime.client import Client
+from dynamo.runtime.handler import GeneratorHandler, UserHandler
+from dynamo.runtime.names import EndpointId, check_part, instance_key
+from dynamo.runtime.plane.base import route_path
+from dynamo.runtime.plane.route import Route
+from dynamo.runtime.stream import Handler
+
+if TYPE_CHECKING:
+    from dynamo.runtime.distributed import DistributedRuntime
+
+log = logging.getLogger(__name__)
+
+
+class Namespace:
+    """A pipeline, usually a model."""
+
+    def __init__(self, runtime: DistributedRuntime, name: str) -> None:
+        self._runtime = runtime
+        self.name = name
+
+    def component(self, name: str) -> Component:
+        return Component(self._runtime, self.name, check_part("component", name))
+
+
+class Component:
+    """A load-balanced service of a pipeline: backend, prefill, router."""
+
+    def __init__(self, runtime: DistributedRuntime, namespace: str, name: str) -> None:
+        self._runtime = runtime
+        self.namespace = namespace
+        self.name = name
+
+    async def create_service(self) -> None:
+        """Kept for programs that call it: a component needs no creation, its endpoints register themselves."""
+
+    def endpoint(self, name: str) -> Endpoint:
+        return Endpoint(self._runtime, EndpointId(self.namespace, self.name, name))
+
+
+class Endpoint:
+    """What one instance serves under a name, and how others call it."""
+
+    def __init__(self, runtime: DistributedRuntime, endpoint_id: EndpointId) -> None:
+        self.runtime = runtime
+        self.id = endpoint_id
+        self._record: bytes | None = None
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+    def connection_id(self) -> int:
+        return self.runtime.instance_id
+
+    async def client(self) -> Client:
+        return await self.runtime.client(self.id)
+
+    async def serve_endpoint(
+        self,
+        handler: UserHandler,
+        graceful_shutdown: bool = True,
+        metrics_labels: list[tuple[str, str]] | None = None,
+        health_check_payload: dict[str, Any] | None = None,
+    ) -> None:
+        """Serve `handler`, an async generator of (request[, context]), until the runtime shuts down."""
+        del metrics_labels, health_check_payload  # read by the status server, which this build does not have yet
+        generator = GeneratorHandler(handler)
+        try:
+            await self.serve(generator, graceful_shutdown=graceful_shutdown)
+        finally:
+            await generator.close()
+
+    async def serve(self, handler: Handler, request_type: Any = Any, *, graceful_shutdown: bool = True) -> None:
+        """Serve a handler that pushes. Ends in order: leave discovery, refuse what is new, finish what runs."""
+        runtime = self.runtime
+        await runtime.start()
+        route = Route(route_path(self.id, runtime.instance_id), handler, request_type)
+        address = await runtime.plane.serve(route)
+        instance = Instance(
+            instance_id=runtime.instance_id,
+            namespace=self.id.namespace,
+            component=self.id.component,
+            endpoint=self.id.name,
+            transport=runtime.plane.transport,
+            address=address,
+        )
+        self._record = records.encode(instance)
+        try:
+            await self.register_endpoint_instance()
+            log.info("serving %s as instance %x", self.id, runtime.instance_id)
+            await runtime.wait_for_shutdown()
+        finally:
+            await self.unregister_endpoint_instance()
+            route.close()
+            if graceful_shutdown:
+                await self._finish(route)
+            route.kill()
+
+    async def _finish(self, route: Route) -> None:
+        limit = self.runtime.config.graceful_shutdown_timeout
+        if route.active:
+            log.info("leaving: waiting up to %g s for %d running requests", limit, route.active)
+        try:
+            async with asyncio.timeout(limit):
+                await route.idle()
+        except TimeoutError:
+            log.warning("%d requests did not finish within %g s and are ended now", route.active, limit)
+
+    async def register_endpoint_instance(self) -> None:
+        """Be found again after `unregister_endpoint_instance`."""
+        if self._record is None:
+            raise RuntimeError(f"{self.id} is not served yet")
+        await self.runtime.discovery.put(instance_key(self.id, self.runtime.instance_id), self._record)
+
+    async def unregister_endpoint_instance(self) -> None:
+        """Stop being found; requests that run or still arrive are served."""
+        await self.runtime.discovery.delete(instance_key(self.id, self.runtime.instance_id))

@@ -1,0 +1,213 @@
+"""The two ends of a ZMQ event channel: an XPUB socket that a publisher binds, and a SUB socket per subscriber.
+
+An event is three frames: subject, number (u64 big-endian, counted from 1 per subject), data.
+
+A new ZMQ subscription takes effect some time after the subscriber asked. To know when, the subscriber also subscribes
+to a topic that it has just invented (a zero byte, then random bytes); the publisher sees that, because XPUB shows
+subscriptions, and sends one message on it. Subscriptions travel in order: when it arrives, all earlier ones stand.
+
+The sockets are plain ones whose file descriptor the event loop watches. That descriptor tells of new work only once,
+and any call on the socket may take the news, so both ends look again after every call (`_look_soon`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import zmq
+
+from dynamo.runtime.events.base import EventPlaneError, check_subject
+
+HIGH_WATER = 100_000
+"""Events that may wait in each direction of a channel; further ones are lost."""
+MAX_EVENT_BYTES = 64 << 20
+BATCH = 1000
+"""Messages handled before other work of the loop gets its turn."""
+MAX_TOPICS = 4096
+
+_JOIN = b"\x00"
+_JOIN_BYTES = 16
+
+
+class _End:
+    """A ZMQ socket in the event loop."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.socket = context.socket(kind)
+        self.closed = False
+        self._looking = False
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, HIGH_WATER),
+            (zmq.RCVHWM, HIGH_WATER),
+            (zmq.MAXMSGSIZE, MAX_EVENT_BYTES),
+            (zmq.IPV6, "[" in address),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.RECONNECT_IVL_MAX, 1000),
+            # A peer whose machine vanished is noticed, and does not fill the queue up to its limit.
+            (zmq.HEARTBEAT_IVL, 5000),
+            (zmq.HEARTBEAT_TIMEOUT, 15000),
+        ):
+            self.socket.setsockopt(option, value)
+        self._loop.add_reader(self.socket.FD, self._look)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._loop.remove_reader(self.socket.FD)
+            self.socket.close()
+
+    def _look_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        for _ in range(BATCH):
+            if self.closed:
+                return
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._receive(frames)
+        self._look_soon()
+
+    def _receive(self, frames: list[bytes]) -> None:
+        raise NotImplementedError
+
+
+class PublishingEnd(_End):
+    """Sends events to whoever is connected; what a slow subscriber does not take is lost to it alone."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str) -> None:
+        address = channel_address(host, 0)
+        super().__init__(context, zmq.XPUB, address)
+        self._topics: dict[str, _Topic] = {}
+        try:
+            self.socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise EventPlaneError(f"cannot publish events from {host}: {error}") from error
+        self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    def send(self, subject: str, data: bytes) -> None:
+        topic = self._topics.get(subject)
+        if topic is None:
+            check_subject(subject)
+            topic = self._topics[subject] = _Topic(subject, 1)
+        frames = (topic.name, topic.next_number.to_bytes(8, "big"), data)
+        topic.next_number += 1
+        self.socket.send_multipart(frames, zmq.NOBLOCK)
+        self._look_soon()
+
+    def _receive(self, frames: list[bytes]) -> None:
+        # b"\x01" + topic is a subscription; whatever else a peer may send is none of our business.
+        topic = frames[0][1:]
+        joins = len(frames) == 1 and frames[0][:1] == b"\x01"
+        if joins and topic.startswith(_JOIN) and len(topic) == 1 + _JOIN_BYTES:
+            self.socket.send_multipart((topic, bytes(8), b""), zmq.NOBLOCK)
+
+
+class SubscribingEnd(_End):
+    """Receives the events of one publisher; what is no event is ignored and counted in `malformed`."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        prefixes: Iterable[str],
+        deliver: Callable[[str, bytes], None],
+        missed: Callable[[int], None],
+    ) -> None:
+        super().__init__(context, zmq.SUB, address)
+        self.address = address
+        self.malformed = 0
+        self._deliver = deliver
+        self._missed = missed
+        self._joins: dict[bytes, asyncio.Future[None]] = {}
+        self._topics: dict[bytes, _Topic] = {}
+        try:
+            self.socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise EventPlaneError(f"cannot connect to events at {address!r}: {error}") from error
+        for prefix in prefixes:
+            self.listen(prefix)
+
+    def listen(self, prefix: str) -> None:
+        """ZMQ counts: as many `ignore` as `listen` end it."""
+        self.socket.subscribe(prefix)
+        self._look_soon()
+
+    def ignore(self, prefix: str) -> None:
+        self.socket.unsubscribe(prefix)
+        self._topics.clear()  # numbers that go by unheard are not lost
+        self._look_soon()
+
+    def join(self) -> asyncio.Future[None]:
+        """Done once the publisher knows everything listened to so far."""
+        joined: asyncio.Future[None] = self._loop.create_future()
+        topic = _JOIN + os.urandom(_JOIN_BYTES)
+        self._joins[topic] = joined
+        joined.add_done_callback(partial(self._end_join, topic))
+        self.socket.subscribe(topic)
+        self._look_soon()
+        return joined
+
+    def close(self) -> None:
+        super().close()
+        for joined in tuple(self._joins.values()):
+            if not joined.done():
+                joined.set_result(None)
+
+    def _end_join(self, topic: bytes, joined: asyncio.Future[None]) -> None:
+        del self._joins[topic]
+        if not self.closed:
+            self.socket.unsubscribe(topic)
+            self._look_soon()
+
+    def _receive(self, frames: list[bytes]) -> None:
+        if len(frames) != 3 or len(frames[1]) != 8:
+            self.malformed += 1
+            return
+        name, number, data = frames
+        topic = self._topics.get(name)
+        if topic is None:
+            if name.startswith(_JOIN):
+                joined = self._joins.get(name)
+                if joined and not joined.done():
+                    joined.set_result(None)
+                return
+            try:
+                subject = name.decode("ascii")
+                check_subject(subject)
+            except (UnicodeDecodeError, EventPlaneError):
+                self.malformed += 1
+                return
+            if len(self._topics) >= MAX_TOPICS:
+                self._topics.clear()
+            topic = self._topics[name] = _Topic(subject, int.from_bytes(number, "big"))
+        count = int.from_bytes(number, "big")
+        if count > topic.next_number:
+            self._missed(count - topic.next_number)
+        topic.next_number = count + 1
+        self._deliver(topic.subject, data)
+
+
+class _Topic:
+    __slots__ = ("name", "next_number", "subject")
+
+    def __init__(self, subject: str, next_number: int) -> None:
+        self.subject = subject
+        self.name = subject.encode()
+        self.next_number = next_number
+
+
+def channel_address(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -1,0 +1,190 @@
+"""Events straight from publisher to subscriber over ZMQ, the default: no service in between.
+
+A process that publishes registers the address of its one channel with Discovery under `v1/event_channels/<id>`; a
+process that subscribes watches those records and connects to each, its own included.
+
+What is guaranteed: `subscribe` returns when every publisher registered by then has confirmed the subscription, so
+what they publish next arrives (unless the channel overflows or breaks). It waits `JOIN_SECONDS` at most, because a
+registered publisher may be dead. What a publisher sends before a subscriber has found and reached it is lost to that
+subscriber; as a channel opens with the first event, at least that event is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from contextlib import aclosing, suppress
+from functools import partial
+from ipaddress import ip_address
+
+import msgspec
+import zmq
+
+from dynamo.runtime.discovery.base import Delete, Discovery, DiscoveryError, Put, Synced
+from dynamo.runtime.events.base import Callback, EventPlaneError, Subscribers, Subscription, check_subject
+from dynamo.runtime.events.channel import PublishingEnd, SubscribingEnd, channel_address
+
+logger = logging.getLogger(__name__)
+
+CHANNELS = "v1/event_channels/"
+JOIN_SECONDS = 1.0
+MAX_SOCKETS = 16_384
+
+
+class EventChannel(msgspec.Struct, frozen=True):
+    """The record of a publisher."""
+
+    address: str
+
+
+class ZmqEventPlane:
+    """`lost` counts the events that were sent while we listened and did not arrive."""
+
+    def __init__(self, discovery: Discovery, host: str = "127.0.0.1") -> None:
+        self.lost = 0
+        self._discovery = discovery
+        self._host = host
+        self._key = CHANNELS + secrets.token_hex(8)
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._subscribers = Subscribers()
+        self._prefixes: list[str] = []
+        self._channels: dict[str, SubscribingEnd] = {}
+        self._synced = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self._publishing: PublishingEnd | None = None
+        self._announcing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._host, self._reachable = await _own_address(self._host)
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+
+    def publish(self, subject: str, data: bytes) -> None:
+        if self._publishing is None:
+            check_subject(subject)
+            if self._context is None:
+                return
+            self._publishing = PublishingEnd(self._context, self._host)
+            self._announcing = asyncio.create_task(self._announce(self._publishing.port))
+        self._publishing.send(subject, data)
+
+    async def subscribe(self, subject: str, callback: Callback) -> Subscription:
+        if self._context is None:
+            raise EventPlaneError("this event plane is not started, or closed")
+        subscription = self._subscribers.add(subject, callback)
+        prefix = subscription.prefix
+        subscription.on_end = partial(self._ignore, prefix)
+        self._prefixes.append(prefix)
+        for channel in self._channels.values():
+            channel.listen(prefix)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch(self._context))
+        try:
+            async with asyncio.timeout(JOIN_SECONDS):
+                await self._synced.wait()
+                await asyncio.gather(*[channel.join() for channel in self._channels.values()])
+        except TimeoutError:
+            logger.debug("not every publisher has confirmed the subscription to %s", subject)
+        except BaseException:
+            subscription.unsubscribe()
+            raise
+        return subscription
+
+    async def close(self) -> None:
+        context, self._context = self._context, None
+        if context is None:
+            return
+        tasks = [task for task in (self._watching, self._announcing) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._subscribers.clear()
+        for key in tuple(self._channels):
+            self._leave(key)
+        if self._publishing:
+            with suppress(DiscoveryError, TimeoutError):
+                async with asyncio.timeout(JOIN_SECONDS):
+                    await self._discovery.delete(self._key)
+            self._publishing.close()
+            self._publishing = None
+        context.term()
+
+    async def _announce(self, port: int) -> None:
+        record = EventChannel(channel_address(self._reachable, port))
+        try:
+            await self._discovery.put(self._key, msgspec.msgpack.encode(record))
+        except DiscoveryError as error:
+            logger.error("the events of this process reach nobody: %s", error)
+
+    async def _watch(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        try:
+            async with aclosing(self._discovery.watch(CHANNELS)) as changes:
+                async for change in changes:
+                    match change:
+                        case Put(key, value):
+                            self._reach(context, key, value)
+                        case Delete(key):
+                            self._leave(key)
+                        case Synced():
+                            self._synced.set()
+        except DiscoveryError as error:
+            logger.error("new publishers of events will not be found: %s", error)
+
+    def _reach(self, context: zmq.Context[zmq.Socket[bytes]], key: str, value: bytes) -> None:
+        try:
+            address = msgspec.msgpack.decode(value, type=EventChannel).address
+            known = self._channels.get(key)
+            if known and known.address == address:
+                return
+            self._leave(key)
+            if not address.startswith("tcp://"):
+                raise EventPlaneError(f"{address!r} is not a tcp:// address")
+            self._channels[key] = SubscribingEnd(
+                context, address, self._prefixes, self._subscribers.deliver, self._missed
+            )
+        except (msgspec.DecodeError, EventPlaneError) as error:
+            logger.warning("ignoring the event channel %s: %s", key, error)
+
+    def _leave(self, key: str) -> None:
+        channel = self._channels.pop(key, None)
+        if channel:
+            channel.close()
+
+    def _ignore(self, prefix: str) -> None:
+        self._prefixes.remove(prefix)
+        for channel in self._channels.values():
+            channel.ignore(prefix)
+
+    def _missed(self, count: int) -> None:
+        if not self.lost:
+            logger.warning("events are lost on the way here; further losses are only counted")
+        self.lost += count
+
+
+async def _own_address(host: str) -> tuple[str, str]:
+    """The numeric address to listen on, and the one that others reach it by."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        family, _, _, _, where = found[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(where)
+    except OSError as error:
+        raise EventPlaneError(
+            f"cannot publish events from {host!r}: {error.strerror or error}; set DYN_EVENT_PLANE_HOST to an address "
+            "of this machine that the routers reach"
+        ) from error
+    address = str(where[0])
+    return address, _outward_address(family) if ip_address(address).is_unspecified else address
+
+
+def _outward_address(family: int) -> str:
+    """The address this machine has towards others; connecting a datagram socket sends nothing."""
+    beyond = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((beyond, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "::1" if family == socket.AF_INET6 else "127.0.0.1"

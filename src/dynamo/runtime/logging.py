@@ -1,0 +1,139 @@
+"""Logs on stderr, readable or as JSON lines, filtered by DYN_LOG in RUST_LOG's syntax."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from msgspec import Struct
+
+TRACE = 5
+LEVELS = {
+    "off": logging.CRITICAL + 10,
+    "error": logging.ERROR,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+    "trace": TRACE,
+}
+_NAMES = {logging.CRITICAL: "ERROR", logging.WARNING: "WARN", TRACE: "TRACE"}
+_NOISY = ("asyncio", "aiohttp", "huggingface_hub", "httpx", "httpx2", "urllib3", "nats", "filelock")
+
+
+class LogConfig(Struct, frozen=True, kw_only=True):
+    level: int = logging.INFO
+    filters: dict[str, int] = {}
+    jsonl: bool = False
+    local_time: bool = False
+    colour: bool = True
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], *, verbosity: int = 0) -> LogConfig:
+        """`-v` and `-vv` beat DYN_LOG. A wrong value is a ValueError that says what fits."""
+        level, filters = parse_filter(environ.get("DYN_LOG") or "info")
+        if verbosity:
+            level = logging.DEBUG if verbosity == 1 else TRACE
+        form = (environ.get("DYN_LOGGING_CONSOLE_FORMAT") or "").strip()
+        if form not in ("", "readable", "jsonl"):
+            raise ValueError(f"DYN_LOGGING_CONSOLE_FORMAT must be readable or jsonl, not '{form}'")
+        return cls(
+            level=level,
+            filters=filters,
+            jsonl=form == "jsonl" or (not form and truthy(environ.get("DYN_LOGGING_JSONL"))),
+            local_time=truthy(environ.get("DYN_LOG_USE_LOCAL_TZ")),
+            colour=not truthy(environ.get("DYN_SDK_DISABLE_ANSI_LOGGING")) and sys.stderr.isatty(),
+        )
+
+
+def truthy(text: str | None) -> bool:
+    return (text or "").strip().lower() in ("1", "true", "on", "yes")
+
+
+def parse_filter(text: str) -> tuple[int, dict[str, int]]:
+    """`info,dynamo.router=debug`: a level for all and levels for some. `::` and `.` both separate names."""
+    level, filters = logging.INFO, {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        target, equals, name = part.rpartition("=")
+        known = LEVELS.get(name.strip().lower())
+        if known is None:
+            raise ValueError(f"DYN_LOG: '{name}' is not a level; use {', '.join(LEVELS)}")
+        if equals:
+            filters[target.strip().replace("::", ".")] = known
+        else:
+            level = known
+    return level, filters
+
+
+def configure_dynamo_logging(
+    config: LogConfig | None = None, *, service_name: str | None = None, worker_id: int | None = None
+) -> None:
+    """Send all logging to stderr as the environment asks for; calling it again replaces what it did before."""
+    del service_name, worker_id
+    config = config or LogConfig.from_env(os.environ)
+    logging.addLevelName(TRACE, "TRACE")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines(config) if config.jsonl else Readable(config))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(config.level)
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(max(config.level, logging.ERROR))
+    for name, level in config.filters.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def _timestamp(record: logging.LogRecord, config: LogConfig) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    if config.local_time:
+        return moment.astimezone().isoformat(timespec="microseconds")
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+class Readable(logging.Formatter):
+    COLOURS: Mapping[int, str] = {
+        logging.ERROR: "31",
+        logging.WARNING: "33",
+        logging.INFO: "32",
+        logging.DEBUG: "34",
+        TRACE: "35",
+    }
+
+    def __init__(self, config: LogConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = _NAMES.get(record.levelno, record.levelname)
+        if self._config.colour:
+            level = f"\x1b[{self.COLOURS.get(record.levelno, '0')}m{level:>5}\x1b[0m"
+        line = f"{_timestamp(record, self._config)} {level:>5} {record.name}: {record.getMessage()}"
+        if record.exc_info and record.exc_info[0]:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonLines(logging.Formatter):
+    EXTRA = ("x_request_id", "request_id", "trace_id", "span_id", "model", "component", "endpoint")
+
+    def __init__(self, config: LogConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": _timestamp(record, self._config),
+            "level": _NAMES.get(record.levelno, record.levelname),
+            "target": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= {name: value for name in self.EXTRA if (value := getattr(record, name, None)) is not None}
+        if record.exc_info and record.exc_info[0]:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)

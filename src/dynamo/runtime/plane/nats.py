@@ -1,0 +1,152 @@
+"""The request plane over NATS: the same frames as over TCP, cut into numbered messages.
+
+NATS delivers in order but may drop; the number in front of each message turns a loss into a broken connection, which
+fails its streams, instead of into a garbled one. There is no closed socket to notice a dead peer by, so pings are
+frequent here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+
+from dynamo.protocols.errors import CannotConnect, Disconnected, Unavailable
+from dynamo.protocols.instance import Instance, Transport
+from dynamo.runtime.names import new_instance_id
+from dynamo.runtime.nats import NatsConnection, NatsError, Subscription
+from dynamo.runtime.plane.base import served_path
+from dynamo.runtime.plane.link import ClientLink, ServerLink
+from dynamo.runtime.plane.pool import LinkChannel, LinkPool
+from dynamo.runtime.plane.route import Route
+
+log = logging.getLogger(__name__)
+
+BEAT_SECONDS = 1.0
+CONNECT_SECONDS = 5.0
+_NUMBER = struct.Struct(">Q")
+
+
+class Pipe:
+    """One direction of a connection each way: numbered messages out, numbered messages in."""
+
+    def __init__(self, nats: NatsConnection, subject: str, reply: str) -> None:
+        self._nats = nats
+        self._subject = subject
+        self._reply = reply
+        self._sent = 0
+        self._received = 0
+        self.link: ClientLink | ServerLink | None = None
+
+    def write(self, data: bytes) -> None:
+        try:
+            size = self._nats.max_payload - _NUMBER.size
+            for start in range(0, len(data), size):
+                message = _NUMBER.pack(self._sent) + data[start : start + size]
+                self._nats.publish(self._subject, message, self._reply)
+                self._sent += 1
+        except NatsError as error:
+            if self.link:
+                self.link.lose(Disconnected(str(error)))
+
+    def read(self, message: bytes) -> None:
+        assert self.link
+        if len(message) < _NUMBER.size or _NUMBER.unpack_from(message)[0] != self._received:
+            self.link.lose(Disconnected(f"messages between here and {self.link.peer} were lost"))
+            return
+        self._received += 1
+        self.link.feed(message[_NUMBER.size :])
+
+
+class NatsPlane:
+    transport: Transport = "nats"
+
+    def __init__(self, nats: NatsConnection) -> None:
+        self._nats = nats
+        self._id = f"{new_instance_id():x}"
+        self._routes: dict[str, Route] = {}
+        self._inbound: dict[str, Pipe] = {}
+        self._by_inbox: dict[str, Pipe] = {}
+        self._pool = LinkPool(self._connect)
+        self._links = 0
+        self._subscriptions: list[Subscription] = []
+        self._forget_state = nats.on_state(self._on_state)
+
+    @property
+    def subject(self) -> str:
+        return f"dynamo.requests.{self._id}"
+
+    async def start(self) -> None:
+        """The connection itself is started by its owner, who shares it with the event plane."""
+        self._subscriptions.append(self._nats.subscribe(f"dynamo.streams.{self._id}.*", self._from_worker))
+
+    async def serve(self, route: Route) -> str:
+        if not self._routes:
+            self._subscriptions.append(self._nats.subscribe(self.subject, self._from_client))
+            await self._nats.flush()
+        self._routes[route.path] = route
+        route.on_close.append(lambda: self._tell_draining(route.path))
+        return self.subject
+
+    def _tell_draining(self, path: str) -> None:
+        for pipe in self._inbound.values():
+            if isinstance(pipe.link, ServerLink):
+                pipe.link.tell_draining(path)
+
+    def _from_client(self, _: str, message: bytes, inbox: str) -> None:
+        pipe = self._inbound.get(inbox)
+        if pipe is None:
+            if not inbox:
+                return
+            pipe = Pipe(self._nats, inbox, "")
+            link = ServerLink(pipe.write, inbox, self._routes, beat=BEAT_SECONDS)
+            link.when_lost(lambda: self._inbound.pop(inbox, None))
+            pipe.link = link
+            self._inbound[inbox] = pipe
+        pipe.read(message)
+
+    def _from_worker(self, subject: str, message: bytes, _: str) -> None:
+        pipe = self._by_inbox.get(subject)
+        if pipe is None:
+            return
+        if not message and pipe.link:
+            pipe.link.lose(Disconnected("nobody listens there any more"))
+            return
+        pipe.read(message)
+
+    def _on_state(self, connected: bool) -> None:
+        if connected:
+            return
+        for pipe in (*self._inbound.values(), *self._by_inbox.values()):
+            if pipe.link:
+                pipe.link.lose(Disconnected(f"the connection to NATS at {self._nats.config.where} broke"))
+
+    def channel(self, instance: Instance) -> LinkChannel:
+        return LinkChannel(self._pool, instance.address, served_path(instance))
+
+    async def _connect(self, subject: str) -> ClientLink:
+        if not self._nats.connected:
+            raise Unavailable(f"not connected to NATS at {self._nats.config.where}")
+        self._links += 1
+        inbox = f"dynamo.streams.{self._id}.{self._links}"
+        pipe = Pipe(self._nats, subject, inbox)
+        link = ClientLink(pipe.write, subject, beat=BEAT_SECONDS)
+        pipe.link = link
+        self._by_inbox[inbox] = pipe
+        link.when_lost(lambda: self._by_inbox.pop(inbox, None))
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await link.greeted
+        except TimeoutError as error:
+            link.lose(Disconnected("no answer to hello"))
+            raise CannotConnect(f"no answer from {subject}") from error
+        return link
+
+    async def close(self) -> None:
+        self._forget_state()
+        await self._pool.close()
+        for subscription in self._subscriptions:
+            subscription.unsubscribe()
+        for pipe in (*self._inbound.values(), *self._by_inbox.values()):
+            if pipe.link:
+                pipe.link.lose(Disconnected("the runtime was shut down"))

@@ -1,0 +1,79 @@
+"""The life of a process: start or say why not; leave in order at the first signal, at once at the second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from dynamo.runtime.discovery import DiscoveryError
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.nats import NatsError
+from dynamo.runtime.plane.base import PlaneError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+START_ERRORS = (DiscoveryError, NatsError, PlaneError)
+
+
+def fail(message: str, *, code: int = 1, error: BaseException | None = None) -> SystemExit:
+    """One clear line on stderr, the trace only at debug level; raise what this returns."""
+    if error and log.isEnabledFor(logging.DEBUG):
+        log.debug("this is where it failed", exc_info=error)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return SystemExit(code)
+
+
+async def start_or_exit(make: Callable[[], DistributedRuntime]) -> DistributedRuntime:
+    try:
+        runtime = make()
+    except ValueError as error:
+        raise fail(str(error), code=2, error=error) from None
+    try:
+        await runtime.start()
+    except START_ERRORS as error:
+        await runtime.close()
+        raise fail(str(error), error=error) from None
+    return runtime
+
+
+async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -> T | None:
+    """Run `work`; SIGTERM and SIGINT shut the runtime down and give `work` the time to finish in order."""
+    loop = asyncio.get_running_loop()
+    signalled = asyncio.Event()
+
+    def on_signal() -> None:
+        if signalled.is_set():
+            os._exit(1)
+        signalled.set()
+        runtime.shutdown()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    task = asyncio.ensure_future(work)
+    waiter = asyncio.create_task(signalled.wait())
+    try:
+        await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            # The endpoints bound their own wait; what the worker function does after them gets a moment more.
+            await asyncio.wait({task}, timeout=runtime.config.graceful_shutdown_timeout + 5)
+        if not task.done():
+            log.warning("the worker function did not return after shutdown and is cancelled")
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+        except START_ERRORS as error:
+            raise fail(str(error), error=error) from None
+    finally:
+        waiter.cancel()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        await runtime.close()

@@ -1,0 +1,92 @@
+"""The decorators an engine author meets first: `@dynamo_worker` and `@dynamo_endpoint`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, overload
+
+import msgspec
+
+from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.handler import takes_context
+from dynamo.runtime.logging import configure_dynamo_logging
+from dynamo.runtime.process import run_until_signalled, start_or_exit
+
+WorkerFunction = Callable[..., Awaitable[Any]]
+
+
+@overload
+def dynamo_worker(function: WorkerFunction, /) -> WorkerFunction: ...
+
+
+@overload
+def dynamo_worker(
+    *, static: bool = False, enable_nats: bool | None = None
+) -> Callable[[WorkerFunction], WorkerFunction]: ...
+
+
+def dynamo_worker(
+    function: WorkerFunction | None = None, /, *, static: bool = False, enable_nats: bool | None = None
+) -> WorkerFunction | Callable[[WorkerFunction], WorkerFunction]:
+    """Give an async function the runtime as its first argument, and the process an orderly life around it.
+
+    Written `@dynamo_worker`, `@dynamo_worker()` or `@dynamo_worker(static=False)`. A `static` worker never looks for
+    others, so it stays inside its process.
+    """
+
+    def decorate(function: WorkerFunction) -> WorkerFunction:
+        @functools.wraps(function)
+        async def worker(*args: Any, **kwargs: Any) -> Any:
+            configure_dynamo_logging()
+            backend = "memory" if static else None
+            runtime = await start_or_exit(
+                lambda: DistributedRuntime(discovery_backend=backend, enable_nats=enable_nats)
+            )
+            return await run_until_signalled(runtime, function(runtime, *args, **kwargs))
+
+        return worker
+
+    return decorate(function) if function else decorate
+
+
+def dynamo_endpoint(
+    request_model: type[Any], response_model: type[Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Parse each request into `request_model` (pydantic, msgspec, dataclass, plain type) before the handler sees it."""
+    del response_model  # names what the handler yields; readers decode it as they like
+
+    def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = list(inspect.signature(handler).parameters)
+        is_method = bool(parameters) and parameters[0] == "self"
+
+        async def run(args: list[Any], context: Any) -> AsyncIterator[Any]:
+            position = 1 if is_method else 0
+            args[position] = parse(request_model, args[position])
+            extra = {"context": context} if context is not None and takes_context(handler) else {}
+            async for item in handler(*args, **extra):
+                yield plain(item)
+
+        @functools.wraps(handler)
+        async def endpoint(*args: Any, context: Any = None) -> AsyncIterator[Any]:
+            async for item in run(list(args), context):
+                yield item
+
+        # The wrapper always accepts a context, whatever the handler it wraps asks for.
+        endpoint.__signature__ = inspect.signature(endpoint, follow_wrapped=False)  # type: ignore[attr-defined]
+        return endpoint
+
+    return decorate
+
+
+def parse(model: type[Any], value: Any) -> Any:
+    if hasattr(model, "model_validate"):
+        return model.model_validate_json(value) if isinstance(value, str | bytes) else model.model_validate(value)
+    if isinstance(value, str | bytes) and model not in (str, bytes):
+        return msgspec.json.decode(value, type=model)
+    return msgspec.convert(value, model)
+
+
+def plain(item: Any) -> Any:
+    return item.model_dump() if hasattr(item, "model_dump") else item

@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import models
+from dynamo.model import ChatTemplate, ModelError, TemplateError
+from dynamo.model.files import find_files
+from dynamo.model.rendering import Renderer
+from dynamo.model.template import load_template
+
+USER = {"role": "user", "content": "hi"}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"z": 1, "a": "é<&'"}}}]
+WITH_TOOLS = (
+    "{%- if tools %}{{- '# Tools\\n' }}{%- for tool in tools %}{{- tool | tojson }}{{- '\\n' }}{%- endfor %}{%- endif %}"
+    "{%- for message in messages %}{{- '<' + message.role + '>' }}"
+    "{%- if message.content is string %}{{- message.content }}{%- endif %}"
+    "{%- for call in message.tool_calls or [] %}"
+    "{{- call.function.name }}{%- for key, value in call.function.arguments.items() %} {{ key }}={{ value | tojson }}"
+    "{%- endfor %}{%- endfor %}{%- endfor %}"
+)
+PARTS = (
+    "{% for message in messages %}{{ message.role }}:{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}|{% else %}[{{ part.type }}]{% endif %}{% endfor %}{% endfor %}"
+)
+EITHER = (
+    "{% for message in messages %}{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{{ part.text }}|{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+def template(source: str, **special: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, special)
+
+
+def called(arguments: Any) -> dict[str, Any]:
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def test_chatml_is_rendered_by_minijinja() -> None:
+    chatml = template(models.CHATML)
+    assert chatml.engine == "minijinja"
+    text = chatml.render([{"role": "system", "content": "be kind"}, USER])
+    assert text == ("<|im_start|>system\nbe kind<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    assert chatml.render([USER], add_generation_prompt=False) == "<|im_start|>user\nhi<|im_end|>\n"
+
+
+def test_special_tokens_are_written_out() -> None:
+    llama = template(models.LLAMA2, bos_token="<s>", eos_token="</s>")
+    assert llama.render([USER, {"role": "assistant", "content": "yo"}]) == "<s>[INST] hi [/INST] yo </s>"
+
+
+def test_a_refusal_carries_the_templates_own_words() -> None:
+    with pytest.raises(TemplateError, match="^only user and assistant roles are supported$"):
+        template(models.LLAMA2).render([{"role": "system", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0].a.b.c }}", "{{ 1 // 0 }}", "{{ messages[7].content + 1 }}", "{{ nothing() }}"]
+)
+def test_whatever_fails_in_a_template_is_a_template_error(source: str) -> None:
+    with pytest.raises(TemplateError, match="^the chat template failed: "):
+        template(source).render([USER])
+
+
+def test_a_template_cannot_reach_the_interpreter() -> None:
+    with pytest.raises(TemplateError):
+        template("{{ messages.__class__.__mro__[1].__subclasses__() }}").render([USER])
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ 'open", "{% unknown_tag %}", "{% if x %}"])
+def test_a_template_that_is_not_jinja_cannot_be_loaded(source: str) -> None:
+    with pytest.raises(ModelError, match="not valid Jinja"):
+        template(source)
+
+
+def test_json_keeps_key_order_and_characters() -> None:
+    rendered = template(WITH_TOOLS).render([USER], tools=TOOLS)
+    assert '{"type": "object", "properties": {}, "z": 1, "a": "é<&\'"}' in rendered
+
+
+def test_json_can_be_indented() -> None:
+    assert template("{{ messages[0] | tojson(indent=2) }}").render([USER]) == json.dumps(USER, indent=2)
+
+
+def test_call_arguments_given_as_text_reach_the_template_as_objects() -> None:
+    tools = template(WITH_TOOLS)
+    assert tools.render([USER, called('{"q": "x", "n": [1]}')]) == '<user>hi<assistant>look q="x" n=[1]'
+    assert tools.render([USER, called("")]) == "<user>hi<assistant>look"
+    assert tools.render([USER, called({"q": 1})]) == "<user>hi<assistant>look q=1"
+
+
+def test_call_arguments_that_are_not_json_are_the_callers_mistake() -> None:
+    with pytest.raises(TemplateError):
+        template(WITH_TOOLS).render([USER, called("{oops")])
+
+
+def test_call_arguments_stay_text_where_the_template_asks_for_it() -> None:
+    source = (
+        "{% for call in messages[0].tool_calls %}"
+        "{% if call.function.arguments is string %}S{{ call.function.arguments }}{% else %}O{% endif %}{% endfor %}"
+    )
+    assert template(source).render([called('{"q":1}')]) == 'S{"q":1}'
+
+
+def test_no_content_is_not_printed_as_the_word_none() -> None:
+    text = template(models.CHATML).render([USER, called("{}")])
+    assert "None" not in text
+
+
+def test_no_content_stays_none_where_the_template_knows_it() -> None:
+    source = "{% for m in messages %}{% if m.content is none %}<none>{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    assert template(source).render([USER, called("{}")]) == "hi<none>"
+
+
+def test_text_parts_are_joined_for_a_template_of_strings() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert "one\ntwo<|im_end|>" in template(models.CHATML).render([{"role": "user", "content": parts}])
+
+
+def test_parts_stay_parts_for_a_template_that_takes_them() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "image_url", "image_url": {"url": "data:…"}}]
+    message = {"role": "user", "content": parts}
+    assert template(PARTS).render([message]) == "user:one|[image]"
+    assert template(EITHER).render([{"role": "user", "content": parts[:1]}]) == "one|"
+    assert template(EITHER).render([USER]) == "hi"
+
+
+def test_a_string_becomes_a_part_for_a_template_of_parts_only() -> None:
+    assert template(PARTS).render([USER]) == "user:hi|"
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, r"messages\[0\].content\[0\]: this model takes text only"),
+        ({"type": "hologram"}, r"messages\[0\].content\[0\]: unknown type of content 'hologram'"),
+        ({"type": "text"}, r"messages\[0\].content\[0\]: a part of type text needs a text"),
+        (7, r"messages\[0\].content\[0\]: unknown type of content None"),
+    ],
+)
+def test_a_part_the_model_cannot_take_is_named(part: Any, message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        template(models.CHATML).render([{"role": "user", "content": [part]}])
+
+
+def test_the_final_message_can_be_left_open() -> None:
+    answer = {"role": "assistant", "content": "It is "}
+    open_end = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nIt is "
+    assert template(models.CHATML).render([USER, answer], continue_final_message=True) == open_end
+    parts = {"role": "assistant", "content": [{"type": "text", "text": "It"}]}
+    assert template(PARTS).render([parts], continue_final_message=True) == "assistant:It"
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "assistant", "content": [{"type": "image"}]}]])
+def test_only_text_can_be_continued(messages: list[dict[str, Any]]) -> None:
+    with pytest.raises(TemplateError, match="continue_final_message needs"):
+        template(PARTS).render(messages, continue_final_message=True)
+
+
+def test_a_template_that_hides_the_final_message_cannot_continue_it() -> None:
+    with pytest.raises(TemplateError, match="cannot be continued"):
+        template("fixed").render([USER], continue_final_message=True)
+
+
+def test_the_template_for_tools_is_chosen_when_there_are_tools() -> None:
+    both = ChatTemplate({"default": "plain", "tool_use": "{{ tools | length }} tools"})
+    assert both.render([USER]) == "plain"
+    assert both.render([USER], tools=[]) == "plain"
+    assert both.render([USER], tools=TOOLS) == "1 tools"
+
+
+def test_template_arguments_reach_the_template() -> None:
+    source = "{{ enable_thinking }}{{ add_generation_prompt }}{% if documents %}{{ documents[0].text }}{% endif %}"
+    assert template(source).render([USER], template_args={"enable_thinking": False}) == "FalseTrue"
+    assert template(source).render([USER], template_args={"add_generation_prompt": False}) == "False"
+    assert template(source).render([USER], documents=[{"text": "doc"}]) == "Truedoc"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools"])
+def test_template_arguments_cannot_replace_the_conversation(name: str) -> None:
+    with pytest.raises(TemplateError, match=f"must not set '{name}'"):
+        template(models.CHATML).render([USER], template_args={name: []})
+
+
+def test_generation_tags_only_group() -> None:
+    source = "{% for m in messages %}\n{%- generation -%}\n {{ m.content }}\n{% endgeneration %}!{% endfor %}"
+    assert template(source).render([USER]) == "hi\n!"
+
+
+def test_loops_can_be_left_early() -> None:
+    source = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}"
+    assert template(source).render([USER, USER]) == "hi"
+
+
+def test_a_template_minijinja_cannot_take_is_rendered_by_jinja2() -> None:
+    both = template("{{ '%05.1f|%-4s|' % (2.5, 'ab') }}{{ messages[0].content }}")
+    assert both.engine == "jinja2"
+    assert both.render([USER]) == "002.5|ab  |hi"
+
+
+def test_the_date_is_todays() -> None:
+    renderer = Renderer("{{ strftime_now('%d %b %Y') }}", [], now=lambda: datetime(2026, 11, 15))
+    assert renderer.render({}) == "15 Nov 2026"
+
+
+def loaded(folder: Path, custom: Path | None = None) -> ChatTemplate | None:
+    return load_template(find_files(folder), {}, custom)
+
+
+def test_template_files_win_over_the_tokenizer_config(tmp_path: Path) -> None:
+    assert loaded(tmp_path) is None
+    models.write(tmp_path / "tokenizer_config.json", {"chat_template": "config"})
+    assert str(loaded(tmp_path).render([])) == "config"  # type: ignore[union-attr]
+    models.write(tmp_path / "chat_template.json", {"chat_template": "json"})
+    assert str(loaded(tmp_path).render([])) == "json"  # type: ignore[union-attr]
+    (tmp_path / "chat_template.jinja").write_text("jinja")
+    assert str(loaded(tmp_path).render([])) == "jinja"  # type: ignore[union-attr]
+    (tmp_path / "mine.txt").write_text("custom")
+    assert str(loaded(tmp_path, tmp_path / "mine.txt").render([])) == "custom"  # type: ignore[union-attr]
+
+
+def test_named_templates_are_read_from_a_list_or_a_folder(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    models.write(tmp_path / "tokenizer_config.json", {"chat_template": named})
+    listed = loaded(tmp_path)
+    assert listed is not None
+    assert (listed.render([USER]), listed.render([USER], tools=TOOLS)) == ("d", "t")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("folder")
+    foldered = loaded(tmp_path)
+    assert foldered is not None
+    assert foldered.render([USER], tools=TOOLS) == "folder"
+
+
+@pytest.mark.parametrize("value", [7, [1], [{"name": "default"}], {"default": 3}])
+def test_a_chat_template_of_the_wrong_shape_is_refused(value: Any, tmp_path: Path) -> None:
+    models.write(tmp_path / "tokenizer_config.json", {"chat_template": value})
+    with pytest.raises(ModelError, match="chat_template must be"):
+        loaded(tmp_path)

@@ -1,0 +1,44 @@
+"""The three backends behind one fixture: each call of `participant` is one more process's view of the same store."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from following import Participant
+
+from dynamo.runtime.discovery import Discovery
+from dynamo.runtime.discovery.etcd import EtcdConfig, EtcdDiscovery
+from dynamo.runtime.discovery.file import FileDiscovery
+from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+
+if TYPE_CHECKING:
+    from services import Etcd
+
+
+@pytest.fixture(params=["memory", "file", "etcd"])
+async def participant(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Participant]:
+    make: Callable[[], Discovery]
+    if request.param == "memory":
+        store = MemoryStore()
+        make = lambda: MemoryDiscovery(store)  # noqa: E731
+    elif request.param == "file":
+        make = lambda: FileDiscovery(tmp_path / "kv")  # noqa: E731
+    else:
+        server: Etcd = request.getfixturevalue("shared_etcd")
+        config = EtcdConfig(endpoints=(server.url,), prefix=f"dynamo-{secrets.token_hex(4)}/")
+        make = lambda: EtcdDiscovery(config)  # noqa: E731
+    opened: list[Discovery] = []
+
+    async def one_more() -> Discovery:
+        discovery = make()
+        await discovery.start()
+        opened.append(discovery)
+        return discovery
+
+    yield one_more
+    for discovery in opened:
+        await discovery.close()

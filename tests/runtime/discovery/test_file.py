@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import pytest
+from following import GUARD, holder, snapshot, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo.runtime.discovery import Delete, DiscoveryError, FileDiscovery, Put, default_folder
+from dynamo.runtime.discovery.folder import Folder, Record, file_name
+
+
+@pytest.fixture
+def kv(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "kv"
+
+
+async def test_a_killed_process_disappears(kv: Path) -> None:
+    frontend = FileDiscovery(kv)
+    await frontend.start()
+    async with holder("file", str(kv), "v1/worker") as worker, aclosing(frontend.watch("v1/")) as changes:
+        assert await snapshot(changes) == [Put("v1/worker", b"held")]
+        worker.send_signal(signal.SIGKILL)
+        assert await until(changes, Delete("v1/worker")) == [Delete("v1/worker")]
+        assert os.listdir(kv / "records") == []
+        assert await frontend.create("v1/worker", b"again") is None
+    await frontend.close()
+
+
+async def test_a_suspended_process_stays(kv: Path) -> None:
+    frontend = FileDiscovery(kv)
+    await frontend.start()
+    async with holder("file", str(kv), "v1/worker") as worker:
+        worker.send_signal(signal.SIGSTOP)
+        assert await frontend.create("v1/worker", b"mine") == b"held"
+        assert await frontend.get_prefix("") == {"v1/worker": b"held"}
+        worker.send_signal(signal.SIGCONT)
+    await frontend.close()
+
+
+async def test_only_one_of_several_processes_creates_a_key(kv: Path) -> None:
+    mine = FileDiscovery(kv)
+    await mine.start()
+    async with holder("file", str(kv), "v1/leader"):
+        assert await mine.create("v1/leader", b"mine") == b"held"
+    assert await mine.create("v1/leader", b"mine") is None, "the holder was killed"
+    await mine.close()
+
+
+async def test_a_forked_child_does_not_keep_its_parents_lease(kv: Path) -> None:
+    parent, frontend = Folder(kv), FileDiscovery(kv)
+    parent.open()
+    parent.put("v1/worker", b"1")
+    await frontend.start()
+    go = multiprocessing.get_context("fork").Event()
+    child = multiprocessing.get_context("fork").Process(target=go.wait, daemon=True)
+    child.start()
+    assert await frontend.get_prefix("") == {"v1/worker": b"1"}
+    parent.let_go()  # as the kernel does when the parent is killed
+    assert await frontend.get_prefix("") == {}
+    go.set()
+    child.join()
+    await frontend.close()
+
+
+async def test_records_of_a_thousand_leases_are_listed_by_a_fresh_participant(kv: Path) -> None:
+    workers = [FileDiscovery(kv) for _ in range(1000)]
+    for number, worker in enumerate(workers):
+        await worker.start()
+        await worker.put(f"v1/instances/ns/comp/generate/{number:x}", b"%d" % number)
+    frontend = FileDiscovery(kv)
+    await frontend.start()
+    async with aclosing(frontend.watch("v1/instances/")) as changes:
+        told = await snapshot(changes)
+        assert {int(change.value) for change in told if isinstance(change, Put)} == set(range(1000))
+    for worker in workers:
+        await worker.close()
+    assert await frontend.get_prefix("") == {}
+    await frontend.close()
+
+
+async def test_many_killed_processes_disappear_together(kv: Path) -> None:
+    workers = [Folder(kv) for _ in range(200)]
+    for number, worker in enumerate(workers):
+        worker.open()
+        worker.put(f"v1/{number}", b"")
+    frontend, other = FileDiscovery(kv), FileDiscovery(kv)
+    await frontend.start()
+    await other.start()
+    async with aclosing(frontend.watch("v1/")) as one, aclosing(other.watch("v1/")) as two:
+        for changes in (one, two):
+            await snapshot(changes)
+        for worker in workers[1:]:
+            worker.let_go()  # as the kernel does when a process is killed
+        for changes in (one, two):
+            async with asyncio.timeout(GUARD):
+                assert {await anext(changes) for _ in workers[1:]} == {Delete(f"v1/{n}") for n in range(1, 200)}
+    assert list(await frontend.get_prefix("")) == ["v1/0"]
+    workers[0].close()
+    await frontend.close()
+    await other.close()
+
+
+async def test_a_deleted_folder_comes_back_with_its_records_and_nobody_is_told_they_left(kv: Path) -> None:
+    worker, frontend = FileDiscovery(kv), FileDiscovery(kv)
+    await worker.start()
+    await frontend.start()
+    await worker.put("v1/worker", b"1")
+    async with aclosing(frontend.watch("v1/")) as changes:
+        await snapshot(changes)
+        os.rename(kv, kv.with_name("gone"))
+        shutil.rmtree(kv.with_name("gone"))
+        await worker.put("v1/second", b"2")
+        assert await until(changes, Put("v1/second", b"2")) == [Put("v1/second", b"2")]
+    other = FileDiscovery(kv)
+    await other.start()
+    async with aclosing(other.watch("v1/worker")) as changes:
+        await until(changes, Put("v1/worker", b"1"))
+    for discovery in (worker, frontend, other):
+        await discovery.close()
+
+
+@pytest.mark.parametrize("part", ["records", "leases", "tmp", "lock"])
+async def test_a_deleted_part_of_the_folder_comes_back(kv: Path, part: str) -> None:
+    worker = FileDiscovery(kv)
+    await worker.start()
+    await worker.put("v1/a", b"1")
+    path = kv / part
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    await worker.put("v1/b", b"2")
+    other = FileDiscovery(kv)
+    await other.start()
+    async with aclosing(other.watch("v1/a")) as a, aclosing(other.watch("v1/b")) as b:
+        await until(a, Put("v1/a", b"1"))
+        await until(b, Put("v1/b", b"2"))
+    await worker.close()
+    await other.close()
+
+
+async def test_leaving_takes_every_file_along(kv: Path) -> None:
+    worker = FileDiscovery(kv)
+    await worker.start()
+    await worker.put("v1/a", b"1")
+    assert kv.stat().st_mode & 0o777 == 0o700
+    await worker.close()
+    assert [os.listdir(kv / part) for part in ("records", "leases", "tmp")] == [[], [], []]
+
+
+async def test_foreign_files_are_ignored_with_one_warning_each(kv: Path, caplog: pytest.LogCaptureFixture) -> None:
+    worker = FileDiscovery(kv)
+    await worker.start()
+    await worker.put("v1/a", b"1")
+    records = kv / "records"
+    (records / "notes.txt").write_text("hello")
+    (records / "empty").touch()
+    (records / "folder").mkdir()
+    (records / "link").symlink_to("/etc/passwd")
+    os.mkfifo(records / "fifo")
+    escaping = msgspec.msgpack.encode(Record("v1/b", "../../../../etc/passwd", b""))
+    (records / file_name("v1/b")).write_bytes(escaping)
+    renamed = msgspec.msgpack.encode(Record("v1/c", "0" * 16, b""))
+    (records / "another-name").write_bytes(renamed)
+    (kv / "leases" / "not a lease").touch()
+    with caplog.at_level(logging.WARNING, "dynamo.runtime.discovery.file"):
+        for _ in range(3):
+            assert await worker.get_prefix("") == {"v1/a": b"1"}
+        async with aclosing(worker.watch("")) as changes:
+            await snapshot(changes)
+            await worker.put("v1/z", b"1")
+            await until(changes, Put("v1/z", b"1"))
+    assert len(caplog.records) == 7
+    assert all("is not a discovery record" in record.message for record in caplog.records)
+    await worker.close()
+
+
+_LEASES = st.sampled_from(["", "0" * 16, "live", "..", "0" * 15 + "g", "\x00"])
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.binary(max_size=200)
+    | st.builds(
+        lambda key, lease, value: msgspec.msgpack.encode({"key": key, "lease": lease, "value": value}),
+        st.text(max_size=8) | st.integers(),
+        _LEASES | st.none(),
+        st.binary(max_size=8) | st.floats(),
+    ),
+    st.sampled_from(["v1%2Fa", "x", "%", "~"]),
+)
+def test_no_bytes_in_a_record_or_a_lease_break_a_scan(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str
+) -> None:
+    root = tmp_path_factory.mktemp("kv")
+    folder = Folder(root)
+    folder.open()
+    folder.put("v1/ours", b"1")
+    (root / "records" / name).write_bytes(content.replace(b"live", folder.lease.encode()))
+    (root / "leases" / ("0" * 16)).write_bytes(content)
+    for _ in range(2):
+        assert folder.scan()["v1/ours"] == b"1"
+    folder.close()
+
+
+async def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "kv"):
+        with pytest.raises(DiscoveryError, match=r"file.* is not a directory; set DYN_FILE_KV"):
+            await FileDiscovery(path).start()
+
+
+async def test_a_folder_of_another_user_is_refused(kv: Path) -> None:
+    if os.geteuid() == 0:
+        kv.mkdir(parents=True)
+        os.chown(kv, 12345, 12345)
+    else:
+        kv = Path("/usr")
+    with pytest.raises(DiscoveryError, match=rf"{kv}: it belongs to user .* set DYN_FILE_KV"):
+        await FileDiscovery(kv).start()
+
+
+async def test_a_value_no_file_can_hold_is_refused(kv: Path) -> None:
+    worker = FileDiscovery(kv)
+    await worker.start()
+    with pytest.raises(ValueError, match="more than a discovery file can hold"):
+        await worker.put("v1/a", bytes(64 * 1024 * 1024))
+    await worker.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"DYN_FILE_KV": "/a/b", "XDG_RUNTIME_DIR": "/run/user/1"}, "/a/b"),
+        ({"DYN_FILE_KV": "", "XDG_RUNTIME_DIR": "/run/user/1"}, "/run/user/1/dynamo"),
+        ({"TMPDIR": "/scratch"}, f"/scratch/dynamo-{os.getuid()}"),
+        ({}, f"/tmp/dynamo-{os.getuid()}"),
+    ],
+)
+def test_the_default_folder_is_this_users_own(environ: dict[str, str], folder: str) -> None:
+    assert default_folder(environ) == Path(folder)
+
+
+@given(st.lists(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1), min_size=2, unique=True))
+def test_different_keys_have_different_file_names_that_fit(keys: list[str]) -> None:
+    names = {file_name(key * repeat) for key in keys for repeat in (1, 300)}
+    assert len(names) == len({key * repeat for key in keys for repeat in (1, 300)})
+    assert all(len(name) <= 200 and "/" not in name and not name.startswith(".") for name in names)
