@@ -1,0 +1,148 @@
+"""How a mocker is set up: the arguments it shares with vLLM and those of its own, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dynamo.protocols.errors import InvalidArgument
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+Factor = Annotated[float, Meta(ge=0)]
+
+
+class Reasoning(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The first `thinking_ratio` of an answer stands between these two tokens."""
+
+    start_thinking_token_id: Annotated[int, Meta(ge=0)]
+    end_thinking_token_id: Annotated[int, Meta(ge=0)]
+    thinking_ratio: Annotated[float, Meta(ge=0, le=1)]
+
+
+class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    engine_type: Literal["vllm"] = "vllm"
+    block_size: PositiveInt = 64
+    num_gpu_blocks: PositiveInt = 16384
+    """Blocks requests can hold. vLLM keeps one of its own for padding: its N + 1 is this N."""
+    max_model_len: Annotated[int, Meta(ge=2)] | None = None
+    max_num_seqs: PositiveInt = 256
+    max_num_batched_tokens: PositiveInt = 8192
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    preemption_mode: Literal["lifo", "fifo"] = "lifo"
+    watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.01
+    """Share of the blocks that admitting a request leaves free for those that run. vLLM V1 behaves like 0."""
+    speedup_ratio: Factor = 1.0
+    """Divides the modelled time; 0 takes no time at all."""
+    decode_speedup_ratio: Factor = 1.0
+    dp_size: PositiveInt = 1
+    startup_time: Annotated[float, Meta(ge=0)] | None = None
+    disaggregation_mode: Literal["agg", "prefill", "decode"] = "agg"
+    reasoning: Reasoning | None = None
+    planner_profile_data: str | None = None
+    """A profiler's .npz file whose times take the place of the published curves."""
+
+    @classmethod
+    def from_json(cls, source: bytes | str | Mapping[str, Any]) -> MockerArgs:
+        """From the text of an `--extra-engine-args` file or its dict; whatever is wrong is named in one line."""
+        values = _mapping(source)
+        for alias, name in _ALIASES.items():
+            if alias in values:
+                if name in values:
+                    raise InvalidArgument(f"mocker argument '{alias}' is another name for '{name}': give only one")
+                values[name] = values.pop(alias)
+        _read_roles(values)
+        for key in values:
+            if key in _UPSTREAM_ONLY or key.startswith(("aic_", "sglang_", "trtllm_")):
+                raise InvalidArgument(f"mocker argument '{key}' is not implemented here")
+            if key not in cls.__struct_fields__:
+                known = ", ".join(sorted((*cls.__struct_fields__, *_ALIASES)))
+                raise InvalidArgument(f"unknown mocker argument '{key}'; known are: {known}")
+        try:
+            args = msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise InvalidArgument(f"mocker argument {_named(str(error))}") from None
+        for name in ("speedup_ratio", "decode_speedup_ratio", "startup_time"):
+            value = getattr(args, name)
+            if value is not None and value == float("inf"):
+                raise InvalidArgument(f"mocker argument '{name}': must be finite")
+        return args
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.num_gpu_blocks * self.block_size
+
+    @property
+    def context_limit(self) -> int:
+        """Tokens a request can reach, prompt included, so that it can always be computed alone, again if preempted.
+
+        The last token of an answer is never computed, which is why capacity and budget stretch by one.
+        """
+        limit = self.capacity_tokens + 1
+        if self.max_model_len is not None:
+            limit = min(limit, self.max_model_len)
+        if not self.enable_chunked_prefill:
+            limit = min(limit, self.max_num_batched_tokens + 1)
+        return limit
+
+
+_ALIASES = {"num_gpu_blocks_override": "num_gpu_blocks", "data_parallel_size": "dp_size"}
+_UPSTREAM_ONLY = frozenset(
+    {
+        "bootstrap_port",
+        "bootstrap_ports",
+        "enable_local_indexer",
+        "handoff_session_timeout_ms",
+        "kv_bytes_per_token",
+        "kv_cache_dtype",
+        "kv_transfer_bandwidth",
+        "kv_transfer_timing_mode",
+        "response_replay_trace_path",
+        "zmq_kv_events_port",
+        "zmq_kv_events_ports",
+        "zmq_replay_port",
+        "zmq_replay_ports",
+    }
+)
+
+
+def _mapping(source: bytes | str | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(source, Mapping):
+        values = dict(source)
+        wrong = next((key for key in values if not isinstance(key, str)), None)
+        if wrong is not None:
+            raise InvalidArgument(f"mocker argument names must be strings, not {wrong!r}")
+        return values
+    try:
+        decoded = msgspec.json.decode(source)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidArgument(f"mocker arguments are not valid JSON: {error}") from None
+    if not isinstance(decoded, dict):
+        raise InvalidArgument(f"mocker arguments must be a JSON object, not {type(decoded).__name__}")
+    return decoded
+
+
+def _read_roles(values: dict[str, Any]) -> None:
+    """The older spelling of `disaggregation_mode`: two booleans."""
+    roles = {role: values.pop(f"is_{role}", False) for role in ("prefill", "decode")}
+    for role, flag in roles.items():
+        if not isinstance(flag, bool):
+            raise InvalidArgument(f"mocker argument 'is_{role}': expected `bool`, got `{type(flag).__name__}`")
+    if all(roles.values()):
+        raise InvalidArgument("mocker arguments 'is_prefill' and 'is_decode' exclude each other")
+    for role, flag in roles.items():
+        if flag:
+            if values.get("disaggregation_mode", role) != role:
+                raise InvalidArgument(f"mocker argument 'is_{role}' contradicts 'disaggregation_mode'")
+            values["disaggregation_mode"] = role
+
+
+def _named(message: str) -> str:
+    """msgspec's "Expected `int` >= 1 - at `$.block_size`" with the argument's name first."""
+    reason, found, path = message.partition(" - at `$.")
+    if not found:
+        return f": {reason}"
+    return f"'{path.rstrip('`')}': {reason[0].lower()}{reason[1:]}"

@@ -1,0 +1,228 @@
+"""The live mocker: keeps the simulated ranks in step with the event loop's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Callable
+from itertools import count
+
+from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
+from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
+from dynamo.runtime.stream import Sink
+
+from .args import MockerArgs
+from .blocks import KvEvent
+from .hashing import SEED, salt_seed
+from .profile import timing_for
+from .ranks import Iteration, Ranks
+from .scheduler import Finished, Load
+from .timing import Timing
+from .tokens import Vocabulary, answer_for
+
+log = logging.getLogger(__name__)
+
+# Timers are no finer than this: what ends within it goes out at once, and the clock keeps the debt.
+_SLACK = 1e-3
+
+EventListener = Callable[[int, list[KvEvent]], None]
+"""Told (dp rank, events) once per iteration, before the tokens of that iteration go out."""
+
+
+class MockerRunning:
+    """A request the mocker is answering."""
+
+    __slots__ = ("_engine", "_request_id")
+
+    def __init__(self, engine: MockerEngine, request_id: int) -> None:
+        self._engine = engine
+        self._request_id = request_id
+
+    def cancel(self) -> None:
+        """Free what the request held and end its stream as cancelled, unless it has ended."""
+        self._engine.cancel(self._request_id)
+
+
+class MockerEngine:
+    """Answers requests at the pace of the model it imitates.
+
+    An iteration is computed when it starts and told to the sinks, all at once, when it would have ended.
+    """
+
+    def __init__(
+        self,
+        args: MockerArgs,
+        *,
+        vocabulary: Vocabulary | None = None,
+        timing: Timing | None = None,
+        on_events: EventListener | None = None,
+    ) -> None:
+        self.args = args
+        self._vocabulary = vocabulary or Vocabulary()
+        self._on_events = on_events
+        self._ranks = Ranks(args, timing=timing or timing_for(args), record_events=on_events is not None)
+        self._ids = count()
+        self._sinks: dict[int, Sink] = {}
+        self._clock = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.Handle | None = None
+        self._awake = False
+        self._computed: Iteration | None = None
+        self._handover = {"mocker": True} if args.disaggregation_mode == "prefill" else None
+
+    async def start(self) -> RuntimeConfig:
+        """Ready after `startup_time`; says what a router should know."""
+        if self.args.startup_time:
+            await asyncio.sleep(self.args.startup_time)
+        self._loop = asyncio.get_running_loop()
+        return RuntimeConfig(
+            total_kv_blocks=self.args.num_gpu_blocks,
+            max_num_seqs=self.args.max_num_seqs,
+            max_num_batched_tokens=self.args.max_num_batched_tokens,
+            data_parallel_size=self.args.dp_size,
+        )
+
+    async def stop(self) -> None:
+        """Fail what is still running; nothing is accepted afterwards."""
+        self._loop = None
+        self._rest()
+        self._fail_all(EngineShutdown("mocker is shutting down"))
+
+    def submit(self, request: PreprocessedRequest, sink: Sink) -> MockerRunning:
+        """Start answering; a request that cannot be answered fails its sink at once."""
+        request_id = next(self._ids)
+        running = MockerRunning(self, request_id)
+        if self._loop is None:
+            sink.fail(EngineShutdown("mocker is not running"))
+            return running
+        try:
+            self._queue(request_id, request)
+        except InvalidArgument as error:
+            sink.fail(error)
+            return running
+        self._sinks[request_id] = sink
+        if not self._awake:
+            self._awake = True
+            self._clock = self._loop.time()
+            self._timer = self._loop.call_soon(self._tick)
+        return running
+
+    def cancel(self, request_id: int) -> None:
+        sink = self._sinks.pop(request_id, None)
+        self._ranks.cancel(request_id)
+        if sink is not None:
+            sink.item(EngineOutput(finish_reason="cancelled"))
+            sink.end()
+
+    def load(self) -> list[Load]:
+        """One figure per data parallel rank."""
+        return self._ranks.load()
+
+    def clear_cache(self) -> bool:
+        """Forget cached prefixes; refused while requests run."""
+        cleared = self._ranks.clear_cache()
+        self._tell_events(self._ranks.take_events())
+        return cleared
+
+    def _queue(self, request_id: int, request: PreprocessedRequest) -> None:
+        prompt, routing = request.token_ids, request.routing
+        try:
+            array("I", prompt)
+        except (OverflowError, TypeError):
+            raise InvalidArgument("token ids must be integers from 0 to 4294967295") from None
+        limit = self.args.context_limit
+        if self.args.disaggregation_mode == "prefill":
+            limit = min(limit, len(prompt) + 1)
+        answer = answer_for(request, self._vocabulary, limit, self.args.reasoning)
+        if routing is None:
+            self._ranks.add(request_id, prompt, answer)
+            return
+        salt = salt_seed(routing.lora_name, routing.cache_salt) if routing.lora_name or routing.cache_salt else SEED
+        self._ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
+
+    def _tick(self) -> None:
+        """Tell what was computed, compute the next iteration, and come back when that ends."""
+        try:
+            if self._computed is not None:
+                computed, self._computed = self._computed, None
+                self._deliver(computed)
+            if self._loop is not None and self._ranks.busy:
+                self._iterate(self._loop)
+            else:
+                self._rest()
+        except Exception as error:
+            log.exception("mocker failed; ending every request it was answering")
+            self._rest()
+            self._fail_all(error)
+
+    def _iterate(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = loop.time() + _SLACK
+        iteration = self._ranks.step(self._clock, due)
+        self._clock = iteration.ends
+        if iteration.ends > due:
+            self._computed = iteration
+            self._timer = loop.call_at(iteration.ends, self._tick)
+            return
+        self._deliver(iteration)
+        # Others get their turn between iterations, however far the clock lags behind.
+        if self._loop is not None and self._ranks.busy:
+            self._timer = loop.call_soon(self._tick)
+        else:
+            self._rest()
+
+    def _deliver(self, iteration: Iteration) -> None:
+        if iteration.events:
+            self._tell_events(iteration.events)
+        sinks = self._sinks
+        done = {finished.request_id: finished for finished in iteration.finished} if iteration.finished else {}
+        for request_id, ids in iteration.tokens:
+            sink = sinks.get(request_id)
+            if sink is None:
+                continue
+            try:
+                if request_id in done:
+                    del sinks[request_id]
+                    sink.item(self._last(ids, done[request_id]))
+                    sink.end()
+                else:
+                    sink.tokens(ids)
+            except Exception:
+                log.exception("a sink refused its tokens; dropping its request")
+                sinks.pop(request_id, None)
+                self._ranks.cancel(request_id)
+
+    def _last(self, ids: list[int], finished: Finished) -> EngineOutput:
+        usage = Usage(
+            prompt_tokens=finished.prompt_tokens,
+            completion_tokens=finished.completion_tokens,
+            total_tokens=finished.prompt_tokens + finished.completion_tokens,
+            prompt_tokens_details={"cached_tokens": finished.cached_tokens},
+        )
+        return EngineOutput(
+            token_ids=ids,
+            finish_reason=finished.finish_reason,
+            stop_reason=finished.stop_reason,
+            completion_usage=usage,
+            disaggregated_params=self._handover,
+        )
+
+    def _tell_events(self, events: list[tuple[int, list[KvEvent]]]) -> None:
+        if self._on_events is not None:
+            for rank, of_rank in events:
+                self._on_events(rank, of_rank)
+
+    def _rest(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._awake = False
+        self._computed = None
+
+    def _fail_all(self, error: Exception) -> None:
+        sinks = list(self._sinks.items())
+        self._sinks.clear()
+        for request_id, sink in sinks:
+            self._ranks.cancel(request_id)
+            sink.fail(from_exception(error))

@@ -1,0 +1,109 @@
+"""The clock of a mocker: data parallel ranks, each with its own scheduler and cache, that iterate together."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from dynamo.protocols.errors import InvalidArgument
+
+from .args import MockerArgs
+from .blocks import KvEvent
+from .hashing import SEED
+from .scheduler import Finished, Load, Scheduler, StepResult
+from .timing import PolynomialTiming, Timing
+from .tokens import Answer
+
+
+class Iteration(Struct):
+    """What happened up to `ends`, when its tokens are ready; `steps` iterations were folded into one."""
+
+    ends: float
+    steps: int
+    tokens: list[tuple[int, list[int]]]
+    finished: list[Finished]
+    events: list[tuple[int, list[KvEvent]]]
+
+
+class Ranks:
+    """A pure state machine: it is told the time and never waits."""
+
+    def __init__(self, args: MockerArgs, *, timing: Timing | None = None, record_events: bool = True) -> None:
+        self._timing = timing or PolynomialTiming(args)
+        self.schedulers = [Scheduler(args, self._timing, record_events=record_events) for _ in range(args.dp_size)]
+        self._rank_of: dict[int, Scheduler] = {}
+        self._next = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._rank_of)
+
+    def add(
+        self, request_id: int, prompt: list[int], answer: Answer, *, dp_rank: int | None = None, salt: int = SEED
+    ) -> int:
+        """Queue a request on the rank it names or else on the next in turn, and say which."""
+        count = len(self.schedulers)
+        if dp_rank is not None and not 0 <= dp_rank < count:
+            raise InvalidArgument(f"dp_rank {dp_rank} is not one of the {count} ranks 0..{count - 1}")
+        if request_id in self._rank_of:
+            raise InvalidArgument(f"request {request_id} is already here")
+        rank = self._next if dp_rank is None else dp_rank
+        self.schedulers[rank].add(request_id, prompt, answer, salt=salt)
+        if dp_rank is None:
+            self._next = (rank + 1) % count
+        self._rank_of[request_id] = self.schedulers[rank]
+        return rank
+
+    def cancel(self, request_id: int) -> bool:
+        scheduler = self._rank_of.pop(request_id, None)
+        return scheduler is not None and scheduler.cancel(request_id)
+
+    def step(self, now: float, until: float | None = None) -> Iteration:
+        """One iteration of every busy rank, started at `now`, as long as the slowest takes.
+
+        Given `until`, iterations in which nothing but decoding can happen are folded together while they end by then.
+        """
+        busy = [scheduler for scheduler in self.schedulers if scheduler.busy]
+        quiet = min([scheduler.quiet_steps() for scheduler in busy], default=0) if until is not None else 0
+        if until is not None and quiet > 1:
+            ends, steps = self._pace(busy, now, until, quiet)
+            results = [scheduler.fold(steps, ends - now) for scheduler in busy]
+        else:
+            steps = 1
+            results = [scheduler.step() for scheduler in busy]
+            ends = now + max([result.duration for result in results], default=0.0)
+        return self._gather(results, ends, steps)
+
+    def clear_cache(self) -> bool:
+        """Forget every cached prefix; refused while requests hold blocks anywhere."""
+        if any(scheduler.pool.used for scheduler in self.schedulers):
+            return False
+        return all([scheduler.clear_cache() for scheduler in self.schedulers])
+
+    def take_events(self) -> list[tuple[int, list[KvEvent]]]:
+        taken = ((rank, scheduler.take_events()) for rank, scheduler in enumerate(self.schedulers))
+        return [(rank, events) for rank, events in taken if events]
+
+    def load(self) -> list[Load]:
+        return [scheduler.load() for scheduler in self.schedulers]
+
+    def _pace(self, busy: list[Scheduler], now: float, until: float, most: int) -> tuple[float, int]:
+        """When the last quiet iteration that fits ends, and how many fit; the first one counts in any case."""
+        decode = self._timing.decode
+        reading = [scheduler.decoding() for scheduler in busy]
+        ends = now
+        for step in range(most):
+            after = ends + max([decode(count, context + count * step) for count, context in reading])
+            if step and after > until:
+                return ends, step
+            ends = after
+        return ends, most
+
+    def _gather(self, results: list[StepResult], ends: float, steps: int) -> Iteration:
+        if len(results) == 1:
+            tokens, finished = results[0].tokens, results[0].finished
+        else:
+            tokens = [pair for result in results for pair in result.tokens]
+            finished = [done for result in results for done in result.finished]
+        for done in finished:
+            del self._rank_of[done.request_id]
+        return Iteration(ends, steps, tokens, finished, self.take_events())

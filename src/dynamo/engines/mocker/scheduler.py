@@ -1,0 +1,363 @@
+"""vLLM's V1 scheduler as a state machine: it is told the time, and says how long each iteration takes.
+
+An iteration has one budget of tokens. Running requests take from it first, in order; what is left admits waiting ones.
+A request that finds no free block makes the newest running one give up its blocks and wait at the front of the queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from msgspec import Struct
+
+from dynamo.protocols.errors import InvalidArgument
+
+from .args import MockerArgs
+from .blocks import BlockPool, KvEvent
+from .hashing import SEED, chain, local_hashes
+from .timing import Timing
+from .tokens import Answer
+
+_FOLD_MOST = 256
+
+
+class Sequence:
+    """One request on its way through the scheduler."""
+
+    __slots__ = (
+        "answer",
+        "blocks",
+        "cached_tokens",
+        "computed",
+        "hashes",
+        "local",
+        "prefill_end",
+        "prompt_tokens",
+        "request_id",
+        "salt",
+        "tokens",
+    )
+
+    def __init__(self, request_id: int, prompt: list[int], answer: Answer, salt: int) -> None:
+        self.request_id = request_id
+        self.tokens = list(prompt)
+        self.prompt_tokens = len(prompt)
+        self.answer = answer
+        self.salt = salt
+        self.local: list[int] = []
+        self.hashes: list[int] = []
+        self.blocks: list[int] = []
+        self.computed = 0
+        self.prefill_end = 0
+        """Tokens known when it was last admitted: until they are computed, it prefills."""
+        self.cached_tokens: int | None = None
+        """Prompt tokens found in the cache on first admission."""
+
+    @property
+    def produced(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    def hash_up_to(self, blocks: int, block_size: int) -> None:
+        known = len(self.local)
+        if known < blocks:
+            fresh = local_hashes(self.tokens[known * block_size : blocks * block_size], block_size, self.salt)
+            self.hashes += chain(self.hashes[-1] if known else None, fresh)
+            self.local += fresh
+
+
+class Finished(Struct, frozen=True):
+    request_id: int
+    finish_reason: str
+    stop_reason: int | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class StepResult(Struct):
+    """What one iteration of one rank did, or several folded into one: `steps` says how many."""
+
+    tokens: list[tuple[int, list[int]]]
+    finished: list[Finished]
+    duration: float
+    steps: int = 1
+    scheduled: list[tuple[int, int]] = []
+    """Tokens computed per request, where the iteration was not plain decoding."""
+
+
+class Load(Struct, frozen=True):
+    running: int
+    waiting: int
+    kv_used_blocks: int
+    kv_total_blocks: int
+    active_decode_blocks: int
+    prefix_query_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
+
+
+class Scheduler:
+    def __init__(self, args: MockerArgs, timing: Timing, *, record_events: bool = True) -> None:
+        self.args = args
+        self.pool = BlockPool(args.num_gpu_blocks, caching=args.enable_prefix_caching, record_events=record_events)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._timing = timing
+        self._block_size = args.block_size
+        self._reserve = int(args.watermark * args.num_gpu_blocks)
+        self._sequences: dict[int, Sequence] = {}
+        self._query_tokens = 0
+        self._hit_tokens = 0
+        self._preemptions = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sequences)
+
+    def add(self, request_id: int, prompt: list[int], answer: Answer, *, salt: int = SEED) -> None:
+        """Queue a request, or refuse one that could never be computed."""
+        if request_id in self._sequences:
+            raise InvalidArgument(f"request {request_id} is already here")
+        if not prompt:
+            raise InvalidArgument("the prompt is empty")
+        limit = self.args.context_limit
+        if len(prompt) >= limit:
+            raise InvalidArgument(
+                f"a prompt of {len(prompt)} tokens does not fit: at most {limit - 1} leave room for an answer"
+            )
+        sequence = Sequence(request_id, prompt, answer, salt)
+        if self.pool.caching:
+            sequence.hash_up_to(len(prompt) // self._block_size, self._block_size)
+        self._sequences[request_id] = sequence
+        self.waiting.append(sequence)
+
+    def cancel(self, request_id: int) -> bool:
+        """Drop a request and free what it held; False if it is not here any more."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.pool.release(sequence.blocks)
+        else:
+            self.waiting.remove(sequence)
+        return True
+
+    def step(self) -> StepResult:
+        """One iteration. What it schedules is computed and answered by the time `duration` has passed."""
+        scheduled = self._schedule()
+        return self._compute(scheduled)
+
+    def quiet_steps(self, most: int = _FOLD_MOST) -> int:
+        """How many of the next iterations can only be one decoded token for each running request.
+
+        The last of them may finish requests; none admits, preempts or prefills.
+        """
+        running = self.running
+        args = self.args
+        if not running or len(running) > args.max_num_batched_tokens:
+            return 0
+        if self.waiting and len(running) < args.max_num_seqs:
+            return 0
+        steps = most
+        for sequence in running:
+            if sequence.computed != len(sequence.tokens) - 1 or sequence.computed < sequence.prefill_end:
+                return 0
+            steps = sequence.answer.left(steps)
+        while steps and self._new_blocks(steps) > self.pool.free:
+            steps //= 2
+        return steps
+
+    def decoding(self) -> tuple[int, int]:
+        """Sequences of the next quiet iteration and the context they read; each iteration adds one token to each."""
+        return len(self.running), sum([len(sequence.tokens) for sequence in self.running])
+
+    def fold(self, steps: int, duration: float) -> StepResult:
+        """So many quiet iterations at once, with the outcome of running them one by one."""
+        size = self._block_size
+        tokens = []
+        crossings = []
+        for index, sequence in enumerate(self.running):
+            computed = sequence.computed
+            taken = sequence.answer.take(steps)
+            sequence.tokens += taken
+            sequence.computed = computed + steps
+            tokens.append((sequence.request_id, taken))
+            # A block is taken by the step that writes its first slot, and is full after the one that writes its last.
+            first = -(-computed // size) * size
+            for edge in range(first, computed + steps + 1, size):
+                if edge < computed + steps:
+                    crossings.append((edge - computed, index, 0, edge // size))
+                if edge > computed:
+                    crossings.append((edge - computed - 1, index, 1, edge // size))
+        crossings.sort()
+        for _, index, full, block in crossings:
+            sequence = self.running[index]
+            if full:
+                self._store(sequence, block - 1, block)
+            else:
+                sequence.blocks += self.pool.allocate(1)
+        return StepResult(tokens, self._finish(self.running), duration, steps)
+
+    def take_events(self) -> list[KvEvent]:
+        return self.pool.take_events()
+
+    def clear_cache(self) -> bool:
+        """Forget cached prefixes; refused while requests hold blocks."""
+        return self.pool.clear()
+
+    def load(self) -> Load:
+        decoding = [sequence for sequence in self.running if sequence.computed >= sequence.prefill_end]
+        return Load(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            kv_used_blocks=self.pool.used,
+            kv_total_blocks=self.pool.total,
+            active_decode_blocks=len({block for sequence in decoding for block in sequence.blocks}),
+            prefix_query_tokens=self._query_tokens,
+            prefix_hit_tokens=self._hit_tokens,
+            preemptions=self._preemptions,
+        )
+
+    def _new_blocks(self, steps: int) -> int:
+        size = self._block_size
+        return sum(-(-(sequence.computed + steps) // size) - len(sequence.blocks) for sequence in self.running)
+
+    def _schedule(self) -> dict[Sequence, int]:
+        """Tokens to compute per request, in order; their blocks are held from here on."""
+        scheduled: dict[Sequence, int] = {}
+        budget, preempted = self._schedule_running(scheduled)
+        if not preempted:
+            self._admit(scheduled, budget)
+        return scheduled
+
+    def _schedule_running(self, scheduled: dict[Sequence, int]) -> tuple[int, bool]:
+        budget = self.args.max_num_batched_tokens
+        oldest_first = self.args.preemption_mode == "fifo"
+        running, pool, size = self.running, self.pool, self._block_size
+        preempted = False
+        index = 0
+        while index < len(running) and budget > 0:
+            sequence = running[index]
+            count = min(len(sequence.tokens) - sequence.computed, budget)
+            target = sequence.computed + count
+            missing = -(-target // size) - len(sequence.blocks)
+            evicted = False
+            while missing > pool.free and not evicted:
+                victim = running.pop(0 if oldest_first else -1)
+                self._preempt(victim)
+                preempted = True
+                evicted = victim is sequence
+                if victim in scheduled:
+                    budget += scheduled.pop(victim)
+                    index -= 1
+            if evicted:
+                continue
+            self._extend(sequence, missing, target)
+            scheduled[sequence] = count
+            budget -= count
+            index += 1
+        return budget, preempted
+
+    def _admit(self, scheduled: dict[Sequence, int], budget: int) -> None:
+        args, pool, size = self.args, self.pool, self._block_size
+        while self.waiting and budget > 0 and len(self.running) < args.max_num_seqs:
+            sequence = self.waiting[0]
+            known = len(sequence.tokens)
+            # The last token is always computed: its output is what the next one is sampled from.
+            hit = pool.lookup(sequence.hashes, (known - 1) // size)
+            computed = len(hit) * size
+            count = known - computed
+            if count > budget:
+                if not args.enable_chunked_prefill:
+                    break
+                count = budget
+            target = computed + count
+            missing = -(-target // size) - len(hit)
+            # All it knows must fit, not only its first chunk. With nobody running, blocks are kept free for nobody.
+            whole = -(-known // size) - len(hit)
+            reserve = self._reserve if self.running else 0
+            if whole + pool.idle(hit) + reserve > pool.free:
+                break
+            self.waiting.popleft()
+            self.running.append(sequence)
+            pool.hold(hit)
+            sequence.blocks = hit
+            sequence.computed = computed
+            sequence.prefill_end = known
+            if sequence.cached_tokens is None:
+                sequence.cached_tokens = computed
+                if pool.caching:
+                    self._query_tokens += known
+                    self._hit_tokens += computed
+            self._extend(sequence, missing, target)
+            scheduled[sequence] = count
+            budget -= count
+
+    def _extend(self, sequence: Sequence, missing: int, target: int) -> None:
+        """Blocks for the tokens up to `target`; those that become full can be found at once, as in vLLM."""
+        if missing:
+            sequence.blocks += self.pool.allocate(missing)
+        full = target // self._block_size
+        if full > sequence.computed // self._block_size:
+            self._store(sequence, sequence.computed // self._block_size, full)
+
+    def _store(self, sequence: Sequence, first: int, end: int) -> None:
+        if not self.pool.caching:
+            return
+        size = self._block_size
+        sequence.hash_up_to(end, size)
+        self.pool.store(
+            sequence.blocks[first:end],
+            sequence.hashes[first:end],
+            sequence.hashes[first - 1] if first else None,
+            sequence.tokens[first * size : end * size],
+            sequence.local[first:end],
+        )
+
+    def _preempt(self, victim: Sequence) -> None:
+        self.pool.release(victim.blocks)
+        victim.blocks = []
+        victim.computed = 0
+        self.waiting.appendleft(victim)
+        self._preemptions += 1
+
+    def _compute(self, scheduled: dict[Sequence, int]) -> StepResult:
+        prefilled = 0
+        context = 0
+        tokens = []
+        answered = []
+        for sequence, count in scheduled.items():
+            if sequence.computed < sequence.prefill_end:
+                prefilled += count
+            sequence.computed += count
+            if sequence.computed == len(sequence.tokens):
+                context += sequence.computed
+                taken = sequence.answer.take(1)
+                sequence.tokens += taken
+                tokens.append((sequence.request_id, taken))
+                answered.append(sequence)
+        duration = self._timing.prefill(prefilled) + self._timing.decode(len(answered), context)
+        counts = [(sequence.request_id, count) for sequence, count in scheduled.items()]
+        return StepResult(tokens, self._finish(answered), duration, 1, counts)
+
+    def _finish(self, answered: list[Sequence]) -> list[Finished]:
+        done = [sequence for sequence in answered if not sequence.answer.left(1)]
+        finished = []
+        for sequence in done:
+            self.pool.release(sequence.blocks)
+            del self._sequences[sequence.request_id]
+            finished.append(
+                Finished(
+                    sequence.request_id,
+                    sequence.answer.finish_reason,
+                    sequence.answer.stop_reason,
+                    sequence.prompt_tokens,
+                    sequence.produced,
+                    sequence.cached_tokens or 0,
+                )
+            )
+        if done:
+            gone = set(done)
+            self.running = [sequence for sequence in self.running if sequence not in gone]
+        return finished

@@ -1,0 +1,47 @@
+"""How long an iteration would have taken: curves fitted to a real engine, in seconds."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .args import MockerArgs
+
+
+class Timing(Protocol):
+    def prefill(self, new_tokens: int) -> float:
+        """Time to compute this many prompt tokens."""
+
+    def decode(self, sequences: int, context_tokens: int) -> float:
+        """Time to produce one token for each of `sequences`, which together read `context_tokens`."""
+
+
+class Scale:
+    """Seconds per modelled millisecond, which a speed-up shrinks and a role may take out altogether."""
+
+    __slots__ = ("decode", "prefill")
+
+    def __init__(self, args: MockerArgs) -> None:
+        seconds = 1e-3 / args.speedup_ratio if args.speedup_ratio else 0.0
+        # A prefill worker hands over after its first token, a decode worker receives the prompt computed.
+        self.prefill = 0.0 if args.disaggregation_mode == "decode" else seconds
+        faster = args.decode_speedup_ratio
+        self.decode = seconds / faster if faster and args.disaggregation_mode != "prefill" else 0.0
+
+
+class PolynomialTiming:
+    """The published fit: quadratic in new prompt tokens, and in how full the cache is."""
+
+    def __init__(self, args: MockerArgs) -> None:
+        self._capacity = args.capacity_tokens
+        self._scale = Scale(args)
+
+    def prefill(self, new_tokens: int) -> float:
+        if not new_tokens:
+            return 0.0
+        return self._scale.prefill * ((4.209989e-07 * new_tokens + 1.518344e-02) * new_tokens + 16.50142)
+
+    def decode(self, sequences: int, context_tokens: int) -> float:
+        if not sequences:
+            return 0.0
+        fill = min(1.0, context_tokens / self._capacity)
+        return self._scale.decode * max(1.0, (-25.74 * fill + 54.01) * fill + 5.74)

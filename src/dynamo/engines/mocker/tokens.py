@@ -1,0 +1,204 @@
+"""Tokens that look random but are not: the same request gets the same answer, here and on any other mocker.
+
+Each token follows from the seed, its position and the sum of all tokens before it, as a model's would from its context.
+So an answer cut short and continued elsewhere, from the prompt and what was already said, goes on as it would have.
+
+Length: with `max_tokens` the answer has exactly that many tokens, as upstream's does, unless one of `stop_token_ids`
+comes first. Without it, each token past `min_tokens` is the end-of-sequence token with probability 1/128. A request
+that ignores end of sequence, or whose model has none, and sets no `max_tokens` runs to the context limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import InvalidArgument
+
+from .args import Reasoning
+
+_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_SUM, _POSITION, _MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_END_ONE_IN = 128
+_MOST_WORDS = 8192
+
+
+class Vocabulary:
+    """The ids answers are made of: from `low` up to `high`, without `avoid` (end of sequence and other specials)."""
+
+    def __init__(self, low: int = 1000, high: int = 2000, avoid: Collection[int] = ()) -> None:
+        if not 0 <= low < high <= 2**32:
+            raise InvalidArgument(f"vocabulary range must be 0 <= low < high <= 2**32, not {low}..{high}")
+        banned = frozenset(avoid)
+        stride = -(-(high - low) // _MOST_WORDS)
+        self.words = tuple(word for word in range(low, high, stride) if word not in banned)
+        if not self.words:
+            raise InvalidArgument(f"vocabulary range {low}..{high} holds nothing but tokens to avoid")
+        self._set = frozenset(self.words)
+
+    def holds_any(self, ids: Collection[int]) -> bool:
+        return not self._set.isdisjoint(ids)
+
+
+class Answer:
+    """The tokens of one answer, made as they are taken."""
+
+    def __init__(self, context_sum: int, position: int, seed: int, words: Sequence[int], limit: int) -> None:
+        self._sum = context_sum
+        self._position = position
+        self._seed = seed
+        self._words = words
+        self._limit = limit
+        self._taken = 0
+
+    @property
+    def finish_reason(self) -> str:
+        return "length"
+
+    @property
+    def stop_reason(self) -> int | None:
+        return None
+
+    def left(self, most: int) -> int:
+        """How many tokens are still to come, counted no further than `most`."""
+        left = self._limit - self._taken
+        return left if left < most else most
+
+    def take(self, count: int) -> list[int]:
+        self._taken += count
+        return self._draw(count)
+
+    def _draw(self, count: int) -> list[int]:
+        words, total, seed = self._words, self._sum, self._seed
+        size = len(words)
+        tokens = []
+        for position in range(self._position, self._position + count):
+            mixed = (total * _SUM + position * _POSITION + seed) & _MASK
+            token = words[((mixed ^ (mixed >> 31)) * _MIX >> 24 & 0xFFFF_FFFF) % size]
+            total += token
+            tokens.append(token)
+        self._sum = total
+        self._position += count
+        return tokens
+
+
+class EndingAnswer(Answer):
+    """An answer some token may end before its limit; it is drawn a little ahead so that its end is seen coming."""
+
+    def __init__(
+        self,
+        context_sum: int,
+        position: int,
+        seed: int,
+        words: Sequence[int],
+        limit: int,
+        *,
+        least: int,
+        end_token: int | None,
+        stop_tokens: Collection[int],
+    ) -> None:
+        super().__init__(context_sum, position, seed, words, limit)
+        self._least = least
+        self._end_token = end_token
+        self._stop_tokens = frozenset(stop_tokens)
+        self._ahead: list[int] = []
+        self._drawn = 0
+        self._ended_by: int | None = None
+
+    @property
+    def finish_reason(self) -> str:
+        if self._ended_by is None:
+            return "length"
+        return "eos" if self._ended_by == self._end_token else "stop"
+
+    @property
+    def stop_reason(self) -> int | None:
+        return self._ended_by if self.finish_reason == "stop" else None
+
+    def left(self, most: int) -> int:
+        while len(self._ahead) < most and self._drawn < self._limit and self._ended_by is None:
+            self._ahead.append(self._next())
+        return min(len(self._ahead), most)
+
+    def take(self, count: int) -> list[int]:
+        self.left(count)
+        tokens, self._ahead = self._ahead[:count], self._ahead[count:]
+        self._taken += len(tokens)
+        return tokens
+
+    def _next(self) -> int:
+        before = self._sum
+        (token,) = self._draw(1)
+        self._drawn += 1
+        if self._drawn <= self._least:
+            return self._allowed(token, before) if token in self._stop_tokens else token
+        if token in self._stop_tokens:
+            self._ended_by = token
+        elif (
+            self._end_token is not None
+            and (before * _MIX + self._position * _SUM + self._seed >> 20) % _END_ONE_IN == 0
+        ):
+            self._ended_by = token = self._end_token
+        return token
+
+    def _allowed(self, token: int, before: int) -> int:
+        """A token that does not stop, where the minimum is not reached yet."""
+        start = self._words.index(token)
+        others = (*self._words[start:], *self._words[:start])
+        chosen = next((word for word in others if word not in self._stop_tokens), token)
+        self._sum = before + chosen
+        return chosen
+
+
+class ReasoningAnswer(Answer):
+    """An answer of known length whose first part stands between two thinking tokens."""
+
+    def __init__(
+        self, context_sum: int, position: int, seed: int, words: Sequence[int], limit: int, reasoning: Reasoning
+    ) -> None:
+        super().__init__(context_sum, position, seed, words, limit)
+        self._marks = {0: reasoning.start_thinking_token_id}
+        thinking = min(max(int(limit * reasoning.thinking_ratio), 2), limit)
+        if thinking > 1:
+            self._marks[thinking - 1] = reasoning.end_thinking_token_id
+
+    def take(self, count: int) -> list[int]:
+        tokens = super().take(count)
+        first = self._taken - count
+        for index, mark in self._marks.items():
+            if first <= index < self._taken:
+                tokens[index - first] = mark
+        return tokens
+
+
+def answer_for(
+    request: PreprocessedRequest, vocabulary: Vocabulary, context_limit: int, reasoning: Reasoning | None = None
+) -> Answer:
+    """The answer this request will get, refusing stop conditions that contradict themselves."""
+    stop = request.stop_conditions
+    prompt = len(request.token_ids)
+    limit = context_limit - prompt
+    least = stop.min_tokens or 0
+    if stop.max_tokens is not None:
+        if stop.max_tokens < 1:
+            raise InvalidArgument(f"max_tokens must be at least 1, not {stop.max_tokens}")
+        limit = min(limit, stop.max_tokens)
+    if least < 0:
+        raise InvalidArgument(f"min_tokens must be at least 0, not {least}")
+    if stop.max_tokens is not None and least > stop.max_tokens:
+        raise InvalidArgument(f"min_tokens {least} is more than max_tokens {stop.max_tokens}")
+    seed = ((request.sampling_options.seed or 0) * _MIX) & _MASK
+    words: Sequence[int] = vocabulary.words
+    ends = {*request.eos_token_ids, *(stop.stop_token_ids_hidden or ())}
+    if ends and vocabulary.holds_any(ends):
+        words = tuple(word for word in words if word not in ends) or words
+    context = sum(request.token_ids)
+    may_end = stop.max_tokens is None and not stop.ignore_eos
+    end_token = request.eos_token_ids[0] if may_end and request.eos_token_ids else None
+    if stop.stop_token_ids or end_token is not None:
+        return EndingAnswer(
+            context, prompt, seed, words, limit, least=least, end_token=end_token, stop_tokens=stop.stop_token_ids or ()
+        )
+    if reasoning is not None:
+        return ReasoningAnswer(context, prompt, seed, words, limit, reasoning)
+    return Answer(context, prompt, seed, words, limit)

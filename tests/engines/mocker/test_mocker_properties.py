@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo.engines.mocker import Iteration, MockerArgs, Ranks
+from dynamo.engines.mocker.scheduler import Scheduler
+from dynamo.protocols.errors import InvalidArgument
+from engines.mocker.mocker_world import Replica, answer_to
+
+some = settings(max_examples=300, deadline=None)
+
+ARGS = st.builds(
+    MockerArgs,
+    block_size=st.integers(1, 4),
+    num_gpu_blocks=st.integers(3, 20),
+    max_num_seqs=st.integers(1, 6),
+    max_num_batched_tokens=st.integers(1, 16),
+    enable_prefix_caching=st.booleans() | st.just(True),
+    enable_chunked_prefill=st.booleans(),
+    preemption_mode=st.sampled_from(["lifo", "fifo"]),
+    watermark=st.sampled_from([0.0, 0.01, 0.3]),
+    dp_size=st.integers(1, 2),
+)
+# Few different tokens, so that prompts share prefixes.
+ADD = st.tuples(st.just("add"), st.lists(st.integers(1, 2), min_size=1, max_size=12), st.integers(1, 14))
+STEP = st.tuples(st.just("step"))
+CANCEL = st.tuples(st.just("cancel"), st.integers(0, 20))
+CLEAR = st.tuples(st.just("clear"))
+START = st.lists(ADD, max_size=8)
+WORK = st.builds(list.__add__, START, st.lists(ADD | STEP | STEP | STEP | CANCEL | CLEAR, max_size=40))
+
+
+class World:
+    """Ranks under random work, with all that ever came out of them."""
+
+    def __init__(self, args: MockerArgs, *, folding: bool) -> None:
+        self.args = args
+        self.ranks = Ranks(args)
+        self.folding = folding
+        self.now = 0.0
+        self.prompts: dict[int, tuple[list[int], int]] = {}
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: list[Any] = []
+        self.events: list[Any] = []
+        self.replicas = [Replica() for _ in self.ranks.schedulers]
+
+    def do(self, action: tuple[Any, ...]) -> None:
+        match action:
+            case ("add", prompt, length):
+                request_id = len(self.prompts)
+                self.prompts[request_id] = (prompt, length)
+                try:
+                    self.ranks.add(request_id, prompt, answer_to(prompt, length, self.args.context_limit))
+                except InvalidArgument:
+                    assert len(prompt) >= self.args.context_limit
+                else:
+                    self.tokens[request_id] = []
+            case ("step",):
+                self.step()
+            case ("cancel", request_id):
+                if self.ranks.cancel(request_id):
+                    del self.tokens[request_id]
+            case ("clear",):
+                self.ranks.clear_cache()
+                self.hear(self.ranks.take_events())
+
+    def step(self) -> Iteration:
+        iteration = self.ranks.step(self.now, math.inf if self.folding else None)
+        assert iteration.ends >= self.now
+        self.now = iteration.ends
+        for request_id, ids in iteration.tokens:
+            self.tokens[request_id] += ids
+        self.finished += iteration.finished
+        self.hear(iteration.events)
+        return iteration
+
+    def hear(self, events: list[tuple[int, list[Any]]]) -> None:
+        self.events += [(rank, event) for rank, of_rank in events for event in of_rank]
+        for rank, of_rank in events:
+            self.replicas[rank].apply(of_rank)
+
+    def finish(self) -> None:
+        for _ in range(5000):
+            if not self.ranks.busy:
+                return
+            self.step()
+            self.check()
+        raise AssertionError("requests are left that never finish")
+
+    def check(self) -> None:
+        for scheduler, replica in zip(self.ranks.schedulers, self.replicas, strict=True):
+            check(scheduler)
+            assert replica.hashes == scheduler.pool.cached_hashes()
+
+
+def check(scheduler: Scheduler) -> None:
+    pool, size = scheduler.pool, scheduler.args.block_size
+    pool.check()
+    assert pool.used + pool.free == pool.total
+    held = Counter(block for sequence in scheduler.running for block in sequence.blocks)
+    assert [held[block] for block in range(pool.total)] == pool._holders
+    assert len(scheduler.running) <= scheduler.args.max_num_seqs
+    for sequence in scheduler.running:
+        assert len(sequence.blocks) == -(-sequence.computed // size)
+    assert all(not sequence.blocks and not sequence.computed for sequence in scheduler.waiting)
+
+
+@some
+@given(ARGS, WORK, st.booleans())
+def test_blocks_are_never_leaked_and_events_tell_the_cache(
+    args: MockerArgs, work: list[tuple[Any, ...]], folding: bool
+) -> None:
+    world = World(args, folding=folding)
+    for action in work:
+        world.do(action)
+        world.check()
+    world.finish()
+    assert all(scheduler.pool.used == 0 for scheduler in world.ranks.schedulers)
+
+
+@some
+@given(ARGS, WORK, st.booleans())
+def test_every_token_is_produced_exactly_once_whatever_is_preempted(
+    args: MockerArgs, work: list[tuple[Any, ...]], folding: bool
+) -> None:
+    world = World(args, folding=folding)
+    for action in work:
+        world.do(action)
+    world.finish()
+    finished = {done.request_id: done for done in world.finished}
+    for request_id, tokens in world.tokens.items():
+        prompt, length = world.prompts[request_id]
+        expected = min(length, args.context_limit - len(prompt))
+        assert tokens == answer_to(prompt, length).take(expected)
+        assert finished[request_id].completion_tokens == expected
+        assert finished[request_id].cached_tokens < len(prompt)
+
+
+@some
+@given(ARGS, WORK)
+def test_the_same_work_gives_the_same_history(args: MockerArgs, work: list[tuple[Any, ...]]) -> None:
+    first, second = World(args, folding=True), World(args, folding=True)
+    for world in (first, second):
+        for action in work:
+            world.do(action)
+        world.finish()
+    assert (first.tokens, first.finished, first.events, first.now) == (
+        second.tokens,
+        second.finished,
+        second.events,
+        second.now,
+    )
+
+
+def state(scheduler: Scheduler) -> tuple[Any, ...]:
+    pool = scheduler.pool
+    return (
+        list(pool._free),
+        pool._holders,
+        pool._hash_of,
+        pool._copies,
+        [(s.request_id, s.tokens, s.computed, s.blocks, s.hashes, s.cached_tokens) for s in scheduler.running],
+        [(s.request_id, s.tokens) for s in scheduler.waiting],
+        scheduler.load(),
+    )
+
+
+@some
+@given(ARGS, WORK)
+def test_folding_iterations_changes_nothing_but_the_number_of_calls(
+    args: MockerArgs, work: list[tuple[Any, ...]]
+) -> None:
+    folded, single = World(args, folding=True), World(args, folding=False)
+
+    def step_both() -> None:
+        for _ in range(folded.step().steps):
+            single.step()
+
+    def same() -> None:
+        assert [state(s) for s in folded.ranks.schedulers] == [state(s) for s in single.ranks.schedulers]
+        assert (folded.tokens, folded.finished) == (single.tokens, single.finished)
+        for rank in range(args.dp_size):
+            assert [e for r, e in folded.events if r == rank] == [e for r, e in single.events if r == rank]
+        assert math.isclose(folded.now, single.now)
+
+    for action in work:
+        if action == ("step",):
+            step_both()
+        else:
+            folded.do(action)
+            single.do(action)
+        same()
+    while folded.ranks.busy:
+        step_both()
+        same()

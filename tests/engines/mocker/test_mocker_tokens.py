@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.engines.mocker import Reasoning, Vocabulary
+from dynamo.engines.mocker.tokens import Answer, answer_for
+from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
+from dynamo.protocols.errors import InvalidArgument
+
+PROMPT = [5, 6, 7]
+
+
+def answer(
+    prompt: list[int] = PROMPT,
+    *,
+    seed: int | None = None,
+    eos: tuple[int, ...] = (2,),
+    vocabulary: Vocabulary | None = None,
+    limit: int = 5000,
+    reasoning: Reasoning | None = None,
+    **stop: Any,
+) -> Answer:
+    request = PreprocessedRequest(
+        token_ids=prompt,
+        stop_conditions=StopConditions(**stop),
+        sampling_options=SamplingOptions(seed=seed),
+        eos_token_ids=list(eos),
+    )
+    return answer_for(request, vocabulary or Vocabulary(), limit, reasoning)
+
+
+def all_of(source: Answer) -> list[int]:
+    tokens: list[int] = []
+    while source.left(64):
+        tokens += source.take(source.left(64))
+    return tokens
+
+
+def test_max_tokens_is_met_exactly() -> None:
+    source = answer(max_tokens=100)
+    assert len(all_of(source)) == 100
+    assert source.finish_reason == "length"
+
+
+def test_the_same_request_gets_the_same_answer_and_another_seed_another() -> None:
+    assert all_of(answer(max_tokens=20)) == all_of(answer(max_tokens=20))
+    assert all_of(answer(max_tokens=20, seed=1)) == all_of(answer(max_tokens=20, seed=1))
+    assert len({tuple(all_of(answer(max_tokens=20, seed=seed))) for seed in (None, 1, 2, -1)}) == 4
+    assert all_of(answer([5, 6, 8], max_tokens=20)) != all_of(answer(max_tokens=20))
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1), st.integers(1, 99), st.integers(), st.booleans())
+def test_an_answer_continued_elsewhere_goes_on_as_it_would_have(
+    prompt: list[int], cut: int, seed: int, ends: bool
+) -> None:
+    whole = all_of(answer(prompt, max_tokens=None if ends else 100, seed=seed))
+    said = whole[:cut]
+    if said[-1] == 2 or cut >= len(whole):
+        return
+    rest = all_of(answer(prompt + said, max_tokens=None if ends else 100 - cut, seed=seed))
+    assert said + rest == whole
+
+
+@given(st.lists(st.integers(1, 30), min_size=1), st.booleans())
+def test_how_many_are_taken_at_a_time_does_not_matter(cuts: list[int], ends: bool) -> None:
+    source = answer(max_tokens=None if ends else 200, seed=3)
+    tokens: list[int] = []
+    for cut in cuts:
+        tokens += source.take(source.left(cut))
+    assert tokens == all_of(answer(max_tokens=None if ends else 200, seed=3))[: len(tokens)]
+
+
+def test_without_max_tokens_the_answer_ends_by_itself() -> None:
+    lengths = []
+    for seed in range(50):
+        source = answer(seed=seed)
+        tokens = all_of(source)
+        assert source.finish_reason == "eos"
+        assert tokens[-1] == 2
+        assert 2 not in tokens[:-1]
+        lengths.append(len(tokens))
+    assert len(set(lengths)) > 20
+    assert 60 < sum(lengths) / len(lengths) < 250
+
+
+def test_min_tokens_postpones_the_end() -> None:
+    assert all(len(all_of(answer(seed=seed, min_tokens=300))) > 300 for seed in range(20))
+
+
+@pytest.mark.parametrize("how", [{"ignore_eos": True}, {"eos": ()}])
+def test_an_answer_that_nothing_ends_runs_to_the_context_limit(how: dict[str, Any]) -> None:
+    source = answer(limit=500, **how)
+    assert len(all_of(source)) == 497
+    assert source.finish_reason == "length"
+
+
+def test_a_stop_token_ends_the_answer_and_is_named() -> None:
+    plain = all_of(answer(max_tokens=50))
+    source = answer(max_tokens=50, stop_token_ids=[plain[10]])
+    assert all_of(source) == plain[: plain.index(plain[10]) + 1]
+    assert (source.finish_reason, source.stop_reason) == ("stop", plain[10])
+
+
+def test_a_stop_token_is_not_made_before_min_tokens() -> None:
+    plain = all_of(answer(max_tokens=50))
+    tokens = all_of(answer(max_tokens=50, min_tokens=40, stop_token_ids=plain[:20]))
+    assert not set(tokens[:40]) & set(plain[:20])
+    assert len(tokens) > 40
+
+
+def test_words_stay_in_the_vocabulary_and_off_special_ids() -> None:
+    vocabulary = Vocabulary(10, 20, avoid=[11, 12])
+    words = set(all_of(answer(max_tokens=500, vocabulary=vocabulary, eos=(13,))))
+    assert words == {10, 14, 15, 16, 17, 18, 19}
+
+
+def test_a_large_vocabulary_is_sampled_from_end_to_end() -> None:
+    words = Vocabulary(0, 200_000).words
+    assert len(words) <= 8192
+    assert words[-1] > 199_000
+
+
+@pytest.mark.parametrize(("low", "high", "avoid"), [(5, 5, []), (-1, 5, []), (0, 2**32 + 1, []), (1, 3, [1, 2])])
+def test_a_vocabulary_without_words_is_refused(low: int, high: int, avoid: list[int]) -> None:
+    with pytest.raises(InvalidArgument, match="vocabulary range"):
+        Vocabulary(low, high, avoid)
+
+
+@pytest.mark.parametrize(
+    ("stop", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"max_tokens": -3}, "max_tokens must be at least 1"),
+        ({"min_tokens": -1}, "min_tokens must be at least 0"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is more than max_tokens 4"),
+    ],
+)
+def test_contradictory_stop_conditions_are_refused(stop: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        answer(**stop)
+
+
+@pytest.mark.parametrize(("length", "end"), [(10, 4), (4, 1), (1, None)])
+def test_thinking_stands_between_its_two_tokens(length: int, end: int | None) -> None:
+    reasoning = Reasoning(start_thinking_token_id=1, end_thinking_token_id=3, thinking_ratio=0.5)
+    source = answer(max_tokens=length, reasoning=reasoning)
+    tokens = [token for _ in range(length) for token in source.take(1)]
+    assert tokens == all_of(answer(max_tokens=length, reasoning=reasoning))
+    assert tokens[0] == 1
+    assert [index for index, token in enumerate(tokens) if token == 3] == ([] if end is None else [end])
