@@ -6,13 +6,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from kv_naive import NaiveIndex
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, StoredBlock, Tier, TierSnapshot
 from dynamo.router.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.router.kv.index import Applied, Index, Overlap, Rejected
 from dynamo.router.kv.slots import Worker
-from kv_naive import NaiveIndex
 
 A, B = Worker(1), Worker(2)
 
