@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import ssl
@@ -164,7 +165,7 @@ class Gateway:
             raise DiscoveryError("this discovery is not started, or closed")
         return await self._session.post(
             endpoint + path,
-            data=msgspec.json.encode(body),
+            data=io.BytesIO(msgspec.json.encode(body)),  # aiohttp warns of plain bytes when they are many
             headers={"Authorization": self._token} if self._token else None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT),
         )
