@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
+import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,16 +23,7 @@ log = logging.getLogger("dynamo.runtime.discovery.etcd")
 CALL_LIMIT = 3.0  # seconds for one endpoint to answer: less than any useful lease
 CONNECT_LIMIT = 2.0
 
-_ANOTHER_TRY_MAY_HELP = {
-    1,
-    2,
-    4,
-    8,
-    10,
-    13,
-    14,
-    15,
-}  # gRPC codes: unknown, deadline, exhausted, internal, unavailable…
+_ANOTHER_TRY_MAY_HELP = {1, 2, 4, 10, 13, 14, 15}  # gRPC codes: unknown, deadline, internal, unavailable…
 _LOGIN_AGAIN = ("invalid auth token", "user name is empty", "revision of auth store is old")
 
 Body = Mapping[str, Any]
@@ -172,7 +165,7 @@ class Gateway:
             raise DiscoveryError("this discovery is not started, or closed")
         return await self._session.post(
             endpoint + path,
-            data=msgspec.json.encode(body),
+            data=io.BytesIO(msgspec.json.encode(body)),  # aiohttp warns of plain bytes when they are many
             headers={"Authorization": self._token} if self._token else None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT),
         )
@@ -237,8 +230,11 @@ def _outage(why: Exception) -> Outage:
             return TlsFailure(str(why.certificate_error))
         case aiohttp.ClientSSLError() | ssl.SSLError():
             return TlsFailure(str(why))
+        case aiohttp.ClientConnectorError(os_error=ConnectionResetError()):
+            return TlsFailure("the connection was reset during the handshake")
         case aiohttp.ClientConnectorError():
-            return Outage(why.os_error.strerror or str(why.os_error))
+            number = why.os_error.errno
+            return Outage(os.strerror(number) if number and number > 0 else str(why.os_error))
         case TimeoutError():
             return Outage("no answer in time")
     return Outage(str(why) or type(why).__name__)
