@@ -4,14 +4,14 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
-from following import GUARD, holder, snapshot, until
+from following import GUARD, QuickEtcd, holder, snapshot, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -200,7 +200,8 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
 
     gateway = Compacting(config)
     gateway.open()
-    async with joined(shared_etcd.url, prefix="compacted/") as worker:
+    async with AsyncExitStack() as stack, joined(shared_etcd.url, prefix="compacted/") as worker:
+        stack.push_async_callback(gateway.close)
         for key in ("a", "c", "d"):
             await worker.put(key, b"1")
         async with aclosing(EtcdWatch(gateway, "compacted/", "", 2.0, asyncio.Event()).changes()) as changes:
@@ -211,7 +212,6 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
             assert gateway.compacted
             await worker.put("e", b"1")
             assert await until(changes, Put("e", b"1")) == [Put("e", b"1")]
-    await gateway.close()
 
 
 class Proxy:
@@ -300,7 +300,7 @@ async def test_tls_that_fails_is_named_with_the_variables(shared_etcd: Etcd) -> 
         await EtcdDiscovery(EtcdConfig(endpoints=(url,))).start()
 
 
-class SecureEtcd(Etcd):
+class SecureEtcd(QuickEtcd):
     """Wants to see a certificate, and shows one."""
 
     @property
