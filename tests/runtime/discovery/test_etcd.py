@@ -87,7 +87,7 @@ async def test_a_killed_process_disappears(shared_etcd: Etcd) -> None:
 
 
 async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_are_told(etcd: Etcd) -> None:
-    async with joined(etcd.url) as frontend, joined(etcd.url) as worker:
+    async with joined(etcd.url, return_grace=2.0) as frontend, joined(etcd.url) as worker:
         leaver = EtcdDiscovery(EtcdConfig(endpoints=(etcd.url,), lease_ttl=2))
         await leaver.start()
         await worker.put("v1/worker", b"1")
@@ -204,7 +204,7 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
         stack.push_async_callback(gateway.close)
         for key in ("a", "c", "d"):
             await worker.put(key, b"1")
-        async with aclosing(EtcdWatch(gateway, "compacted/", "", 2.0, asyncio.Event()).changes()) as changes:
+        async with aclosing(EtcdWatch(gateway, config, "", asyncio.Event()).changes()) as changes:
             assert await until(changes, Synced()) == [Put("a", b"1"), Put("c", b"1"), Put("d", b"1"), Synced()]
             async with asyncio.timeout(GUARD):
                 told = {await anext(changes) for _ in range(3)}
@@ -423,7 +423,7 @@ async def test_foreign_keys_are_ignored_with_one_warning(shared_etcd: Etcd, capl
     ).map(msgspec.json.encode)
 )
 def test_no_line_of_a_watch_raises_anything_but_an_outage(line: bytes) -> None:
-    watch = EtcdWatch(Gateway(EtcdConfig()), "dynamo/", "", 2.0, asyncio.Event())
+    watch = EtcdWatch(Gateway(EtcdConfig()), EtcdConfig(), "", asyncio.Event())
     try:
         watch._events(line)
     except Outage:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 import msgspec
 
 from dynamo.runtime.discovery.base import Change, Delete, DiscoveryError, Put, Synced
+from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Lines, Outage, Refused
 from dynamo.runtime.discovery.etcd.messages import (
     Event,
@@ -103,13 +104,13 @@ class Followed:
 class EtcdWatch:
     """One watch of one prefix."""
 
-    def __init__(self, gateway: Gateway, root: str, prefix: str, ttl: float, closed: asyncio.Event) -> None:
+    def __init__(self, gateway: Gateway, config: EtcdConfig, prefix: str, closed: asyncio.Event) -> None:
         self._gateway = gateway
-        self._root = root.encode()
-        self._start = (root + prefix).encode()
-        self._ttl = ttl
+        self._root = config.prefix.encode()
+        self._start = (config.prefix + prefix).encode()
+        self._ttl = float(config.lease_ttl)
         self._closed = closed
-        self._followed = Followed(grace=ttl + 4)
+        self._followed = Followed(grace=config.lease_ttl + config.return_grace)
         self._foreign: set[bytes] = set()
         self._delay = FIRST_DELAY
 
