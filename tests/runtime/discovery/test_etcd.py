@@ -95,14 +95,29 @@ async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_a
         await leaver.put("v1/leaver", b"3")
         async with aclosing(frontend.watch("v1/")) as changes:
             assert len(await snapshot(changes)) == 3
+            await worker.put("v1/worker", b"1+")
+            await until(changes, Put("v1/worker", b"1+"))
+            following = asyncio.create_task(until(changes, Delete("v1/leaver")))
             etcd.stop()
             etcd.wipe()
             await leaver.close()
             etcd.start()
-            assert await until(changes, Delete("v1/leaver")) == [Delete("v1/leaver")]
-            assert await keys(etcd) == {b"dynamo/v1/worker": b"1", b"dynamo/v1/created": b"2"}
+            assert await following == [Delete("v1/leaver")]
+            assert await keys(etcd) == {b"dynamo/v1/worker": b"1+", b"dynamo/v1/created": b"2"}
             await worker.put("v1/worker", b"changed")
             assert await until(changes, Put("v1/worker", b"changed")) == [Put("v1/worker", b"changed")]
+
+
+async def test_a_store_emptied_between_reading_and_watching_is_noticed(etcd: Etcd) -> None:
+    async with joined(etcd.url) as frontend, joined(etcd.url) as worker:
+        await worker.put("v1/a", b"1")
+        async with aclosing(frontend.watch("v1/")) as changes:
+            await snapshot(changes)
+            etcd.stop()
+            etcd.wipe()
+            etcd.start()
+            await worker.put("v1/b", b"1")
+            assert await until(changes, Put("v1/b", b"1")) == [Put("v1/b", b"1")]
 
 
 async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> None:

@@ -17,6 +17,7 @@ from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Lines, Outage, Refused
 from dynamo.runtime.discovery.etcd.messages import (
     Event,
+    Header,
     KeyValue,
     RangeAnswer,
     WatchAnswer,
@@ -79,14 +80,14 @@ class Followed:
         for key in [key for key, deadline in self._missing.items() if deadline <= now]:
             yield from self._delete(key)
 
+    def precedes(self, header: Header) -> bool:
+        """Whether what we know can be the past of the store that says this."""
+        return header.cluster_id == self._cluster and header.revision >= self.revision
+
     def _continues(self, answer: RangeAnswer) -> bool:
         """Whether the store read now has the history we know, rather than being a new or older one."""
-        return (
-            answer.header.cluster_id == self._cluster
-            and answer.header.revision >= self.revision
-            and all(
-                self._standing.get(kv.key) == kv.mod_revision for kv in answer.kvs if kv.mod_revision <= self.revision
-            )
+        return self.precedes(answer.header) and all(
+            self._standing.get(kv.key) == kv.mod_revision for kv in answer.kvs if kv.mod_revision <= self.revision
         )
 
     def _put(self, kv: KeyValue) -> Iterator[tuple[bytes, bytes | None]]:
@@ -185,6 +186,8 @@ class EtcdWatch:
             raise Outage(f"the answer is not etcd's: {why}") from why
         if said.result is None or said.result.canceled:
             raise Outage(f"etcd ended the watch: {_reason(said.result) or said.error}")
+        if said.result.created and not self._followed.precedes(said.result.header):
+            raise Outage("the store was replaced since it was read")
         self._delay = FIRST_DELAY
         return said.result.events
 
