@@ -121,7 +121,7 @@ async def test_a_store_emptied_between_reading_and_watching_is_noticed(etcd: Etc
 
 
 async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> None:
-    async with joined(etcd.url) as frontend, joined(etcd.url) as worker:
+    async with joined(etcd.url, return_grace=0.0) as frontend, joined(etcd.url) as worker:
         await worker.put("v1/kept", b"1")
         await worker.put("v1/dropped", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
@@ -139,6 +139,22 @@ async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> Non
             assert {await anext(changes), await anext(changes)} == {Put("v1/new", b"2"), Delete("v1/dropped")}
         assert await frontend.get_prefix("v1/") == {"v1/kept": b"1", "v1/new": b"2"}
         assert await worker.create("v1/unknown", b"1") is None
+
+
+async def test_an_etcd_that_stood_still_beyond_the_leases_costs_the_living_nothing(etcd: Etcd) -> None:
+    assert etcd.process
+    async with joined(etcd.url, return_grace=1.0) as frontend, joined(etcd.url) as worker, joined(etcd.url) as leaver:
+        await worker.put("v1/worker", b"1")
+        await leaver.put("v1/leaver", b"1")
+        async with aclosing(frontend.watch("v1/")) as changes:
+            await snapshot(changes)
+            following = asyncio.create_task(until(changes, Delete("v1/leaver")))
+            etcd.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(3)  # the leases end, nobody is told
+            await leaver.close()
+            etcd.process.send_signal(signal.SIGCONT)
+            assert await following == [Delete("v1/leaver")]
+        assert await frontend.get_prefix("v1/") == {"v1/worker": b"1"}
 
 
 async def test_a_watch_begun_during_an_outage_waits_for_its_end(etcd: Etcd) -> None:

@@ -65,11 +65,11 @@ def test_after_a_reading_and_the_grace_the_view_is_the_store(steps: list[tuple[s
         match what:
             case "put":
                 apply(view, followed.read(store.answer(), now, cut_off=False))
-                apply(view, followed.happened(store.put(key, value)))
+                apply(view, followed.happened(store.put(key, value), now, shaken=False))
                 assert view[key] == value
             case "delete":
                 apply(view, followed.read(store.answer(), now, cut_off=False))
-                apply(view, followed.happened(store.delete(key)))
+                apply(view, followed.happened(store.delete(key), now, shaken=False))
                 assert key not in view
             case "blind put":
                 store.put(key, value)
@@ -145,8 +145,16 @@ def test_a_missing_key_that_is_deleted_leaves_at_once() -> None:
     store, followed = followed_store()
     new = Store()
     assert read(followed, new) == []
-    assert list(followed.happened(new.put(b"a", b"1"))) == []
-    assert list(followed.happened(new.delete(b"a"))) == [(b"a", None)]
-    assert list(followed.happened(new.put(b"b", b"2"))) == [(b"b", b"2")]
+    assert list(followed.happened(new.put(b"a", b"1"), 0, shaken=False)) == []
+    assert list(followed.happened(new.delete(b"a"), 0, shaken=False)) == [(b"a", None)]
+    assert list(followed.happened(new.put(b"b", b"2"), 0, shaken=False)) == [(b"b", b"2")]
     assert followed.next_deadline is None
     assert store.revision == 3
+
+
+def test_a_deletion_just_after_an_outage_waits_for_its_owner() -> None:
+    store, followed = followed_store()
+    for key in (b"a", b"b"):
+        assert list(followed.happened(store.delete(key), now=1, shaken=True)) == []
+    assert list(followed.happened(store.put(b"a", b"1"), now=2, shaken=True)) == []
+    assert list(followed.overdue(11)) == [(b"b", None)]

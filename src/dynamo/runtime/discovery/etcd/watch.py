@@ -34,8 +34,8 @@ SECOND_LOOK = 1.0  # seconds for an event under way to arrive before a silent wa
 class Followed:
     """What a watch told, and what it knows of the store: the arithmetic, without any I/O.
 
-    Keys that a store lost (rather than someone deleted) stay told for `grace` seconds, the time their owners need to
-    notice and put them again.
+    Keys that a store may have lost (rather than someone deleted) stay told for `grace` seconds, the time their owners
+    need to notice and put them again.
     """
 
     def __init__(self, grace: float) -> None:
@@ -67,11 +67,15 @@ class Followed:
         for kv in answer.kvs:
             yield from self._put(kv)
 
-    def happened(self, event: Event) -> Iterator[tuple[bytes, bytes | None]]:
+    def happened(self, event: Event, now: float, shaken: bool) -> Iterator[tuple[bytes, bytes | None]]:
+        """Follow the stream; `shaken` says that a deletion may be a lease that ended for want of a store."""
         self.revision = max(self.revision, event.kv.mod_revision)
         if event.type == "DELETE":
             self._standing.pop(event.kv.key, None)
-            yield from self._delete(event.kv.key)
+            if not shaken:
+                yield from self._delete(event.kv.key)
+            elif event.kv.key in self._told:
+                self._missing[event.kv.key] = now + self._grace
         else:
             self._standing[event.kv.key] = event.kv.mod_revision
             yield from self._put(event.kv)
@@ -125,7 +129,9 @@ class EtcdWatch:
             try:
                 answer = await self._gateway.call("/v3/kv/range", self._range(), RangeAnswer)
                 # Owners renew every third of the TTL: a shorter break cannot have cost them their leases.
-                cut_off = broken_at is not None and clock() - broken_at > self._ttl / 2
+                cut_off = self._gateway.shaken(self._ttl) or (
+                    broken_at is not None and clock() - broken_at > self._ttl / 2
+                )
                 for change in self._changes(followed.read(answer, clock(), cut_off)):
                     yield change
                 if not synced:
@@ -139,8 +145,9 @@ class EtcdWatch:
                         arrived = await self._next(lines)
                         for change in self._changes(followed.overdue(clock())):
                             yield change
+                        shaken = self._gateway.shaken(self._ttl)
                         for event in arrived:
-                            for change in self._changes(followed.happened(event)):
+                            for change in self._changes(followed.happened(event, clock(), shaken)):
                                 yield change
             except Outage as why:
                 log.debug("the watch of %s broke: %s", self._start.decode(), why)
