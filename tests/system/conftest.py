@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from services import Etcd, Nats
 from system.stack import Stack
 

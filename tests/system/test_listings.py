@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import models
 import pytest
+
+import models
 from system.stack import Stack
 
 LISTINGS = sorted((Path(__file__).parent / "listings").glob("*.py"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import openai
 import pytest
+
 from services import Etcd, Nats
 from system.conftest import environ_of
 from system.stack import PATIENCE, Frontend, Stack

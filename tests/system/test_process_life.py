@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 import openai
 import pytest
+
 from system.stack import Frontend, Stack
 
 TOY = str(Path(__file__).parent / "toy_worker.py")

@@ -189,10 +189,7 @@ def _questions() -> list[Question]:
 
 TOPICS: list[Topic] = [finite("small talk", 10, _questions())]
 
-NAMES = """Anna Ben Clara David Emma Felix Greta Hugo Ida Jonas Kira Leo Mia Noah Olga Paul Rosa Sam Tina Uwe Vera
-    Will Zoe Alice Bob Carol Dan Eve Frank Grace Henry Iris Jack Kate Liam Mary Nina Oscar Peter Quinn Ruth Steve
-    Tom Ursula Victor Wanda Maria Ahmed Yuki Chen Priya Omar Fatima Ivan Lars Sofia Marco Elena Pierre Julie Carlos
-    Lucia Giulia Luca Hans Heidi Max Moritz Sara Tim Laura Kevin John James Robert Michael Linda Susan Karen""".split()
+NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Kira", "Leo", "Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Uwe", "Vera", "Will", "Zoe", "Alice", "Bob", "Carol", "Dan", "Eve", "Frank", "Grace", "Henry", "Iris", "Jack", "Kate", "Liam", "Mary", "Nina", "Oscar", "Peter", "Quinn", "Ruth", "Steve", "Tom", "Ursula", "Victor", "Wanda", "Maria", "Ahmed", "Yuki", "Chen", "Priya", "Omar", "Fatima", "Ivan", "Lars", "Sofia", "Marco", "Elena", "Pierre", "Julie", "Carlos", "Lucia", "Giulia", "Luca", "Hans", "Heidi", "Max", "Moritz", "Sara", "Tim", "Laura", "Kevin", "John", "James", "Robert", "Michael", "Linda", "Susan", "Karen"]
 INTRODUCE = split(
     "My name is {n}.",
     "I am {n}.",

@@ -5,21 +5,7 @@ from random import Random
 from .question import Question, Topic, split
 
 _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwz", "aeiou"
-_WORDS = """apple banana orange cherry lemon grape peach tiger rabbit horse monkey elephant dolphin penguin spider
-    garden window kitchen table chair mirror pillow carpet castle bridge tower street market village city river ocean
-    mountain forest desert island valley meadow summer winter autumn spring morning evening midnight thunder lightning
-    rainbow snow storm cloud star planet rocket engine wheel hammer screw needle button ribbon pencil paper letter
-    number picture music guitar piano violin drum dance song story poem novel letter teacher doctor farmer baker
-    pilot sailor soldier painter writer singer happy clever gentle brave quiet purple silver golden wooden broken
-    frozen hidden simple double little yellow green machine computer keyboard screen server router worker dynamo model
-    token cache prompt batch stream cluster network python rust water fire earth wind stone metal glass cotton silk
-    sugar pepper butter cheese bread honey coffee chocolate biscuit pancake sandwich tomato potato onion carrot
-    pumpkin mushroom strawberry blueberry pineapple coconut almond walnut hello world friend family brother sister
-    mother father child people love peace freedom wonder dream hope light shadow colour shape circle square triangle
-    question answer reason science history nature animal flower tree leaf root seed branch feather wing claw tail
-    big small fast slow old young new good bad red blue black white the a and is in on with under over my your our
-    cat dog bird fish mouse cow pig sheep goat duck bee ant sees eats likes finds wants makes takes gives runs sleeps
-    jumps sings plays reads writes opens closes brings Anna Peter London Paris Berlin today tomorrow always never""".split()
+_WORDS = ["apple", "banana", "orange", "cherry", "lemon", "grape", "peach", "tiger", "rabbit", "horse", "monkey", "elephant", "dolphin", "penguin", "spider", "garden", "window", "kitchen", "table", "chair", "mirror", "pillow", "carpet", "castle", "bridge", "tower", "street", "market", "village", "city", "river", "ocean", "mountain", "forest", "desert", "island", "valley", "meadow", "summer", "winter", "autumn", "spring", "morning", "evening", "midnight", "thunder", "lightning", "rainbow", "snow", "storm", "cloud", "star", "planet", "rocket", "engine", "wheel", "hammer", "screw", "needle", "button", "ribbon", "pencil", "paper", "letter", "number", "picture", "music", "guitar", "piano", "violin", "drum", "dance", "song", "story", "poem", "novel", "letter", "teacher", "doctor", "farmer", "baker", "pilot", "sailor", "soldier", "painter", "writer", "singer", "happy", "clever", "gentle", "brave", "quiet", "purple", "silver", "golden", "wooden", "broken", "frozen", "hidden", "simple", "double", "little", "yellow", "green", "machine", "computer", "keyboard", "screen", "server", "router", "worker", "dynamo", "model", "token", "cache", "prompt", "batch", "stream", "cluster", "network", "python", "rust", "water", "fire", "earth", "wind", "stone", "metal", "glass", "cotton", "silk", "sugar", "pepper", "butter", "cheese", "bread", "honey", "coffee", "chocolate", "biscuit", "pancake", "sandwich", "tomato", "potato", "onion", "carrot", "pumpkin", "mushroom", "strawberry", "blueberry", "pineapple", "coconut", "almond", "walnut", "hello", "world", "friend", "family", "brother", "sister", "mother", "father", "child", "people", "love", "peace", "freedom", "wonder", "dream", "hope", "light", "shadow", "colour", "shape", "circle", "square", "triangle", "question", "answer", "reason", "science", "history", "nature", "animal", "flower", "tree", "leaf", "root", "seed", "branch", "feather", "wing", "claw", "tail", "big", "small", "fast", "slow", "old", "young", "new", "good", "bad", "red", "blue", "black", "white", "the", "a", "and", "is", "in", "on", "with", "under", "over", "my", "your", "our", "cat", "dog", "bird", "fish", "mouse", "cow", "pig", "sheep", "goat", "duck", "bee", "ant", "sees", "eats", "likes", "finds", "wants", "makes", "takes", "gives", "runs", "sleeps", "jumps", "sings", "plays", "reads", "writes", "opens", "closes", "brings", "Anna", "Peter", "London", "Paris", "Berlin", "today", "tomorrow", "always", "never"]
 
 REPEAT = split(
     "Repeat: {t}",

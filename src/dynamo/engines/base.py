@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from dynamo.protocols.card import ModelInput
+from dynamo.protocols.errors import StartError
 from dynamo.runtime.stream import Sink
 
 
@@ -42,5 +43,5 @@ class Engine(Protocol):
         """Fail what still runs and let go of everything."""
 
 
-class EngineError(Exception):
+class EngineError(StartError):
     """An engine cannot start; the message names the reason and the fix."""
