@@ -19,7 +19,7 @@ from dynamo.runtime import Context, DistributedRuntime, Endpoint, Local, Runtime
 
 @pytest.fixture
 async def local() -> AsyncIterator[Local]:
-    yield Local()
+    return Local()
 
 
 def runtime(local: Local) -> DistributedRuntime:
@@ -84,9 +84,9 @@ async def test_clients_reach_instances_in_turn_at_random_and_directly(local: Loc
         async with asyncio.timeout(10):
             while set(await client.wait_for_instances()) != ids:
                 await asyncio.sleep(0)
-        turns = [[item async for item in await client.round_robin(None, annotated=False)][0] for _ in range(6)]
+        turns = [await anext(await client.round_robin(None, annotated=False)) for _ in range(6)]
         assert sorted(turns) == sorted([*ids, *ids])
-        chosen = {[item async for item in await client.random(None, annotated=False)][0] for _ in range(60)}
+        chosen = {await anext(await client.random(None, annotated=False)) for _ in range(60)}
         assert chosen == ids
         for id in ids:
             stream = await client.direct(None, id)

@@ -5,7 +5,21 @@ from random import Random
 from .question import Question, Topic, split
 
 _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwz", "aeiou"
-_WORDS = ["apple", "banana", "orange", "cherry", "lemon", "grape", "peach", "tiger", "rabbit", "horse", "monkey", "elephant", "dolphin", "penguin", "spider", "garden", "window", "kitchen", "table", "chair", "mirror", "pillow", "carpet", "castle", "bridge", "tower", "street", "market", "village", "city", "river", "ocean", "mountain", "forest", "desert", "island", "valley", "meadow", "summer", "winter", "autumn", "spring", "morning", "evening", "midnight", "thunder", "lightning", "rainbow", "snow", "storm", "cloud", "star", "planet", "rocket", "engine", "wheel", "hammer", "screw", "needle", "button", "ribbon", "pencil", "paper", "letter", "number", "picture", "music", "guitar", "piano", "violin", "drum", "dance", "song", "story", "poem", "novel", "letter", "teacher", "doctor", "farmer", "baker", "pilot", "sailor", "soldier", "painter", "writer", "singer", "happy", "clever", "gentle", "brave", "quiet", "purple", "silver", "golden", "wooden", "broken", "frozen", "hidden", "simple", "double", "little", "yellow", "green", "machine", "computer", "keyboard", "screen", "server", "router", "worker", "dynamo", "model", "token", "cache", "prompt", "batch", "stream", "cluster", "network", "python", "rust", "water", "fire", "earth", "wind", "stone", "metal", "glass", "cotton", "silk", "sugar", "pepper", "butter", "cheese", "bread", "honey", "coffee", "chocolate", "biscuit", "pancake", "sandwich", "tomato", "potato", "onion", "carrot", "pumpkin", "mushroom", "strawberry", "blueberry", "pineapple", "coconut", "almond", "walnut", "hello", "world", "friend", "family", "brother", "sister", "mother", "father", "child", "people", "love", "peace", "freedom", "wonder", "dream", "hope", "light", "shadow", "colour", "shape", "circle", "square", "triangle", "question", "answer", "reason", "science", "history", "nature", "animal", "flower", "tree", "leaf", "root", "seed", "branch", "feather", "wing", "claw", "tail", "big", "small", "fast", "slow", "old", "young", "new", "good", "bad", "red", "blue", "black", "white", "the", "a", "and", "is", "in", "on", "with", "under", "over", "my", "your", "our", "cat", "dog", "bird", "fish", "mouse", "cow", "pig", "sheep", "goat", "duck", "bee", "ant", "sees", "eats", "likes", "finds", "wants", "makes", "takes", "gives", "runs", "sleeps", "jumps", "sings", "plays", "reads", "writes", "opens", "closes", "brings", "Anna", "Peter", "London", "Paris", "Berlin", "today", "tomorrow", "always", "never"]
+_WORDS = """apple banana orange cherry lemon grape peach tiger rabbit horse monkey elephant dolphin penguin spider
+    garden window kitchen table chair mirror pillow carpet castle bridge tower street market village city river ocean
+    mountain forest desert island valley meadow summer winter autumn spring morning evening midnight thunder lightning
+    rainbow snow storm cloud star planet rocket engine wheel hammer screw needle button ribbon pencil paper letter
+    number picture music guitar piano violin drum dance song story poem novel letter teacher doctor farmer baker
+    pilot sailor soldier painter writer singer happy clever gentle brave quiet purple silver golden wooden broken
+    frozen hidden simple double little yellow green machine computer keyboard screen server router worker dynamo model
+    token cache prompt batch stream cluster network python rust water fire earth wind stone metal glass cotton silk
+    sugar pepper butter cheese bread honey coffee chocolate biscuit pancake sandwich tomato potato onion carrot
+    pumpkin mushroom strawberry blueberry pineapple coconut almond walnut hello world friend family brother sister
+    mother father child people love peace freedom wonder dream hope light shadow colour shape circle square triangle
+    question answer reason science history nature animal flower tree leaf root seed branch feather wing claw tail
+    big small fast slow old young new good bad red blue black white the a and is in on with under over my your our
+    cat dog bird fish mouse cow pig sheep goat duck bee ant sees eats likes finds wants makes takes gives runs sleeps
+    jumps sings plays reads writes opens closes brings Anna Peter London Paris Berlin today tomorrow always never""".split()
 
 REPEAT = split(
     "Repeat: {t}",
@@ -39,6 +53,13 @@ SPELL = split(
     "What are the letters of {t}?",
     'Spell "{t}"',
     "Tell me how to spell {t}.",
+    "Please spell the word {t} for me.",
+    "Which letters are in {t}?",
+    "Spell this word: {t}",
+    "Spell: {t}",
+    "Could you spell {t}?",
+    "I want you to spell {t}.",
+    "Letter by letter, please: {t}",
     "~How would you spell {t}?",
     "~Would you spell the word {t}?",
 )
@@ -49,6 +70,9 @@ LENGTH = split(
     "How long is the word {t}?",
     "Count the letters of {t}.",
     'How many letters are in the word "{t}"?',
+    "Number of letters in {t}?",
+    "Tell me how many letters {t} has.",
+    "What is the length of the word {t}?",
     "~What is the number of letters in {t}?",
     "~How many letters are there in {t}?",
 )
@@ -57,6 +81,9 @@ FIRST = split(
     "Which letter does {t} start with?",
     "First letter of {t}?",
     "What letter does {t} begin with?",
+    "Tell me the first letter of {t}.",
+    "With which letter does {t} start?",
+    "Which letter is first in {t}?",
     "~Which is the first letter of {t}?",
 )
 LAST = split(
@@ -64,6 +91,9 @@ LAST = split(
     "Which letter does {t} end with?",
     "Last letter of {t}?",
     "What letter does {t} end in?",
+    "Tell me the last letter of {t}.",
+    "With which letter does {t} end?",
+    "Which letter is last in {t}?",
     "~Which is the last letter of {t}?",
 )
 BACKWARDS = split(
@@ -72,6 +102,13 @@ BACKWARDS = split(
     "What is {t} backwards?",
     "Write {t} backwards.",
     "Say {t} backwards.",
+    "Reverse {t}",
+    "Reverse {t}.",
+    "{t} backwards",
+    "How do you write {t} backwards?",
+    "Turn {t} around.",
+    "What is the reverse of {t}?",
+    "Tell me {t} backwards.",
     "~How is {t} written backwards?",
 )
 UPPER = split(
@@ -80,6 +117,13 @@ UPPER = split(
     "Put {t} in uppercase.",
     "Uppercase {t}",
     "Make {t} upper case.",
+    "Convert {t} to upper case.",
+    "Change {t} into uppercase letters.",
+    "Turn {t} into upper case.",
+    "{t} in capital letters",
+    "{t} in capitals",
+    "Say {t} in capital letters.",
+    "Put the word {t} in capitals.",
     "~Turn {t} into capital letters.",
 )
 
@@ -88,7 +132,8 @@ def made_up(rng: Random) -> str:
     """A word nobody wrote down before, so that copying is learnt and not the words."""
     syllables = rng.randint(1, 4)
     return "".join(
-        rng.choice(_CONSONANTS) + rng.choice(_VOWELS) + rng.choice(["", "", "n", "r", "s", "l"]) for _ in range(syllables)
+        rng.choice(_CONSONANTS) + rng.choice(_VOWELS) + rng.choice(["", "", "n", "r", "s", "l"])
+        for _ in range(syllables)
     )
 
 
@@ -98,7 +143,7 @@ def word(rng: Random) -> str:
         return rng.choice(_WORDS)
     if kind < 0.9:
         return made_up(rng)
-    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9)))
+    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 8)))
 
 
 def _token(rng: Random) -> str:
@@ -149,8 +194,9 @@ def _letters(rng: Random) -> Question:
     if shape < 0.81:
         return Question("spelling", LAST, (f"{chosen} ends with {chosen[-1]}.",), slots, spelled, exact=True)
     if shape < 0.92:
-        return Question("spelling", BACKWARDS, ("-".join(reversed(chosen)),), slots, spelled, exact=True)
+        said = f"{spelled}, backwards {'-'.join(reversed(chosen))}"
+        return Question("spelling", BACKWARDS, (said,), slots, "Letter by letter.", exact=True)
     return Question("spelling", UPPER, (chosen.upper(),), slots, spelled, exact=True)
 
 
-TOPICS: list[Topic] = [Topic("repeating", 8, _repeat), Topic("spelling", 8, _letters)]
+TOPICS: list[Topic] = [Topic("repeating", 9, _repeat), Topic("spelling", 13, _letters)]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -41,9 +42,7 @@ def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(sent: list[An
     data = b"".join(frame(kind, body) for kind, body in sent)
     edges = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
     decoder = FrameDecoder()
-    received = [
-        message for start, end in zip(edges, edges[1:], strict=False) for message in decoder.feed(data[start:end])
-    ]
+    received = [message for start, end in itertools.pairwise(edges) for message in decoder.feed(data[start:end])]
     assert [plain(*message) for message in received] == [plain(*message) for message in sent]
 
 
