@@ -23,6 +23,7 @@ class EngineInfo(Struct, kw_only=True):
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    data_parallel_size: int = 1
 
 
 class Running(Protocol):
