@@ -142,6 +142,14 @@ def test_a_worker_without_room_is_avoided() -> None:
     assert choice.passed_over == "worker 0 rank 0 holds 50 blocks more, but 1050 of its blocks are in use"
 
 
+def test_the_worked_example_of_the_documentation_holds() -> None:
+    loads = Loads([3000, 0, 0], [200, 140, 0], [0, 0, 0], [2, 1, 0], [8000.0, 8000.0, 2000.0])
+    choice = pick(loads, {0: Overlap(90), 1: Overlap(60)})
+    assert choice.at == 1
+    assert [round(cost, 1) for cost in choice.costs] == [3402.8, 1347.8, 2160.3]
+    assert choice.passed_over == "worker 0 rank 0 holds 30 blocks more, but 3000 prompt tokens wait there"
+
+
 def test_slower_tiers_count_by_their_weight() -> None:
     choice = pick(idle(3), {0: Overlap(0, 100), 1: Overlap(0, 0, 100), 2: Overlap(50)})
     assert [c.prefill_tokens for c in choice.candidates()] == [400, 1200, 800]

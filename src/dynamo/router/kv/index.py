@@ -223,12 +223,12 @@ class Index:
             if mask is None:
                 # The bit itself where nobody else holds the block: one int object for all of them.
                 holders[sequence] = bit
+                parents[sequence] = before
             elif mask & bit:
                 break
             else:
                 holders[sequence] = mask | bit
             names[block_hash] = sequence
-            parents[sequence] = before
             before = sequence
             new += 1
         if new:
