@@ -130,10 +130,15 @@ def test_recomputing_on_a_worker_with_its_share_of_the_traffic_counts_double() -
     assert wait(3300).at == 1
 
 
-def test_traffic_that_piles_up_on_one_worker_is_moved_even_if_nothing_waits() -> None:
-    choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
+def test_traffic_that_piles_up_on_a_worker_in_use_is_moved_even_if_nothing_waits() -> None:
+    choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
     assert choice.at != 0
     assert "more than its share of the traffic" in (choice.passed_over or "")
+
+
+def test_a_lone_conversation_does_not_wander() -> None:
+    choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
+    assert choice.at == 0
 
 
 def test_a_worker_without_room_is_avoided() -> None:

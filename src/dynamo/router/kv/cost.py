@@ -254,7 +254,12 @@ def _mean(traffic: list[float]) -> float:
 
 
 def _lead(config: CostConfig, fleet: Fleet, loads: Loads, mean: float, at: int) -> float:
-    """How often over a worker pays for its prompt anew, for being ahead of the others by more than one batch."""
+    """How often over a worker pays for the prompt anew, for being ahead of the others by more than one batch.
+
+    A worker that serves nobody right now is not avoided: a lone long conversation must not wander.
+    """
+    if not loads.requests[at]:
+        return 0.0
     slack = fleet.batch_tokens[at]
     return 2 * max(0.0, loads.traffic[at] - config.tolerance * mean - slack) / slack
 
