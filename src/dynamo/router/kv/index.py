@@ -13,8 +13,10 @@ from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
+from dynamo.router.kv.gaps import Gaps
 from dynamo.router.kv.hashing import sequence_hashes
-from dynamo.router.kv.slots import Slots, Worker, prefix_runs, slots_in
+from dynamo.router.kv.search import prefix_runs, walked_runs
+from dynamo.router.kv.slots import Slots, Worker, slots_in
 
 _DEVICE = Tier.Device
 _LOWER = (Tier.Host, Tier.Disk, Tier.External)
@@ -48,7 +50,7 @@ class Rejected(Struct, frozen=True):
 class _Rank:
     """One worker's view: its names for blocks in each tier, and where its device chains have gaps."""
 
-    __slots__ = ("aliases", "bit", "children", "device", "gaps", "names")
+    __slots__ = ("aliases", "bit", "device", "gaps", "names")
 
     def __init__(self, slot: int) -> None:
         self.bit = 1 << slot
@@ -57,10 +59,7 @@ class _Rank:
         self.device = self.names[Tier.Device]
         self.aliases: dict[tuple[Tier, int], int] = {}
         """How many further names a block has beyond its first."""
-        self.children: dict[int, int] = {}
-        """Held children of each held device block, left out where it is one: so a chain costs one entry, at its end."""
-        self.gaps: dict[int, int] = {}
-        """Device blocks not held that have held children, and how many."""
+        self.gaps = Gaps()
 
     def sequence_of(self, block_hash: int) -> int | None:
         for names in self.names.values():
@@ -114,7 +113,7 @@ class Index:
         alive = device.get(chain[0], 0) if chain else 0
         groups: list[_Group] = [((depth,), mask) for depth, mask in prefix_runs(device, chain, alive & ~self._holed)]
         if alive & self._holed:
-            groups += [((end,), mask) for _, end, mask in _walk(device, chain, {0: alive & self._holed})]
+            groups += [((end,), mask) for _, end, mask in walked_runs(device, chain, {0: alive & self._holed})]
         if any(self._lower):
             groups = self._extend(chain, groups)
         found: dict[Worker, Overlap] = {}
@@ -180,8 +179,7 @@ class Index:
             gone += len(names)
             names.clear()
         rank.aliases.clear()
-        rank.children.clear()
-        rank.gaps.clear()
+        rank.gaps = Gaps()
         self._mark(rank)
         return gone
 
@@ -232,16 +230,13 @@ class Index:
             before = sequence
             new += 1
         if new:
-            children = rank.children
-            if parent is not None:
-                _count(children, parent, children.get(parent, 1) + 1)
-            children[chain[new - 1]] = 0
+            rank.gaps.append(parent, chain[new - 1])
         return new
 
     def _evict(self, rank: _Rank, hashes: list[int]) -> int:
         """`_forget` for many device blocks, written out because engines evict as often as they store."""
         names, holders, parents, bit = rank.device, self._device, self._parents, rank.bit
-        children, gaps, aliases = rank.children, rank.gaps, rank.aliases
+        lost = rank.gaps.lose
         lower = any(self._lower)
         changed = 0
         for block_hash in hashes:
@@ -249,7 +244,7 @@ class Index:
             if sequence is None:
                 continue
             changed += 1
-            if aliases or lower:
+            if rank.aliases or lower:
                 self._forget(rank, Tier.Device, block_hash)
                 continue
             del names[block_hash]
@@ -260,14 +255,7 @@ class Index:
             else:
                 holders[sequence] = mask ^ bit
                 parent = parents[sequence]
-            if orphans := children.pop(sequence, 1):
-                gaps[sequence] = orphans
-            if parent is None:
-                continue
-            if parent in gaps:
-                _lose_child(gaps, parent)
-            else:
-                _count(children, parent, children.get(parent, 1) - 1)
+            lost(sequence, parent)
         self._mark(rank)
         return changed
 
@@ -286,12 +274,7 @@ class Index:
         holders[sequence] = mask | rank.bit
         parent = self._parents.setdefault(sequence, parent)
         if tier is Tier.Device:
-            _count(rank.children, sequence, rank.gaps.pop(sequence, 0))
-            if parent is not None:
-                if holders.get(parent, 0) & rank.bit:
-                    _count(rank.children, parent, rank.children.get(parent, 1) + 1)
-                else:
-                    rank.gaps[parent] = rank.gaps.get(parent, 0) + 1
+            rank.gaps.gain(sequence, parent, parent is not None and bool(holders.get(parent, 0) & rank.bit))
         return True
 
     def _forget(self, rank: _Rank, tier: Tier, block_hash: int) -> bool:
@@ -305,14 +288,7 @@ class Index:
             return True
         parent = self._drop(self._holders[tier], sequence, rank.bit)
         if tier is Tier.Device:
-            children, gaps = rank.children, rank.gaps
-            if orphans := children.pop(sequence, 1):
-                gaps[sequence] = orphans
-            if parent is not None:
-                if parent in gaps:
-                    _lose_child(gaps, parent)
-                else:
-                    _count(children, parent, children.get(parent, 1) - 1)
+            rank.gaps.lose(sequence, parent)
         return True
 
     def _drop(self, holders: dict[int, int], sequence: int, bit: int) -> int | None:
@@ -343,7 +319,7 @@ class Index:
             starts: dict[int, int] = {}
             for counts, mask in groups:
                 starts[sum(counts)] = starts.get(sum(counts), 0) | mask
-            runs = _walk(self._holders[tier], chain, starts) if self._holders[tier] else []
+            runs = walked_runs(self._holders[tier], chain, starts) if self._holders[tier] else []
             longer: list[_Group] = []
             for counts, mask in groups:
                 start = sum(counts)
@@ -355,39 +331,3 @@ class Index:
                     longer.append(((*counts, 0), mask))
             groups = longer
         return [(counts, mask) for counts, mask in groups if any(counts)]
-
-
-def _lose_child(gaps: dict[int, int], parent: int) -> None:
-    if gaps[parent] == 1:
-        del gaps[parent]
-    else:
-        gaps[parent] -= 1
-
-
-def _count(children: dict[int, int], block: int, held: int) -> None:
-    if held == 1:
-        children.pop(block, None)
-    else:
-        children[block] = held
-
-
-def _walk(holders: dict[int, int], chain: Sequence[int], starts: dict[int, int]) -> list[tuple[int, int, int]]:
-    """Runs (begin, end, workers) of consecutively held blocks for workers that begin at different places."""
-    runs: list[tuple[int, int, int]] = []
-    cohorts: list[tuple[int, int]] = []
-    walking = 0
-    end = len(chain)
-    for begin in sorted(starts):
-        if begin >= end:
-            break
-        cohorts.append((begin, starts[begin]))
-        walking |= starts[begin]
-        upto = min((later for later in starts if later > begin), default=end)
-        for at in range(begin, min(upto, end)):
-            if lost := walking & ~holders.get(chain[at], 0):
-                walking ^= lost
-                runs += [(first, at, mask & lost) for first, mask in cohorts if mask & lost and at > first]
-                cohorts = [(first, mask & walking) for first, mask in cohorts if mask & walking]
-                if not walking:
-                    break
-    return runs + [(first, end, mask) for first, mask in cohorts]

@@ -12,7 +12,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.slots import Slots, Worker, prefix_runs, slots_in
+from dynamo.router.kv.search import prefix_runs
+from dynamo.router.kv.slots import Slots, Worker, slots_in
 
 _T = TypeVar("_T", int, float)
 
