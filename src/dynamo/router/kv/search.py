@@ -45,12 +45,12 @@ def walked_runs(holders: dict[int, int], chain: Sequence[int], starts: dict[int,
     cohorts: list[tuple[int, int]] = []
     walking = 0
     end = len(chain)
-    for begin in sorted(starts):
+    places = sorted(starts)
+    for begin, upto in zip(places, [*places[1:], end], strict=False):
         if begin >= end:
             break
         cohorts.append((begin, starts[begin]))
         walking |= starts[begin]
-        upto = min((later for later in starts if later > begin), default=end)
         for at in range(begin, min(upto, end)):
             if lost := walking & ~holders.get(chain[at], 0):
                 walking ^= lost
