@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import BookingAdded, BookingBatch, BookingFreed, BookingPrefillDone
 from dynamo.router.kv.load import LoadBook
 from dynamo.router.kv.slots import Worker
@@ -49,11 +50,21 @@ class Replicas:
         """Bookings of other routers and when they came, oldest first."""
         self._out: dict[Place, list[_Event]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._opened = False
         self._loop = asyncio.get_running_loop()
         self._decode = msgspec.msgpack.Decoder(BookingBatch).decode
         self._listening = Listening(events, instances, BOOKINGS, self._hear)
+        self._forget = instances.follow(self._open)
+
+    def _open(self, instance_id: int, instance: Instance | None) -> None:
+        """Some planes lose the first message of a publisher: let that be an empty one."""
+        if instance is not None and not self._opened:
+            self._opened = True
+            place = (instance.namespace, instance.component)
+            self._events.publish(subject(place, BOOKINGS), msgspec.msgpack.encode(BookingBatch([])))
 
     async def close(self) -> None:
+        self._forget()
         self._flush()
         await self._listening.close()
 
