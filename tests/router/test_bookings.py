@@ -263,7 +263,7 @@ async def test_requests_wait_while_all_have_too_much_and_go_by_priority_then_arr
         waiting = []
         for name, priority in (("A", 0), ("B", 5), ("C", 0), ("D", -1), ("E", 5)):
             waiting.append(asyncio.create_task(wait(name, priority)))
-            await until(lambda count=len(waiting): side.router.waiting == count)
+            await until(lambda: side.router.waiting == len(waiting))
         waiting[2].cancel()
         await until(lambda: side.router.waiting == 4)
         first.first_token()
@@ -290,7 +290,7 @@ async def test_shortest_prompts_first_where_that_is_asked_for() -> None:
         waiting = []
         for letters, priority in (("EEEEEEEE", 0), ("FF", 0), ("GGGGGGGG", 9)):
             waiting.append(asyncio.create_task(wait(letters, priority)))
-            await until(lambda count=len(waiting): side.router.waiting == count)
+            await until(lambda: side.router.waiting == len(waiting))
         first.release()
         await asyncio.gather(*waiting)
         assert order == ["GGGGGGGG", "FF", "EEEEEEEE"]
