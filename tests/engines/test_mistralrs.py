@@ -251,6 +251,7 @@ async def test_logprobs_come_with_each_token(engine: MistralRsEngine) -> None:
     [
         ({"regex": "[a-c]{3}"}, "[a-c]{3}"),
         ({"choice": ["Paris", "Rome (Italy)?", "a/b\nc d"]}, r"Paris|Rome \(Italy\)\?|a/b\nc d"),
+        ({"choice": ["café ☕ 你好\n- привет мир"]}, "café ☕ 你好\n- привет мир"),
         ({"grammar": 'start: "x" "y"+\n', "backend": "guidance"}, "xy+"),
     ],
 )

@@ -82,6 +82,10 @@ class Tokenizer:
         """Every id and its token, as the vocabulary writes it."""
         return self._tokens
 
+    def to_json(self) -> str:
+        """The vocabulary as a tokenizer.json, as the library writes it today."""
+        return self._hf.to_str()
+
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """NUL characters are dropped and lone surrogates become U+FFFD: no model has seen either."""
         if "\0" in text:

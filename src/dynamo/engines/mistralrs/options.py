@@ -16,6 +16,9 @@ from dynamo.protocols.errors import InvalidArgument
 # Added to a logit, it keeps a token from ever being sampled; infinity would become NaN in a penalty.
 _NEVER = -1e9
 
+# mistral.rs takes 1 to mean that there is no bound.
+_HIGHEST_MIN_P = 1 - 1e-6
+
 
 class Plan(Struct, frozen=True):
     """One request as it will be run."""
@@ -119,7 +122,7 @@ def _sampling(options: SamplingOptions) -> dict[str, Any]:
         "temperature": 1.0 if options.temperature is None else options.temperature,
         "top_p": options.top_p,
         "top_k": options.top_k if options.top_k and options.top_k > 0 else None,
-        "min_p": options.min_p,
+        "min_p": None if options.min_p is None else min(options.min_p, _HIGHEST_MIN_P),
         "presence_penalty": options.presence_penalty,
         "frequency_penalty": options.frequency_penalty,
         "repetition_penalty": options.repetition_penalty,
