@@ -1,0 +1,75 @@
+"""From a command to a running process: settings, network, then the input that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import uvloop
+
+from dynamo.engines.base import EngineError
+from dynamo.frontend.server import ServerError
+from dynamo.model import ModelError
+from dynamo.run.grammar import Command, UsageError
+from dynamo.run.settings import SettingsError
+from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+
+EXPECTED = (EngineError, ModelError, ServerError, SettingsError)
+"""What can go wrong without a mistake in this program; their messages say what to do."""
+
+
+def launch(command: Command, environ: Mapping[str, str]) -> None:
+    try:
+        configure_dynamo_logging(LogConfig.from_env(_quiet(command, environ), verbosity=command.verbosity))
+        network = _network(command, environ)
+        check = _input(command)
+    except (ValueError, UsageError) as error:
+        raise fail(str(error), code=2, error=error) from None
+    code = uvloop.run(_run(command, environ, network, check))
+    if code:
+        raise SystemExit(code)
+
+
+def _quiet(command: Command, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """On a terminal and in a pipe only what went wrong is worth a line, unless somebody asks for more."""
+    if command.input.kind in ("text", "stdin", "batch") and not environ.get("DYN_LOG"):
+        return {**environ, "DYN_LOG": "warn"}
+    return environ
+
+
+def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
+    """Without remote workers on either side, nothing outside this process is needed or touched."""
+    if not command.output.remote and command.input.kind != "dyn":
+        return RuntimeConfig.in_process(environ)
+    return RuntimeConfig.from_env(
+        environ,
+        discovery_backend=command.discovery_backend,
+        request_plane=command.request_plane,
+        event_plane=command.event_plane,
+    )
+
+
+def _input(command: Command) -> Any:
+    """The module of the input; only the one that runs is imported."""
+    match command.input.kind:
+        case "http":
+            from dynamo.run import http as module
+        case _:
+            raise UsageError(f"in={command.input.kind} is not there yet")
+    return module
+
+
+async def _run(command: Command, environ: Mapping[str, str], network: RuntimeConfig, module: Any) -> int:
+    runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
+
+    async def work() -> int:
+        try:
+            return int(await module.run(runtime, command, environ))
+        except (ValueError, UsageError) as error:
+            raise fail(str(error), code=2, error=error) from None
+        except EXPECTED as error:
+            raise fail(str(error), error=error) from None
+
+    return await run_until_signalled(runtime, work()) or 0
