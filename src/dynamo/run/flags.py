@@ -38,7 +38,7 @@ FLAGS = (
     Flag(name="--model-path", metavar="MODEL", kind="file", group=MODEL, about="the same as the word MODEL"),
     Flag(name="--model-name", metavar="NAME", group=MODEL, about="served as (default: repo, folder or file name)"),
     Flag(
-        name="--model-config", metavar="FOLDER", kind="file", group=MODEL, about="tokenizer and template for a GGUF file"
+        name="--model-config", metavar="FOLDER", kind="file", group=MODEL, about="the tokenizer for a GGUF file"
     ),
     Flag(
         name="--context-length", metavar="N", kind="int", low=1, group=MODEL, about="fewer tokens than the model allows"
@@ -80,13 +80,13 @@ FLAGS = (
         about="round-robin (default), random, kv",
     ),
     Flag(
-        name="--kv-overlap-score-weight", metavar="X", kind="float", group=ROUTER, about="how much cached blocks count (1)"
+        name="--kv-overlap-score-weight", metavar="X", kind="float", group=ROUTER, about="weight of cached blocks (1)"
     ),
     Flag(
         name="--router-temperature", metavar="X", kind="float", group=ROUTER, about="0 takes the best worker (0)"
     ),
     Flag(
-        name="--use-kv-events", metavar="BOOL", kind="bool", group=ROUTER, about="false: guess what workers cache (true)"
+        name="--use-kv-events", metavar="BOOL", kind="bool", group=ROUTER, about="false: guess their caches (true)"
     ),
     Flag(
         name="--discovery-backend", metavar="NAME", group=NETWORK, choices=("memory", "mem", "file", "etcd"),

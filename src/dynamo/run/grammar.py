@@ -203,7 +203,7 @@ def _input(value: str) -> Input:
 def _output(value: str) -> Output:
     if value in flags.REMOTE or value.startswith("dyn://"):
         return Output(None)
-    kind, colon, file = value.partition(":")
+    kind, _, file = value.partition(":")
     if kind in flags.FILE_ENGINES:
         if not file:
             raise UsageError(f"out={kind} needs a Python file: out={kind}:engine.py")

@@ -13,13 +13,18 @@ from dynamo.model import HubConfig
 from dynamo.router import make_policy
 from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served
+from dynamo.run.settings import request_template
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
 
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     config = FrontendConfig.from_env(
-        environ, host=command.http_host, port=command.http_port, router_mode=command.router_mode
+        environ,
+        host=command.http_host,
+        port=command.http_port,
+        router_mode=command.router_mode,
+        request_template=request_template(command.request_template),
     )
     server = Server(runtime, config, lambda: make_policy(config.router_mode), HubConfig.from_env(environ))
     async with AsyncExitStack() as stack:
@@ -28,6 +33,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
             name = (await stack.enter_async_context(engine_served(runtime, command, environ, EndpointId()))).name
         try:
             await server.start()
+            if name:
+                await server.models.wait_for(name)
         except BaseException:
             await server.stop()
             raise

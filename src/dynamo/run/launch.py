@@ -10,24 +10,27 @@ import uvloop
 from dynamo.engines.base import EngineError
 from dynamo.frontend.server import ServerError
 from dynamo.model import ModelError
+from dynamo.protocols.errors import DynamoException
+from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command, UsageError
-from dynamo.run.settings import SettingsError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 
-EXPECTED = (EngineError, ModelError, ServerError, SettingsError)
+EXPECTED = (EngineError, ModelError, ServerError, DynamoException, RunError)
 """What can go wrong without a mistake in this program; their messages say what to do."""
 
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
     try:
         configure_dynamo_logging(LogConfig.from_env(_quiet(command, environ), verbosity=command.verbosity))
-        network = _network(command, environ)
-        check = _input(command)
+        code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None
-    code = uvloop.run(_run(command, environ, network, check))
+    except EXPECTED as error:
+        raise fail(str(error), error=error) from None
+    except Exception as error:
+        raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
     if code:
         raise SystemExit(code)
 
@@ -56,20 +59,19 @@ def _input(command: Command) -> Any:
     match command.input.kind:
         case "http":
             from dynamo.run import http as module
-        case _:
-            raise UsageError(f"in={command.input.kind} is not there yet")
+        case "text":
+            from dynamo.run import text as module
+        case "stdin":
+            from dynamo.run import stdin as module
+        case "batch":
+            from dynamo.run import batch as module
+        case "dyn":
+            from dynamo.run import dyn as module
+        case "none":
+            from dynamo.run import none as module
     return module
 
 
 async def _run(command: Command, environ: Mapping[str, str], network: RuntimeConfig, module: Any) -> int:
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
-
-    async def work() -> int:
-        try:
-            return int(await module.run(runtime, command, environ))
-        except (ValueError, UsageError) as error:
-            raise fail(str(error), code=2, error=error) from None
-        except EXPECTED as error:
-            raise fail(str(error), error=error) from None
-
-    return await run_until_signalled(runtime, work()) or 0
+    return await run_until_signalled(runtime, module.run(runtime, command, environ)) or 0

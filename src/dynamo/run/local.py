@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,7 +20,8 @@ from dynamo.protocols.card import ModelCard, ModelInput, ModelType, RuntimeConfi
 from dynamo.run.grammar import Command
 from dynamo.run.settings import engine_arguments
 from dynamo.runtime import DistributedRuntime, Endpoint
-from dynamo.runtime.names import EndpointId
+from dynamo.runtime.discovery import Put
+from dynamo.runtime.names import EndpointId, instance_key
 from dynamo.worker import serve_engine
 
 _TAKE_TEXT = ("echo_full", "pystr")
@@ -51,15 +53,35 @@ async def engine_served(
         await register_card(endpoint, card)
         serving = asyncio.create_task(serve_engine(endpoint, engine))
         try:
+            await _found(runtime, instance_key(place, runtime.instance_id), serving)
             yield card
         finally:
-            runtime.shutdown()
-            await serving
+            if not runtime.is_shutting_down:
+                serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
     finally:
         await engine.stop()
 
 
-def start_follower(command: Command, environ: Mapping[str, str]) -> Engine:
+async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[None]) -> None:
+    """Wait until discovery knows the instance, or until it is certain that it never will."""
+
+    async def watch() -> None:
+        async with contextlib.aclosing(runtime.discovery.watch(key)) as changes:
+            async for change in changes:
+                if isinstance(change, Put):
+                    return
+
+    seen = asyncio.create_task(watch())
+    await asyncio.wait({seen, serving}, return_when=asyncio.FIRST_COMPLETED)
+    seen.cancel()
+    await asyncio.gather(seen, return_exceptions=True)
+    if serving.done():
+        await serving
+
+
+def follower(command: Command, environ: Mapping[str, str]) -> Engine:
     """The engine of a node that takes no requests itself."""
     return _make(command, _find(command, HubConfig.from_env(environ)), environ)
 
