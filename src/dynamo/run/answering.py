@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
 
 from dynamo.frontend.ask import Wishes
 from dynamo.frontend.config import FrontendConfig
@@ -18,8 +16,6 @@ from dynamo.run.local import engine_served
 from dynamo.run.settings import request_template
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
-
-T = TypeVar("T")
 
 INTERRUPTED = 130
 """The exit code shells give to what a signal ended."""
@@ -57,19 +53,3 @@ def wishes(command: Command) -> Wishes:
         max_completion_tokens=template.max_completion_tokens if template else None,
         raw=echo,
     )
-
-
-async def unless_shut_down(runtime: DistributedRuntime, work: Coroutine[Any, Any, T]) -> T | None:
-    """Run `work`, or as much of it as there is time for: a signal cancels it, and then this is None."""
-    task = asyncio.create_task(work)
-    leaving = asyncio.create_task(runtime.wait_for_shutdown())
-    try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-        try:
-            return await task
-        except asyncio.CancelledError:
-            return None
-    finally:
-        leaving.cancel()

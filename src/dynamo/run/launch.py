@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 
 EXPECTED = (EngineError, ModelError, ServerError, DynamoException, RunError)
@@ -23,7 +24,8 @@ EXPECTED = (EngineError, ModelError, ServerError, DynamoException, RunError)
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
     try:
-        configure_dynamo_logging(LogConfig.from_env(_quiet(command, environ), verbosity=command.verbosity))
+        talks = command.input.kind in ("text", "stdin", "batch")
+        configure_dynamo_logging(LogConfig.from_env(quiet(environ) if talks else environ, verbosity=command.verbosity))
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None
@@ -33,13 +35,6 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
     if code:
         raise SystemExit(code)
-
-
-def _quiet(command: Command, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """On a terminal and in a pipe only what went wrong is worth a line, unless somebody asks for more."""
-    if command.input.kind in ("text", "stdin", "batch") and not environ.get("DYN_LOG"):
-        return {**environ, "DYN_LOG": "warn"}
-    return environ
 
 
 def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
@@ -56,20 +51,7 @@ def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
 
 def _input(command: Command) -> Any:
     """The module of the input; only the one that runs is imported."""
-    match command.input.kind:
-        case "http":
-            from dynamo.run import http as module
-        case "text":
-            from dynamo.run import text as module
-        case "stdin":
-            from dynamo.run import stdin as module
-        case "batch":
-            from dynamo.run import batch as module
-        case "dyn":
-            from dynamo.run import dyn as module
-        case "none":
-            from dynamo.run import none as module
-    return module
+    return importlib.import_module(f"dynamo.run.{command.input.kind}")
 
 
 async def _run(command: Command, environ: Mapping[str, str], network: RuntimeConfig, module: Any) -> int:

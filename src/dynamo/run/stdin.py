@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 
 from dynamo.frontend.ask import ask
 from dynamo.protocols.openai_chat import Message
-from dynamo.run.answering import INTERRUPTED, answering, unless_shut_down, wishes
+from dynamo.run.answering import INTERRUPTED, answering, wishes
 from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command
 from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.process import unless_shut_down
 
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:

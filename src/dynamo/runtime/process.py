@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from dynamo.runtime.discovery import DiscoveryError
 from dynamo.runtime.distributed import DistributedRuntime
@@ -77,3 +77,19 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         await runtime.close()
+
+
+async def unless_shut_down(runtime: DistributedRuntime, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run `work`, or as much of it as there is time for: a signal cancels it, and then this is None."""
+    task = asyncio.create_task(work)
+    leaving = asyncio.create_task(runtime.wait_for_shutdown())
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return None
+    finally:
+        leaving.cancel()
