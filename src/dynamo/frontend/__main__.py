@@ -85,13 +85,16 @@ async def serve(config: FrontendConfig, network: RuntimeConfig) -> None:
     async def work() -> None:
         try:
             await server.start()
-        except ServerError as error:
+        except ServerError:
             await server.stop()
-            raise fail(str(error), error=error) from None
+            raise
         print(f"serving on {server.url}", file=sys.stderr, flush=True)
         await server.serve()
 
-    await run_until_signalled(runtime, work())
+    try:
+        await run_until_signalled(runtime, work())
+    except ServerError as error:
+        raise fail(str(error), error=error) from None
 
 
 if __name__ == "__main__":

@@ -17,9 +17,6 @@ from dynamo.run.settings import request_template
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
 
-INTERRUPTED = 130
-"""The exit code shells give to what a signal ended."""
-
 
 @asynccontextmanager
 async def answering(

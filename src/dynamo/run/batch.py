@@ -14,8 +14,8 @@ import msgspec
 from dynamo.frontend.ask import Answer, ask
 from dynamo.frontend.models import Models
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
-from dynamo.run.answering import INTERRUPTED, answering, wishes
-from dynamo.run.errors import RunError
+from dynamo.run.answering import answering, wishes
+from dynamo.run.errors import INTERRUPTED, RunError
 from dynamo.run.grammar import Command
 from dynamo.run.journal import Header, Journal, checksum
 from dynamo.run.progress import Progress

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.server import Server
@@ -27,20 +26,25 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         request_template=request_template(command.request_template),
     )
     server = Server(runtime, config, lambda: make_policy(config.router_mode), HubConfig.from_env(environ))
-    async with AsyncExitStack() as stack:
-        name = None
-        if not command.output.remote:
-            name = (await stack.enter_async_context(engine_served(runtime, command, environ, EndpointId()))).name
-        try:
-            await server.start()
-            if name:
-                await server.models.wait_for(name)
-        except BaseException:
-            await server.stop()
-            raise
-        print(greeting(server.url, config, name), file=sys.stderr, flush=True)
-        await server.serve()
+    try:
+        # Listening comes first: a port that is taken should be told before a large model is loaded.
+        await server.start()
+        if command.output.remote:
+            _greet(server, config, None)
+            await server.serve()
+        else:
+            async with engine_served(runtime, command, environ, EndpointId()) as card:
+                await server.models.wait_for(card.name)
+                _greet(server, config, card.name)
+                await server.serve()
+    except BaseException:
+        await server.stop()
+        raise
     return 0
+
+
+def _greet(server: Server, config: FrontendConfig, model: str | None) -> None:
+    print(greeting(server.url, config, model), file=sys.stderr, flush=True)
 
 
 def greeting(url: str, config: FrontendConfig, model: str | None) -> str:

@@ -12,7 +12,7 @@ from dynamo.engines.base import EngineError
 from dynamo.frontend.server import ServerError
 from dynamo.model import ModelError
 from dynamo.protocols.errors import DynamoException
-from dynamo.run.errors import RunError
+from dynamo.run.errors import INTERRUPTED, Interrupted, RunError
 from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
@@ -29,6 +29,8 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None
+    except Interrupted:
+        code = INTERRUPTED
     except EXPECTED as error:
         raise fail(str(error), error=error) from None
     except Exception as error:

@@ -16,12 +16,16 @@ from dynamo.engines.registry import ENGINES, EngineSpec, make_engine
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
+from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelCard, ModelInput, ModelType, RuntimeConfig
-from dynamo.run.grammar import Command
+from dynamo.run.errors import Interrupted
+from dynamo.run.grammar import Command, UsageError, nearest
 from dynamo.run.settings import engine_arguments
+from dynamo.run.threads import in_thread
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.names import EndpointId, instance_key
+from dynamo.runtime.process import unless_shut_down
 from dynamo.worker import serve_engine
 
 _TAKE_TEXT = ("echo_full", "pystr")
@@ -44,12 +48,10 @@ async def engine_served(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], place: EndpointId
 ) -> AsyncIterator[ModelCard]:
     """Start the engine, serve it at `place` while the block runs, then let it finish and stop it."""
-    subject = await asyncio.to_thread(_find, command, HubConfig.from_env(environ))
-    engine = _make(command, subject, environ)
-    info = await engine.start()
+    subject, engine, info = await _start(runtime, command, environ)
     try:
         endpoint = Endpoint(runtime, place)
-        card = await asyncio.to_thread(_card, command, subject, engine, info)
+        card = await in_thread(lambda: _card(command, subject, engine, info))
         await register_card(endpoint, card)
         serving = asyncio.create_task(serve_engine(endpoint, engine))
         try:
@@ -62,6 +64,41 @@ async def engine_served(
                 await serving
     finally:
         await engine.stop()
+
+
+async def start_follower(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> Engine:
+    """The engine of a node that takes no requests itself."""
+    return (await _start(runtime, command, environ))[1]
+
+
+async def _start(
+    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
+) -> tuple[Subject, Engine, EngineInfo]:
+    """Find the model and load it, which may take long: a signal ends it."""
+
+    async def start() -> tuple[Subject, Engine, EngineInfo]:
+        subject = await in_thread(lambda: _find(command, HubConfig.from_env(environ)))
+        engine = _make(command, subject, environ)
+        try:
+            return subject, engine, await engine.start()
+        except BaseException:
+            await engine.stop()
+            raise
+
+    _check_parsers(command)
+    started = await unless_shut_down(runtime, start())
+    if started is None:
+        raise Interrupted("interrupted")
+    return started
+
+
+def _check_parsers(command: Command) -> None:
+    for flag, name, known in (
+        ("--dyn-tool-call-parser", command.dyn_tool_call_parser, tool_formats()),
+        ("--dyn-reasoning-parser", command.dyn_reasoning_parser, reasoning_formats()),
+    ):
+        if name is not None and name not in known:
+            raise UsageError(f"{flag}: unknown format '{name}'{nearest(name, known) or '; use ' + ', '.join(known)}")
 
 
 async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[None]) -> None:
@@ -79,11 +116,6 @@ async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[No
     await asyncio.gather(seen, return_exceptions=True)
     if serving.done():
         await serving
-
-
-def follower(command: Command, environ: Mapping[str, str]) -> Engine:
-    """The engine of a node that takes no requests itself."""
-    return _make(command, _find(command, HubConfig.from_env(environ)), environ)
 
 
 def _find(command: Command, hub: HubConfig) -> Subject:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Mapping
 
 from dynamo.run.grammar import Command
-from dynamo.run.local import follower
+from dynamo.run.local import start_follower
 from dynamo.runtime import DistributedRuntime
 
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
-    engine = await asyncio.to_thread(follower, command, environ)
-    await engine.start()
+    engine = await start_follower(runtime, command, environ)
     print(f"node {command.node_rank} of {command.num_nodes} follows {command.leader_addr}", file=sys.stderr, flush=True)
     try:
         await runtime.wait_for_shutdown()

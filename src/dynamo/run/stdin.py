@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 
 from dynamo.frontend.ask import ask
 from dynamo.protocols.openai_chat import Message
-from dynamo.run.answering import INTERRUPTED, answering, wishes
-from dynamo.run.errors import RunError
+from dynamo.run.answering import answering, wishes
+from dynamo.run.errors import INTERRUPTED, RunError
 from dynamo.run.grammar import Command
+from dynamo.run.threads import in_thread
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
 
@@ -73,20 +73,7 @@ class _Printer:
 
 
 async def _read_all() -> str:
-    """Read in a thread that may be left behind: nothing can interrupt a read from a terminal."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[bytes] = loop.create_future()
-
-    def tell(data: bytes) -> None:
-        if not done.done():
-            done.set_result(data)
-
-    def read() -> None:
-        data = sys.stdin.buffer.read() if sys.stdin else b""
-        loop.call_soon_threadsafe(tell, data)
-
-    threading.Thread(target=read, name="stdin", daemon=True).start()
     try:
-        return (await done).decode()
+        return (await in_thread(lambda: sys.stdin.buffer.read() if sys.stdin else b"")).decode()
     except UnicodeDecodeError as error:
         raise RunError(f"standard input is not UTF-8 text (byte {error.start})") from error

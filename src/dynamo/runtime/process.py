@@ -80,16 +80,13 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
 
 
 async def unless_shut_down(runtime: DistributedRuntime, work: Coroutine[Any, Any, T]) -> T | None:
-    """Run `work`, or as much of it as there is time for: a signal cancels it, and then this is None."""
+    """Run `work`, or as much of it as there is time for: a shutdown cancels it, and then this is None."""
     task = asyncio.create_task(work)
     leaving = asyncio.create_task(runtime.wait_for_shutdown())
     try:
         await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-        try:
-            return await task
-        except asyncio.CancelledError:
-            return None
     finally:
         leaving.cancel()
+        task.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+    return None if task.cancelled() else task.result()
