@@ -8,16 +8,15 @@ import sys
 
 import uvloop
 
-from dynamo.frontend.ask import Wishes
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.models import Models
-from dynamo.frontend.server import Server, ServerError
+from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
 from dynamo.router import MODES, make_policy
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.config import PLANES
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
-from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
+from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,24 +57,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
-    from dynamo.frontend.chat import TerminalChat, history_path
+    from dynamo.frontend.terminal import talk
 
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise fail("--interactive is a chat and needs a terminal", code=2)
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
     models = Models(runtime, lambda: make_policy(config.router_mode), HubConfig.from_env(os.environ))
-
-    async def work() -> None:
-        await models.start()
-        if not models.served():
-            print("waiting for a worker to join", file=sys.stderr)
-        model = await models.wait_for()
-        await TerminalChat(models, model.name, Wishes(), history_path(os.environ)).run()
-
-    try:
-        await run_until_signalled(runtime, unless_shut_down(runtime, work()))
-    finally:
-        await models.close()
+    await run_until_signalled(runtime, talk(runtime, models, os.environ))
 
 
 async def serve(config: FrontendConfig, network: RuntimeConfig) -> None:
@@ -85,16 +73,12 @@ async def serve(config: FrontendConfig, network: RuntimeConfig) -> None:
     async def work() -> None:
         try:
             await server.start()
-        except ServerError:
+            print(f"serving on {server.url}", file=sys.stderr, flush=True)
+            await server.serve()
+        finally:
             await server.stop()
-            raise
-        print(f"serving on {server.url}", file=sys.stderr, flush=True)
-        await server.serve()
 
-    try:
-        await run_until_signalled(runtime, work())
-    except ServerError as error:
-        raise fail(str(error), error=error) from None
+    await run_until_signalled(runtime, work())
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dynamo.protocols.errors import StartError
+
 INTERRUPTED = 130
 """The exit code shells give to what a signal ended."""
 
 
-class RunError(Exception):
+class RunError(StartError):
     """One line that says what happened and what to do."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from dynamo.frontend.chat import TerminalChat, history_path
+from dynamo.frontend.terminal import TerminalChat, history_path
 from dynamo.run.answering import answering, wishes
 from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command

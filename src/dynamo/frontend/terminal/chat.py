@@ -18,9 +18,9 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from dynamo.frontend.ask import Answer, Wishes, ask
-from dynamo.frontend.chat.conversation import Conversation
-from dynamo.frontend.chat.markdown import MarkdownStream, harmless
 from dynamo.frontend.models import Models
+from dynamo.frontend.terminal.conversation import Conversation
+from dynamo.frontend.terminal.markdown import MarkdownStream, harmless
 from dynamo.protocols.errors import DynamoException
 
 COMMANDS = {
