@@ -12,5 +12,5 @@ class RunError(StartError):
     """One line that says what happened and what to do."""
 
 
-class Interrupted(RunError):
+class Interrupted(Exception):
     """A signal came before there was anything to finish."""

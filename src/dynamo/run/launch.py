@@ -8,18 +8,12 @@ from typing import Any
 
 import uvloop
 
-from dynamo.engines.base import EngineError
-from dynamo.frontend.server import ServerError
-from dynamo.model import ModelError
-from dynamo.protocols.errors import DynamoException
-from dynamo.run.errors import INTERRUPTED, Interrupted, RunError
+from dynamo.protocols.errors import DynamoException, StartError
+from dynamo.run.errors import INTERRUPTED, Interrupted
 from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
-
-EXPECTED = (EngineError, ModelError, ServerError, DynamoException, RunError)
-"""What can go wrong without a mistake in this program; their messages say what to do."""
 
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
@@ -31,7 +25,7 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         raise fail(str(error), code=2, error=error) from None
     except Interrupted:
         code = INTERRUPTED
-    except EXPECTED as error:
+    except (StartError, DynamoException) as error:
         raise fail(str(error), error=error) from None
     except Exception as error:
         raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
