@@ -59,7 +59,10 @@ def test_the_other_command_is_dynamo(tmp_path: Path) -> None:
     assert run(tmp_path, "run", "--help", program=program).stdout.decode() == help_text()
     assert run(tmp_path, "run", "out=echo", program=program, input="hi").stdout == b"hi\n"
     wrong = run(tmp_path, "rum", program=program)
-    assert (wrong.returncode, wrong.stderr.decode()) == (2, "error: unknown command 'dynamo rum'; did you mean 'run'?\n")
+    assert (wrong.returncode, wrong.stderr.decode()) == (
+        2,
+        "error: unknown command 'dynamo rum'; did you mean 'run'?\n",
+    )
 
 
 def complete(line: str) -> list[str]:
