@@ -8,9 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 from chat import END, MARKS, PAD, TEMPLATE
-from safetensors.numpy import load_file
-
 from model import Shape
+from safetensors.numpy import load_file
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",

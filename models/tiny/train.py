@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from chat import pieces, prompt
 from data import Item, conversation, exam
+from model import Llama, Shape, greedy
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-
-from model import Llama, Shape, greedy
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 CONVERSATIONS = 4000
