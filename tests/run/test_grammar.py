@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -186,7 +187,5 @@ def test_flags_mean_the_same_in_any_order_and_both_spellings(line: tuple[list[li
 
 @given(st.lists(st.text(max_size=12) | st.sampled_from([*flags.BY_WORD, "in=", "out=dyn", "in=text", "--", "-v"])))
 def test_any_words_make_a_command_or_a_usage_error(words: list[str]) -> None:
-    try:
+    with contextlib.suppress(UsageError):
         parse(words)
-    except UsageError as error:
-        assert str(error)

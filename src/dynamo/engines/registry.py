@@ -52,6 +52,12 @@ def _pytok(spec: EngineSpec) -> Engine:
     return PythonFileEngine(spec, ModelInput.Tokens)
 
 
+def _mocker(spec: EngineSpec) -> Engine:
+    from dynamo.engines.mocker.from_spec import mocker_from_spec
+
+    return mocker_from_spec(spec)
+
+
 def _echo_core(spec: EngineSpec) -> Engine:
     from dynamo.engines.echo import EchoCore, delay_from_env
 
@@ -70,6 +76,7 @@ ENGINES: dict[str, Callable[[EngineSpec], Engine]] = {
     "pytok": _pytok,
     "echo_core": _echo_core,
     "echo_full": _echo_full,
+    "mocker": _mocker,
 }
 ALIASES = {"echo": "echo_full", "llama_cpp": "llamacpp"}
 NOT_YET = ("llamacpp", "vllm", "sglang", "trtllm")
