@@ -1,0 +1,120 @@
+"""A whole stack in one process: a real HTTP server on a free port, and an engine behind the in-memory planes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from msgspec import structs
+
+from dynamo.engines.base import Engine, EngineInfo, Running
+from dynamo.engines.echo import EchoCore
+from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.server import Server
+from dynamo.frontend.tracing import Tracing
+from dynamo.llm import register_llm
+from dynamo.model import HubConfig
+from dynamo.protocols.card import ModelInput, ModelType
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import Cancelled
+from dynamo.router import make_policy
+from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.runtime.stream import Sink
+from dynamo.worker import serve_engine
+from models import byte_level_model
+
+MODEL = "tiny"
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello world"}]}
+
+
+class Served:
+    def __init__(self, server: Server, runtime: DistributedRuntime, http: aiohttp.ClientSession) -> None:
+        self.server = server
+        self.runtime = runtime
+        self.http = http
+        self.url = server.url
+        self.port = int(server.url.rpartition(":")[2])
+
+    async def chat(self, *, headers: dict[str, str] | None = None, **fields: Any) -> aiohttp.ClientResponse:
+        return await self.http.post(f"{self.url}/v1/chat/completions", json={**CHAT, **fields}, headers=headers)
+
+    async def metrics(self) -> dict[str, float]:
+        """Every sample by its name and labels, as Prometheus writes them."""
+        async with self.http.get(f"{self.url}/metrics") as answer:
+            assert answer.status == 200
+            lines = (await answer.text()).splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path,
+    engine: Engine | None = None,
+    *,
+    namespace: str = "test",
+    tracing: Tracing | None = None,
+    card: dict[str, Any] | None = None,
+    **config: Any,
+) -> AsyncIterator[Served]:
+    engine = engine or EchoCore(0.0)
+    settings = FrontendConfig(port=0, **config)
+    runtime = DistributedRuntime(config=structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1.0))
+    endpoint = runtime.namespace(namespace).component("backend").endpoint("generate")
+    model = byte_level_model(folder / "model")
+    async with runtime, asyncio.TaskGroup() as tasks:
+        await register_llm(ModelInput.Tokens, ModelType.Backend, endpoint, model, MODEL, **(card or {}))
+        tasks.create_task(serve_engine(endpoint, engine))
+        await (await endpoint.client()).wait_for_instances()
+        server = Server(
+            runtime, settings, lambda: make_policy("round-robin"), HubConfig(cache=folder), tracing=tracing
+        )  # fmt: skip
+        try:
+            await server.start()
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+                yield Served(server, runtime, http)
+        finally:
+            await server.stop()
+            runtime.shutdown()
+            await engine.stop()
+
+
+class Held:
+    """A request of the engine below."""
+
+    def __init__(self, engine: Holding, request: PreprocessedRequest, sink: Sink) -> None:
+        self.request = request
+        self.sink = sink
+        self.cancelled = asyncio.Event()
+        self._engine = engine
+
+    def cancel(self) -> None:
+        if not self.cancelled.is_set():
+            self.cancelled.set()
+            self.sink.fail(Cancelled("request was cancelled"))
+
+
+class Holding:
+    """An engine whose tokens come when the test says so."""
+
+    model_input = ModelInput.Tokens
+
+    def __init__(self) -> None:
+        self.requests: asyncio.Queue[Held] = asyncio.Queue()
+
+    async def start(self) -> EngineInfo:
+        return EngineInfo()
+
+    def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
+        held = Held(self, request, sink)
+        self.requests.put_nowait(held)
+        return held
+
+    async def stop(self) -> None:
+        pass
