@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 from msgspec import structs
 
 from dynamo.engines.base import Engine, EngineInfo, Running
@@ -22,7 +24,10 @@ from dynamo.protocols.card import ModelInput, ModelType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Cancelled
 from dynamo.router import make_policy
-from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.runtime import DistributedRuntime, Endpoint, RuntimeConfig
+from dynamo.runtime.discovery import Put
+from dynamo.runtime.distributed import Local
+from dynamo.runtime.names import instance_key
 from dynamo.runtime.stream import Sink
 from dynamo.worker import serve_engine
 from models import byte_level_model
@@ -40,7 +45,9 @@ class Served:
         self.port = int(server.url.rpartition(":")[2])
 
     async def chat(self, *, headers: dict[str, str] | None = None, **fields: Any) -> aiohttp.ClientResponse:
-        return await self.http.post(f"{self.url}/v1/chat/completions", json={**CHAT, **fields}, headers=headers)
+        body = io.BytesIO(msgspec.json.encode({**CHAT, **fields}))
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        return await self.http.post(f"{self.url}/v1/chat/completions", data=body, headers=sent)
 
     async def metrics(self) -> dict[str, float]:
         """Every sample by its name and labels, as Prometheus writes them."""
@@ -58,31 +65,47 @@ async def serving(
     folder: Path,
     engine: Engine | None = None,
     *,
-    namespace: str = "test",
+    worker_namespace: str = "test",
+    workers: int = 1,
     tracing: Tracing | None = None,
     card: dict[str, Any] | None = None,
     **config: Any,
 ) -> AsyncIterator[Served]:
     engine = engine or EchoCore(0.0)
     settings = FrontendConfig(port=0, **config)
-    runtime = DistributedRuntime(config=structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1.0))
-    endpoint = runtime.namespace(namespace).component("backend").endpoint("generate")
+    network = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1.0)
+    local = Local()
     model = byte_level_model(folder / "model")
-    async with runtime, asyncio.TaskGroup() as tasks:
-        await register_llm(ModelInput.Tokens, ModelType.Backend, endpoint, model, MODEL, **(card or {}))
-        tasks.create_task(serve_engine(endpoint, engine))
-        await (await endpoint.client()).wait_for_instances()
-        server = Server(
-            runtime, settings, lambda: make_policy("round-robin"), HubConfig(cache=folder), tracing=tracing
-        )  # fmt: skip
+    async with AsyncExitStack() as stack:
+        tasks = []
+        runtimes = [await stack.enter_async_context(DistributedRuntime(config=network, local=local))]
+        for _ in range(workers):
+            runtime = await stack.enter_async_context(DistributedRuntime(config=network, local=local))
+            runtimes.append(runtime)
+            endpoint = runtime.namespace(worker_namespace).component("backend").endpoint("generate")
+            await register_llm(ModelInput.Tokens, ModelType.Backend, endpoint, model, MODEL, **(card or {}))
+            tasks.append(asyncio.create_task(serve_engine(endpoint, engine)))
+            await registered(endpoint)
+        hub = HubConfig(cache=folder)
+        server = Server(runtimes[0], settings, lambda: make_policy("round-robin"), hub, tracing=tracing)
         try:
             await server.start()
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-                yield Served(server, runtime, http)
+                yield Served(server, runtimes[0], http)
         finally:
             await server.stop()
-            runtime.shutdown()
+            for runtime in runtimes:
+                runtime.shutdown()
+            await asyncio.gather(*tasks)
             await engine.stop()
+
+
+async def registered(endpoint: Endpoint) -> None:
+    runtime = endpoint.runtime
+    async with aclosing(runtime.discovery.watch(instance_key(endpoint.id, runtime.instance_id))) as changes:
+        async for change in changes:
+            if isinstance(change, Put):
+                return
 
 
 class Held:

@@ -57,7 +57,7 @@ class Frontend:
         app.router.add_get("/health", self._guarded(Frontend.health))
         app.router.add_get("/live", self._guarded(Frontend.live))
         app.router.add_get("/metrics", self._guarded(Frontend.metrics))
-        app.router.add_route("*", "/{path:.*}", self._guarded(Frontend.nothing_here))
+        app.router.add_route("*", r"/{path:[\s\S]*}", self._guarded(Frontend.nothing_here))
         app.on_response_prepare.append(self.gate.on_prepare)
         return app
 
