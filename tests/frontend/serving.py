@@ -56,8 +56,13 @@ class Served:
             lines = (await answer.text()).splitlines()
         return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
-    async def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port)
+    @asynccontextmanager
+    async def raw(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
 
 
 @asynccontextmanager
@@ -69,13 +74,14 @@ async def serving(
     workers: int = 1,
     tracing: Tracing | None = None,
     card: dict[str, Any] | None = None,
+    context: int = 2048,
     **config: Any,
 ) -> AsyncIterator[Served]:
     engine = engine or EchoCore(0.0)
     settings = FrontendConfig(port=0, **config)
     network = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1.0)
     local = Local()
-    model = byte_level_model(folder / "model")
+    model = byte_level_model(folder / "model", max_position_embeddings=context)
     async with AsyncExitStack() as stack:
         tasks = []
         runtimes = [await stack.enter_async_context(DistributedRuntime(config=network, local=local))]

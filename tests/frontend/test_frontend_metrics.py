@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from serving import Holding, serving
 
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import Disconnected, Unknown
-from serving import Holding, serving
 
 TOTAL = (
     'dynamo_frontend_requests_total{{endpoint="chat_completions",error_type="{}",model="{}",'

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
@@ -19,6 +18,10 @@ from dynamo.frontend.errors import error_response
 from dynamo.protocols.errors import HttpError
 
 log = logging.getLogger(__name__)
+
+
+LINGER = 2.0
+"""Seconds to go on reading a body that was answered before its end, so that the client sees the answer."""
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
@@ -35,13 +38,13 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
 class Connection(web.RequestHandler):
     __slots__ = ("_busy", "_header_timer", "_limits", "_stall_timer")
 
-    def __init__(self, server: web.Server, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(self, server: web.Server, limits: ConnectionLimits) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # the library's own way to say: none
             keepalive_timeout=limits.idle,
-            **options,
+            lingering_time=LINGER,
         )
         self._limits = limits
         self._busy = False

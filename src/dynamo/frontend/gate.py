@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
 EXCHANGE = web.RequestKey("exchange", Exchange)
 CLIENT_LEFT = 499
+UNREAD = frozenset((408, 413))
+"""Answers given while the rest of a body may still be under way."""
 
 
 class Gate:
@@ -90,7 +92,7 @@ class Gate:
         response.headers["Server"] = "dynamo"
         if self._cors:
             response.headers.update(self._cors.headers(request.headers))
-        if self.draining:
+        if self.draining or response.status in UNREAD:
             response.headers["Connection"] = "close"
             response.force_close()
 
