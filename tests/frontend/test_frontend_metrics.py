@@ -128,6 +128,24 @@ async def test_a_client_that_leaves_cancels_its_request_and_is_counted(tmp_path:
         assert metrics[f"dynamo_frontend_model_cancellation_total{label}"] == 1
 
 
+async def test_a_client_that_leaves_in_the_middle_of_a_stream_harms_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Holding()
+    async with serving(tmp_path, engine) as stack:
+        asking = asyncio.create_task(stack.chat(stream=True))
+        held = await engine.requests.get()
+        held.sink.tokens([100])
+        (await asking).close()
+        while not held.cancelled.is_set():
+            held.sink.tokens([100])
+            await asyncio.sleep(0)
+        metrics = await stack.metrics()
+    assert metrics[TOTAL.format("cancelled", "tiny", "stream", "error")] == 1
+    assert metrics["dynamo_frontend_disconnected_clients"] == 1
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
 async def test_migrations_are_counted_by_whether_anything_was_generated(tmp_path: Path) -> None:
     engine = Holding()
     async with serving(tmp_path, engine, workers=3, card={"migration_limit": 3}) as stack:

@@ -42,7 +42,12 @@ class EventStream:
                 if not self._begun.done():
                     self._begun.set_result(None)
             return
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        try:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        except RuntimeError:
+            # uvloop's way to say that the client has left; the handler will hear of it in a moment.
+            self._transport = None
+            return
         if transport.get_write_buffer_size() > MAX_UNSENT:
             self._cut_off(transport)
 
