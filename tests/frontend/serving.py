@@ -78,7 +78,7 @@ async def serving(
     **config: Any,
 ) -> AsyncIterator[Served]:
     engine = engine or EchoCore(0.0)
-    settings = FrontendConfig(port=0, **config)
+    settings = FrontendConfig(**{"port": 0, **config})
     network = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1.0)
     local = Local()
     model = byte_level_model(folder / "model", max_position_embeddings=context)

@@ -83,7 +83,11 @@ class Worker:
             served = await asyncio.get_running_loop().sock_recv(ours, 1) == READY
             if served:
                 self.ready.set()
+                log.info("worker process %d serves (pid %d)", self._index, self.process.pid)
             code = await self.process.wait()
+            if self._stopping.is_set() and code == -signal.SIGTERM:
+                # It was told to leave before it could take that as a request.
+                code = 0
             # As a shell tells it.
             self.code = 128 - code if code < 0 else code
         return served
