@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import functools
 import time
-import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from dynamo.frontend import headers
 from dynamo.frontend.chunks import ChatChoice, Chunks, TextChoice
 from dynamo.frontend.collect import Whole, chat_answer, text_answer
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.errors import error_response
+from dynamo.frontend.gate import EXCHANGE, Gate
 from dynamo.frontend.generation import Generation
+from dynamo.frontend.instruments import Snapshot
+from dynamo.frontend.metrics import CONTENT_TYPE, exposition
 from dynamo.frontend.models import Models, ServedModel
 from dynamo.frontend.relay import RelayedAnswer, RelayedStream
 from dynamo.frontend.request_template import fill_body
+from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.sse import EventStream
 from dynamo.pipeline.validate import validate_chat, validate_completion
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
-from dynamo.protocols.errors import DynamoException, HttpError, InvalidRequest, Unavailable, Unknown, to_wire
+from dynamo.protocols.errors import HttpError, InvalidRequest
 from dynamo.protocols.openai_answers import Model, ModelList
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.runtime import Context
 from dynamo.runtime.names import SCHEME
-
-log = logging.getLogger(__name__)
 
 Handler = Callable[["Frontend", web.Request, str], Awaitable[web.StreamResponse]]
 
@@ -39,11 +41,10 @@ Handler = Callable[["Frontend", web.Request, str], Awaitable[web.StreamResponse]
 class Frontend:
     """All HTTP handlers and what they share."""
 
-    def __init__(self, models: Models, config: FrontendConfig) -> None:
+    def __init__(self, models: Models, config: FrontendConfig, gate: Gate, siblings: Siblings | None = None) -> None:
         self.models = models
-        self.draining = False
-        self.running = 0
-        self._idle = asyncio.Event()
+        self.gate = gate
+        self._siblings = siblings
         self._config = config
         self._chat = BodyDecoder(ChatRequest)
         self._completion = BodyDecoder(CompletionRequest)
@@ -56,56 +57,25 @@ class Frontend:
         app.router.add_get("/v1/models/{id:.+}", self._guarded(Frontend.show_model))
         app.router.add_get("/health", self._guarded(Frontend.health))
         app.router.add_get("/live", self._guarded(Frontend.live))
-        app.router.add_route("*", "/{path:.*}", self._guarded(Frontend.nothing_here))
+        app.router.add_get("/metrics", self._guarded(Frontend.metrics))
+        app.router.add_route("*", r"/{path:[\s\S]*}", self._guarded(Frontend.nothing_here))
+        app.on_response_prepare.append(self.gate.on_prepare)
         return app
 
     def _guarded(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Every failure becomes an answer, with the id under which the log tells more."""
-
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            request_id = request.headers.get("x-request-id") or str(uuid.uuid4())
-            self.running += 1
-            try:
-                return await handler(self, request, request_id)
-            except DynamoException as error:
-                status = to_wire(error)[2]
-                level = logging.ERROR if status >= 500 else logging.INFO
-                log.log(level, "%s %s failed (%d): %s [%s]", request.method, request.path, status, error, request_id)
-                return error_response(error, request_id)
-            except web.HTTPRequestEntityTooLarge:
-                limit = self._config.body_limit_mb
-                why = f"Request body exceeds the limit of {limit} MB set by DYN_HTTP_BODY_LIMIT_MB"
-                return error_response(HttpError(413, why), request_id)
-            except asyncio.CancelledError:
-                log.info("%s %s: the client left [%s]", request.method, request.path, request_id)
-                raise
-            except Exception as error:
-                log.exception("%s %s failed [%s]", request.method, request.path, request_id)
-                return error_response(Unknown(f"internal error: {type(error).__name__}"), request_id)
-            finally:
-                self.running -= 1
-                if not self.running:
-                    self._idle.set()
-
-        return guarded
-
-    async def idle(self) -> None:
-        """Wait until no request runs."""
-        while self.running:
-            self._idle.clear()
-            await self._idle.wait()
+        return self.gate.guard(functools.partial(handler, self))
 
     async def chat(self, request: web.Request, request_id: str) -> web.StreamResponse:
         body = await self._body(request)
         asked = self._chat.decode(body, self._config.ignore_unknown_fields)
         validate_chat(asked)
-        model = self._model(asked.model, ModelType.Chat)
+        model = self._model(request, asked.model, ModelType.Chat)
         context = self._context(request, request_id)
         if model.preprocessor is None:
             return await self._relay(request, request_id, model, context, body, stream=bool(asked.stream))
         prepared = await model.preprocessor.chat(asked)
         preprocessor, n = model.preprocessor, asked.n or 1
-        generation = Generation(model, context)
+        generation = Generation(model, context, request[EXCHANGE])
         tokenizer = preprocessor.model.tokenizer
         head: dict[str, Any] = {"id": f"chatcmpl-{context.id()}", "created": int(time.time()), "model": model.name}
         try:
@@ -127,14 +97,14 @@ class Frontend:
         body = await self._body(request)
         asked = self._completion.decode(body, self._config.ignore_unknown_fields)
         validate_completion(asked)
-        model = self._model(asked.model, ModelType.Completions)
+        model = self._model(request, asked.model, ModelType.Completions)
         context = self._context(request, request_id)
         if model.preprocessor is None:
             return await self._relay(request, request_id, model, context, body, stream=bool(asked.stream))
         each = [one for one in await model.preprocessor.completion(asked) for _ in range(asked.n or 1)]
         tokenizer = model.preprocessor.model.tokenizer
         echo = [_echo(one.prompt, one.request.token_ids, tokenizer.decode) if asked.echo else "" for one in each]
-        generation = Generation(model, context)
+        generation = Generation(model, context, request[EXCHANGE])
         head: dict[str, Any] = {"id": f"cmpl-{context.id()}", "created": int(time.time()), "model": model.name}
         try:
             if not asked.stream:
@@ -154,7 +124,7 @@ class Frontend:
         self, request: web.Request, request_id: str, model: ServedModel, context: Context, body: bytes, *, stream: bool
     ) -> web.StreamResponse:
         asked = msgspec.json.decode(body)
-        generation = Generation(model, context)
+        generation = Generation(model, context, request[EXCHANGE])
         try:
             if not stream:
                 answer = RelayedAnswer()
@@ -190,10 +160,15 @@ class Frontend:
 
     async def _stream(self, request: web.Request, request_id: str, chunks: Chunks) -> web.StreamResponse:
         events = chunks.events
-        await events.begun()
+        headers = {"x-request-id": request_id, "Cache-Control": "no-cache"}
+        request[EXCHANGE].stream = True
+        if self._config.sse_keep_alive_secs:
+            await events.kept_alive(request, headers, self._config.sse_keep_alive_secs)
+        else:
+            await events.begun()
         if chunks.error and not events.has_begun:
             raise chunks.error
-        await events.open(request, {"x-request-id": request_id, "Cache-Control": "no-cache"})
+        await events.open(request, headers)
         await events.ended
         return await events.close()
 
@@ -205,7 +180,7 @@ class Frontend:
         return _json(_describe(self.models.get(request.match_info["id"])), request_id)
 
     async def health(self, request: web.Request, request_id: str) -> web.StreamResponse:
-        if self.draining:
+        if self.gate.draining:
             answer = {"status": "not_ready", "stage": "draining", "message": "Service is not ready"}
             return _json(answer, request_id, status=503)
         instances = self.models.instances()
@@ -215,33 +190,54 @@ class Frontend:
     async def live(self, request: web.Request, request_id: str) -> web.StreamResponse:
         return _json({"status": "live", "message": "Service is live"}, request_id)
 
+    async def metrics(self, request: web.Request, request_id: str) -> web.StreamResponse:
+        families = self.snapshot() if self._siblings is None else await self._siblings.all_families()
+        return web.Response(body=exposition(families), headers={"Content-Type": CONTENT_TYPE})
+
+    def snapshot(self) -> list[Snapshot]:
+        """The metrics of this process."""
+        self.gate.exchanges.settle()
+        return self.gate.exchanges.metrics.snapshot(model.card for model in self.models.served())
+
     async def nothing_here(self, request: web.Request, request_id: str) -> web.StreamResponse:
-        raise HttpError(404, f"Route not found: {request.method} {request.path}")
+        allowed: set[str] = set()
+        for resource in request.app.router.resources():
+            if not resource.canonical.startswith("/{path"):
+                allowed |= (await resource.resolve(request))[1]
+        if not allowed:
+            raise HttpError(404, f"Route not found: {request.method} {request.path}")
+        answer = error_response(HttpError(405, f"{request.path} does not take {request.method}"), request_id)
+        answer.headers["Allow"] = ", ".join(sorted(allowed))
+        return answer
 
     async def _body(self, request: web.Request) -> bytes:
-        if self.draining:
-            raise Unavailable("The service is shutting down.")
         kind = request.content_type
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise HttpError(415, f"Content-Type must be application/json, not {kind}")
-        body = await request.read()
+        limit = self._config.body_limit_mb << 20
+        if (request.content_length or 0) > limit:
+            raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
+        try:
+            async with asyncio.timeout(self._config.body_timeout or None):
+                body = await request.read()
+        except TimeoutError:
+            raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None
         return fill_body(self._config.request_template, body) if self._config.request_template else body
 
-    def _model(self, name: str, kind: ModelType) -> ServedModel:
+    def _model(self, request: web.Request, name: str, kind: ModelType) -> ServedModel:
         model = self.models.get(name)
+        request[EXCHANGE].served_by(model.name)
         if not model.card.type & kind:
             offers = ", ".join(model.card.type.names())
             raise InvalidRequest(f"The model '{name}' does not serve this route; it offers: {offers}.", "model")
         return model
 
     def _context(self, request: web.Request, request_id: str) -> Context:
-        prefix = "x-dynamo-meta-"
-        metadata = {
-            name.lower().removeprefix(prefix): value
-            for name, value in request.headers.items()
-            if name.lower().startswith(prefix)
-        }
-        return Context(str(uuid.uuid4()), metadata, traceparent=request.headers.get("traceparent"))
+        return Context(
+            headers.context_id(request.headers),
+            headers.metadata(request.headers),
+            traceparent=request[EXCHANGE].traceparent,
+        )
 
 
 def _json(answer: object, request_id: str, status: int = 200) -> web.Response:

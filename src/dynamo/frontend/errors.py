@@ -13,13 +13,14 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "request_timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     529: "overloaded_error",
 }
-RETRY_AFTER = {429, 503, 529}
+RETRY_AFTER = frozenset((429, 503, 529))
 
 
 def error_answer(error: DynamoException, request_id: str) -> ErrorAnswer:
@@ -32,15 +33,24 @@ def error_answer(error: DynamoException, request_id: str) -> ErrorAnswer:
             message=message,
             type=_TYPES.get(status, fallback),
             param="model" if isinstance(error, ModelNotFound) else getattr(error, "param", None),
-            code=getattr(error, "code", None) if isinstance(error, InvalidArgument) else error.kind,
+            code=_code(error),
         )
     )
 
 
-def error_response(error: DynamoException, request_id: str) -> web.Response:
-    status = to_wire(error)[2]
+def _code(error: DynamoException) -> str | None:
+    if isinstance(error, HttpError):
+        return None
+    return getattr(error, "code", None) if isinstance(error, InvalidArgument) else error.kind
+
+
+def error_response(error: DynamoException, request_id: str, status: int | None = None) -> web.Response:
+    """`status` replaces the error's own."""
+    status = status or to_wire(error)[2]
     headers = {"x-request-id": request_id}
     if status in RETRY_AFTER:
         headers["Retry-After"] = "1"
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     body = msgspec.json.encode(error_answer(error, request_id))
     return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynamo.frontend.exchange import Exchange
 from dynamo.frontend.models import ServedModel
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.migration import Migration
@@ -15,9 +16,12 @@ from dynamo.runtime.stream import Sink
 class Generation:
     """Everything a request has running at workers. `close` ends it, whatever state it is in."""
 
-    def __init__(self, model: ServedModel, context: Context) -> None:
+    def __init__(self, model: ServedModel, context: Context, exchange: Exchange | None = None) -> None:
         self._model = model
         self._context = context
+        self._exchange = exchange
+        if exchange:
+            exchange.served_by(model.name)
         self._running: list[tuple[Context, Migration]] = []
 
     @property
@@ -35,17 +39,21 @@ class Generation:
             parser=parser,
             stop_worker=context.stop_generating,
         )
+        metered = self._exchange.metered(sink, len(prepared.request.token_ids)) if self._exchange else sink
         await self._start(Migration(
-            self._model.router, prepared.request, context, sink, limit=self._model.card.migration_limit
+            self._model.router, prepared.request, context, metered, limit=self._model.card.migration_limit
         ), context)  # fmt: skip
 
     async def relay(self, request: object, sink: Sink) -> None:
         """Send a request as the client wrote it, to a worker that takes text."""
         context = self._next_context()
-        await self._start(Migration(self._model.router, request, context, sink), context)
+        metered = self._exchange.metered(sink) if self._exchange else sink
+        await self._start(Migration(self._model.router, request, context, metered), context)
 
     async def _start(self, migration: Migration, context: Context) -> None:
         self._running.append((context, migration))
+        if self._exchange:
+            self._exchange.sent(migration)
         await migration.start()
 
     def _next_context(self) -> Context:

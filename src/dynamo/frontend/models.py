@@ -78,10 +78,17 @@ class Group:
 class Models:
     """Follows discovery from `start` to `close`; what it says is the last known truth, also during an outage."""
 
-    def __init__(self, runtime: DistributedRuntime, make_policy: Callable[[], Policy], hub: HubConfig) -> None:
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        make_policy: Callable[[], Policy],
+        hub: HubConfig,
+        serves_namespace: Callable[[str], bool] = lambda namespace: True,
+    ) -> None:
         self._runtime = runtime
         self._make_policy = make_policy
         self._hub = hub
+        self._serves_namespace = serves_namespace
         self._groups: dict[str, Group] = {}
         self._names: dict[str, str] = {}
         self._records: dict[str, Instance] = {}
@@ -135,6 +142,8 @@ class Models:
         changed = self._card_changed if prefix == CARDS else self._instance_changed
         async with contextlib.aclosing(self._runtime.discovery.watch(prefix)) as changes:
             async for change in changes:
+                if not isinstance(change, Synced) and not self._concerns_us(change.key.removeprefix(prefix)):
+                    continue
                 match change:
                     case Put(key, value):
                         changed(key.removeprefix(prefix), key, value)
@@ -142,6 +151,9 @@ class Models:
                         changed(key.removeprefix(prefix), key, None)
                     case Synced():
                         self._synced[prefix].set()
+
+    def _concerns_us(self, place: str) -> bool:
+        return self._serves_namespace(place.partition("/")[0])
 
     def _instance_changed(self, place: str, key: str, value: bytes | None) -> None:
         if value is None:

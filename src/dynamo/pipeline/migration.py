@@ -26,6 +26,8 @@ class Migration:
     def __init__(self, router: Router, request: Any, context: Context, sink: Sink, *, limit: int = 0) -> None:
         self.instance_id: int | None = None
         self.migrations = 0
+        self.restarts = 0
+        """Those of the migrations that happened before anything was generated."""
         self._router = router
         self._request = request
         self._context = context
@@ -91,6 +93,7 @@ class Migration:
             # A worker that refused has done nothing: trying the next one is not a migration.
             self._left -= 1
             self.migrations += 1
+            self.restarts += not self._begun
             log.warning(
                 "request %s: instance %x failed after %d tokens (%s), moving it to another",
                 self._context.id(),
