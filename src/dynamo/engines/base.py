@@ -22,6 +22,8 @@ class EngineInfo(Struct, kw_only=True):
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    guided_decoding: bool = False
+    """Whether it honours `sampling_options.guided_decoding` (a text engine: `response_format` and the like)."""
 
 
 class Running(Protocol):

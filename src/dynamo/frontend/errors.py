@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from dynamo.protocols.anthropic_answers import AnthropicError
 from dynamo.protocols.errors import DynamoException, HttpError, InvalidArgument, ModelNotFound, to_wire
 from dynamo.protocols.openai_answers import ErrorAnswer, ErrorDetail
 
@@ -20,6 +21,7 @@ _TYPES = {
     529: "overloaded_error",
 }
 RETRY_AFTER = {429, 503, 529}
+ANTHROPIC_PATH = "/v1/messages"
 
 
 def error_answer(error: DynamoException, request_id: str) -> ErrorAnswer:
@@ -37,10 +39,13 @@ def error_answer(error: DynamoException, request_id: str) -> ErrorAnswer:
     )
 
 
-def error_response(error: DynamoException, request_id: str) -> web.Response:
+def error_response(error: DynamoException, request_id: str, path: str = "") -> web.Response:
+    """In the shape of the API that the path belongs to."""
     status = to_wire(error)[2]
     headers = {"x-request-id": request_id}
     if status in RETRY_AFTER:
         headers["Retry-After"] = "1"
-    body = msgspec.json.encode(error_answer(error, request_id))
+    anthropic = path.startswith(ANTHROPIC_PATH)
+    answer = AnthropicError.of(error, request_id) if anthropic else error_answer(error, request_id)
+    body = msgspec.json.encode(answer)
     return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

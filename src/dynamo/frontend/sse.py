@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
 from aiohttp import web
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ class EventStream:
         """Wait for the first event or the end."""
         await self._begun
 
-    async def open(self, request: web.Request, headers: dict[str, str]) -> None:
-        """Send the headers and everything that waits."""
+    async def open(self, request: web.Request, headers: dict[str, str], before: bytes = b"") -> None:
+        """Send the headers, what comes before all events, and everything that waits."""
         response = web.StreamResponse(headers=headers)
         response.content_type = "text/event-stream"
         self.chunked = request.version >= (1, 1)
@@ -75,8 +76,8 @@ class EventStream:
         waiting, self._waiting = self._waiting or [], None
         self._response = response
         self._transport = request.transport
-        if waiting:
-            self.write(b"".join(waiting))
+        if before or waiting:
+            self.write(before + b"".join(waiting))
 
     async def close(self) -> web.StreamResponse:
         assert self._response
@@ -88,3 +89,8 @@ class EventStream:
         log.warning("cutting off a client that does not read: %d bytes wait for it", transport.get_write_buffer_size())
         self._transport = None
         transport.abort()
+
+
+def unescaped(text: str) -> str:
+    """What stands between the quotes of a JSON string, as text again."""
+    return msgspec.json.decode(f'"{text}"', type=str)
