@@ -9,7 +9,7 @@ import sys
 import uvloop
 
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.server import Server, ServerError
+from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
 from dynamo.router import MODES, make_policy
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
@@ -60,11 +60,10 @@ async def serve(config: FrontendConfig, network: RuntimeConfig) -> None:
     async def work() -> None:
         try:
             await server.start()
-        except ServerError as error:
+            print(f"serving on {server.url}", file=sys.stderr, flush=True)
+            await server.serve()
+        finally:
             await server.stop()
-            raise fail(str(error), error=error) from None
-        print(f"serving on {server.url}", file=sys.stderr, flush=True)
-        await server.serve()
 
     await run_until_signalled(runtime, work())
 

@@ -61,7 +61,8 @@ async def clear_kv_blocks(frontend: Frontend, request: web.Request, request_id: 
     }
     if not groups:
         return json_response(ClearedBlocks(message="No active worker groups found"), request_id)
-    answer = ClearedBlocks(cleared_workers=[], failed_workers=[])
+    cleared: list[WorkerResult] = []
+    failed: list[WorkerResult] = []
     asked = []
     for (namespace, component), name in sorted(groups.items()):
         here = [
@@ -73,10 +74,10 @@ async def clear_kv_blocks(frontend: Frontend, request: web.Request, request_id: 
         if not here:
             place = f"{namespace}/{component}/{CLEAR_ENDPOINT}"
             why = "this worker group serves no such endpoint"
-            answer.failed_workers += [WorkerResult(name=name, endpoint=place, status="unsupported", error=why)]
+            failed.append(WorkerResult(name=name, endpoint=place, status="unsupported", error=why))
     for result in await asyncio.gather(*asked):
-        (answer.failed_workers if result.error else answer.cleared_workers).append(result)
-    return json_response(answer, request_id)
+        (failed if result.error else cleared).append(result)
+    return json_response(ClearedBlocks(cleared_workers=cleared, failed_workers=failed), request_id)
 
 
 async def _clear(frontend: Frontend, model: str, instance: Instance) -> WorkerResult:

@@ -10,7 +10,7 @@ from aiohttp import web
 from dynamo.frontend.answer import json_response, stream_response
 from dynamo.frontend.chunks import ChatChoice, Chunks
 from dynamo.frontend.conversation import Conversation
-from dynamo.frontend.nvext import annotations
+from dynamo.frontend.nvext import annotation_events
 from dynamo.frontend.relay import relay_response
 from dynamo.frontend.sse import EventStream
 from dynamo.pipeline.guidance import forced_tool
@@ -54,7 +54,7 @@ async def chat(frontend: Frontend, request: web.Request, request_id: str) -> web
             request_id=request_id,
         )
         await talk.send([ChatChoice(chunks, index) for index in range(n)])
-        before = annotations(asked.nvext, talk.context.id(), talk.prepared)
+        before = annotation_events(asked.nvext, talk.context.id(), talk.prepared)
         return await stream_response(request, request_id, chunks, before)
     finally:
         await talk.close()

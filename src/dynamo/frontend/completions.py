@@ -13,7 +13,7 @@ from dynamo.frontend.answer import json_response, stream_response
 from dynamo.frontend.chunks import Chunks, TextChoice
 from dynamo.frontend.collect import Collected, Whole, text_answer
 from dynamo.frontend.generation import Generation
-from dynamo.frontend.nvext import Extras, annotations, with_headers
+from dynamo.frontend.nvext import Extras, annotation_events, with_headers
 from dynamo.frontend.relay import relay_response
 from dynamo.frontend.sse import EventStream
 from dynamo.model import Tokenizer
@@ -78,7 +78,7 @@ async def completions(frontend: Frontend, request: web.Request, request_id: str)
             echoed = prompt_logprobs(one.request.token_ids) if _echoes_logprobs(asked) else None
             choice = TextChoice(chunks, index, echo=_echo(asked, one, tokenizer), echoed=echoed)
             await generation.add(one.choice(index % n), choice)
-        before = annotations(asked.nvext, context.id(), prompts[0])
+        before = annotation_events(asked.nvext, context.id(), prompts[0])
         return await stream_response(request, request_id, chunks, before)
     finally:
         await generation.close()

@@ -10,7 +10,7 @@ from aiohttp import web
 from dynamo.frontend.answer import json_response, stream_response
 from dynamo.frontend.anthropic_stream import AnthropicStream
 from dynamo.frontend.conversation import Conversation
-from dynamo.frontend.nvext import annotations
+from dynamo.frontend.nvext import annotation_events
 from dynamo.frontend.sse import EventStream, unescaped
 from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat, hides_thinking
 from dynamo.pipeline.choice import Finish, TokenLogprob
@@ -40,7 +40,7 @@ async def messages(frontend: Frontend, request: web.Request, request_id: str) ->
         stream = AnthropicStream(id, talk.model.name, talk.prompt_tokens, hides_thinking(asked))
         choice = MessagesChoice(stream, request_id)
         await talk.send([choice])
-        before = annotations(chat.nvext, talk.context.id(), talk.prepared)
+        before = annotation_events(chat.nvext, talk.context.id(), talk.prepared)
         return await stream_response(request, request_id, choice, before)
     finally:
         await talk.close()

@@ -45,7 +45,7 @@ def _number(headers: Mapping[str, str], names: Sequence[str], low: int, high: in
     return None
 
 
-def annotations(nvext: NvExt | None, request_id: str, prepared: Prepared | None = None) -> bytes:
+def annotation_events(nvext: NvExt | None, request_id: str, prepared: Prepared | None = None) -> bytes:
     """Events that stand before a stream: named as asked for, the value in a comment, so that clients skip them."""
     told: dict[str, str] = {"request_id": request_id}
     if prepared is not None:

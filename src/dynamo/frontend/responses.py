@@ -9,7 +9,7 @@ from aiohttp import web
 
 from dynamo.frontend.answer import json_response, stream_response
 from dynamo.frontend.conversation import Conversation
-from dynamo.frontend.nvext import annotations
+from dynamo.frontend.nvext import annotation_events
 from dynamo.frontend.responses_stream import ResponsesStream
 from dynamo.frontend.sse import EventStream, unescaped
 from dynamo.model import Tokenizer
@@ -46,7 +46,7 @@ async def responses(frontend: Frontend, request: web.Request, request_id: str) -
         stream = ResponsesStream(asked, id, talk.model.name, talk.created)
         choice = ResponsesChoice(stream, talk.tokenizer, chat.top_logprobs or 0)
         await talk.send([choice])
-        before = annotations(chat.nvext, talk.context.id(), talk.prepared)
+        before = annotation_events(chat.nvext, talk.context.id(), talk.prepared)
         return await stream_response(request, request_id, choice, before)
     finally:
         await talk.close()

@@ -14,13 +14,14 @@ from dynamo.frontend.app import Frontend
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.models import Models
 from dynamo.model import HubConfig
+from dynamo.protocols.errors import StartError
 from dynamo.router import Policy
 from dynamo.runtime import DistributedRuntime
 
 log = logging.getLogger(__name__)
 
 
-class ServerError(Exception):
+class ServerError(StartError):
     """The server cannot listen; the message names the fix."""
 
 
@@ -60,16 +61,17 @@ class Server:
         gc.set_threshold(20_000, 20, 100)
 
     async def serve(self) -> None:
-        """Serve until the runtime shuts down, then let running requests finish."""
+        """Serve until the runtime shuts down, then take no new connection and let running requests finish."""
         await self._runtime.wait_for_shutdown()
         self._frontend.draining = True
-        await self.stop()
+        assert self._runner
+        for site in tuple(self._runner.sites):
+            await site.stop()
+        await self._finished()
 
     async def stop(self) -> None:
+        """End what still runs; safe in whatever state the server is."""
         if self._runner:
-            for site in tuple(self._runner.sites):
-                await site.stop()
-            await self._finished()
             await self._runner.cleanup()
         await self._models.close()
 

@@ -10,16 +10,12 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from dynamo.runtime.discovery import DiscoveryError
+from dynamo.protocols.errors import StartError
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.nats import NatsError
-from dynamo.runtime.plane.base import PlaneError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-START_ERRORS = (DiscoveryError, NatsError, PlaneError)
 
 
 def fail(message: str, *, code: int = 1, error: BaseException | None = None) -> SystemExit:
@@ -37,7 +33,7 @@ async def start_or_exit(make: Callable[[], DistributedRuntime]) -> DistributedRu
         raise fail(str(error), code=2, error=error) from None
     try:
         await runtime.start()
-    except START_ERRORS as error:
+    except StartError as error:
         await runtime.close()
         raise fail(str(error), error=error) from None
     return runtime
@@ -70,7 +66,7 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
             return await task
         except asyncio.CancelledError:
             return None
-        except START_ERRORS as error:
+        except StartError as error:
             raise fail(str(error), error=error) from None
     finally:
         waiter.cancel()

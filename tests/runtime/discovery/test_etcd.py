@@ -4,14 +4,14 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
-from following import GUARD, holder, snapshot, until
+from following import GUARD, QuickEtcd, holder, snapshot, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,7 +87,7 @@ async def test_a_killed_process_disappears(shared_etcd: Etcd) -> None:
 
 
 async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_are_told(etcd: Etcd) -> None:
-    async with joined(etcd.url) as frontend, joined(etcd.url) as worker:
+    async with joined(etcd.url, return_grace=2.0) as frontend, joined(etcd.url) as worker:
         leaver = EtcdDiscovery(EtcdConfig(endpoints=(etcd.url,), lease_ttl=2))
         await leaver.start()
         await worker.put("v1/worker", b"1")
@@ -95,18 +95,33 @@ async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_a
         await leaver.put("v1/leaver", b"3")
         async with aclosing(frontend.watch("v1/")) as changes:
             assert len(await snapshot(changes)) == 3
+            await worker.put("v1/worker", b"1+")
+            await until(changes, Put("v1/worker", b"1+"))
+            following = asyncio.create_task(until(changes, Delete("v1/leaver")))
             etcd.stop()
             etcd.wipe()
             await leaver.close()
             etcd.start()
-            assert await until(changes, Delete("v1/leaver")) == [Delete("v1/leaver")]
-            assert await keys(etcd) == {b"dynamo/v1/worker": b"1", b"dynamo/v1/created": b"2"}
+            assert await following == [Delete("v1/leaver")]
+            assert await keys(etcd) == {b"dynamo/v1/worker": b"1+", b"dynamo/v1/created": b"2"}
             await worker.put("v1/worker", b"changed")
             assert await until(changes, Put("v1/worker", b"changed")) == [Put("v1/worker", b"changed")]
 
 
-async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> None:
+async def test_a_store_emptied_between_reading_and_watching_is_noticed(etcd: Etcd) -> None:
     async with joined(etcd.url) as frontend, joined(etcd.url) as worker:
+        await worker.put("v1/a", b"1")
+        async with aclosing(frontend.watch("v1/")) as changes:
+            await snapshot(changes)
+            etcd.stop()
+            etcd.wipe()
+            etcd.start()
+            await worker.put("v1/b", b"1")
+            assert await until(changes, Put("v1/b", b"1")) == [Put("v1/b", b"1")]
+
+
+async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> None:
+    async with joined(etcd.url, return_grace=0.0) as frontend, joined(etcd.url) as worker:
         await worker.put("v1/kept", b"1")
         await worker.put("v1/dropped", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
@@ -124,6 +139,22 @@ async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> Non
             assert {await anext(changes), await anext(changes)} == {Put("v1/new", b"2"), Delete("v1/dropped")}
         assert await frontend.get_prefix("v1/") == {"v1/kept": b"1", "v1/new": b"2"}
         assert await worker.create("v1/unknown", b"1") is None
+
+
+async def test_an_etcd_that_stood_still_beyond_the_leases_costs_the_living_nothing(etcd: Etcd) -> None:
+    assert etcd.process
+    async with joined(etcd.url, return_grace=1.0) as frontend, joined(etcd.url) as worker, joined(etcd.url) as leaver:
+        await worker.put("v1/worker", b"1")
+        await leaver.put("v1/leaver", b"1")
+        async with aclosing(frontend.watch("v1/")) as changes:
+            await snapshot(changes)
+            following = asyncio.create_task(until(changes, Delete("v1/leaver")))
+            etcd.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(3)  # the leases end, nobody is told
+            await leaver.close()
+            etcd.process.send_signal(signal.SIGCONT)
+            assert await following == [Delete("v1/leaver")]
+        assert await frontend.get_prefix("v1/") == {"v1/worker": b"1"}
 
 
 async def test_a_watch_begun_during_an_outage_waits_for_its_end(etcd: Etcd) -> None:
@@ -200,10 +231,11 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
 
     gateway = Compacting(config)
     gateway.open()
-    async with joined(shared_etcd.url, prefix="compacted/") as worker:
+    async with AsyncExitStack() as stack, joined(shared_etcd.url, prefix="compacted/") as worker:
+        stack.push_async_callback(gateway.close)
         for key in ("a", "c", "d"):
             await worker.put(key, b"1")
-        async with aclosing(EtcdWatch(gateway, "compacted/", "", 2.0, asyncio.Event()).changes()) as changes:
+        async with aclosing(EtcdWatch(gateway, config, "", asyncio.Event()).changes()) as changes:
             assert await until(changes, Synced()) == [Put("a", b"1"), Put("c", b"1"), Put("d", b"1"), Synced()]
             async with asyncio.timeout(GUARD):
                 told = {await anext(changes) for _ in range(3)}
@@ -211,7 +243,6 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
             assert gateway.compacted
             await worker.put("e", b"1")
             assert await until(changes, Put("e", b"1")) == [Put("e", b"1")]
-    await gateway.close()
 
 
 class Proxy:
@@ -300,7 +331,7 @@ async def test_tls_that_fails_is_named_with_the_variables(shared_etcd: Etcd) -> 
         await EtcdDiscovery(EtcdConfig(endpoints=(url,))).start()
 
 
-class SecureEtcd(Etcd):
+class SecureEtcd(QuickEtcd):
     """Wants to see a certificate, and shows one."""
 
     @property
@@ -423,7 +454,7 @@ async def test_foreign_keys_are_ignored_with_one_warning(shared_etcd: Etcd, capl
     ).map(msgspec.json.encode)
 )
 def test_no_line_of_a_watch_raises_anything_but_an_outage(line: bytes) -> None:
-    watch = EtcdWatch(Gateway(EtcdConfig()), "dynamo/", "", 2.0, asyncio.Event())
+    watch = EtcdWatch(Gateway(EtcdConfig()), EtcdConfig(), "", asyncio.Event())
     try:
         watch._events(line)
     except Outage:
