@@ -39,11 +39,15 @@ class Server:
     async def start(self) -> None:
         """Listen first, so that a taken port is told at once; then learn which models there are."""
         self._runner = web.AppRunner(
-            self._frontend.application(), access_log=None, handler_cancellation=True, keepalive_timeout=75
+            self._frontend.application(),
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=75,
+            shutdown_timeout=1.0,
         )
         await self._runner.setup()
         host, port = self._config.host, self._config.port
-        site = web.TCPSite(self._runner, host, port, backlog=1024, shutdown_timeout=1.0)
+        site = web.TCPSite(self._runner, host, port, backlog=1024)
         try:
             await site.start()
         except OSError as error:

@@ -30,7 +30,11 @@ End = tuple[str, str | int | None]
 
 
 class Postprocess:
-    """The sink of one choice's stream. It ends the stream itself where the client's or the model's stops say so."""
+    """The sink of one choice's stream. It ends the stream itself where the client's or the model's stops say so.
+
+    At a stop token the engine, which knows those too, is given the chance to end by itself: its last word may bring
+    what the request cost. One that goes on instead is stopped.
+    """
 
     __slots__ = (
         "_attributed",
@@ -42,6 +46,7 @@ class Postprocess:
         "_limit",
         "_min_tokens",
         "_one_call",
+        "_over",
         "_parser",
         "_plain",
         "_prompt",
@@ -84,6 +89,7 @@ class Postprocess:
         self._min_tokens = conditions.min_tokens or 0
         self._plain = self._stops is None and parser is None
         self._prompt = request.token_ids
+        self._over: End | None = None
         self._told_usage: Usage | None = None
         self._reasoning_tokens = 0
         self._attributed = 0
@@ -109,7 +115,7 @@ class Postprocess:
         shown, end = self._cut(ids)
         self._say(self._decoder.push(shown))
         if end:
-            self._end_early(end)
+            self._reached(end, goes_on=self.count < count)
 
     def item(self, output: EngineOutput) -> None:
         if self.done:
@@ -127,7 +133,9 @@ class Postprocess:
         reason = output.finish_reason
         if reason is None or self.done:
             return
-        if reason.startswith("error"):
+        if self._over:
+            self._finish(self._over)
+        elif reason.startswith("error"):
             self.fail(Unknown(reason.removeprefix("error").lstrip(": ") or "the engine failed"))
         else:
             self._finish((_REASONS.get(reason, "stop"), output.stop_reason))
@@ -135,10 +143,14 @@ class Postprocess:
     def end(self) -> None:
         """An engine that just ends has said all it had to say."""
         if not self.done:
-            self._finish(("length" if self.count >= self._limit else "stop", None))
+            self._finish(self._over or ("length" if self.count >= self._limit else "stop", None))
 
     def fail(self, error: DynamoException) -> None:
-        if not self.done:
+        if self.done:
+            return
+        if self._over:
+            self._finish(self._over)
+        else:
             self.done = True
             self._choice.fail(error)
 
@@ -159,15 +171,25 @@ class Postprocess:
 
     def _one_by_one(self, ids: list[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         for position, id in enumerate(ids):
+            if self._over:
+                self._end_early(self._over)
+                return
             shown, end = self._cut([id])
             if shown:
                 if position < len(logprobs):
                     self._waiting.append((self._decoded, logprobs[position]))
                 self._say(self._decoder.push(shown))
             if end and not self.done:
-                self._end_early(end)
+                self._reached(end, goes_on=end[0] == "length")
             if self.done:
                 return
+
+    def _reached(self, end: End, *, goes_on: bool) -> None:
+        """The answer is complete; an engine that did not go on after the last token may have something to add."""
+        if goes_on:
+            self._end_early(end)
+        else:
+            self._over, self._plain = end, False
 
     def _cut(self, ids: list[int]) -> tuple[list[int], End | None]:
         """Counts these ids up to where the answer ends. What is shown of them, and that end, if there is one."""
@@ -182,6 +204,9 @@ class Postprocess:
 
     def _written(self, output: EngineOutput, text: str) -> None:
         """An engine that detokenises has cut its text as it should be; only the client's stop strings are left."""
+        if self._over:
+            self._end_early(self._over)
+            return
         self.count += len(output.token_ids)
         self._waiting += [(self._decoded, token) for token in _logprobs(output)]
         self._say(text)
