@@ -73,8 +73,8 @@ async def test_headers_say_where_a_request_goes_and_how_urgent_it_is(live: Live,
     assert (routing["priority"], routing["dp_rank"], routing["cache_salt"]) == (-4, 2, "acme")
     status, _answer = await live.post("/v1/chat/completions", CHAT, **{"x-dynamo-worker-instance-id": "left"})
     assert status == 200
-    status, _answer = await live.post("/v1/chat/completions", CHAT, **{"x-worker-instance-id": "5"})
-    assert status == 503
+    status, answer = await live.post("/v1/chat/completions", CHAT, **{"x-worker-instance-id": "5"})
+    assert (status, answer["error"]["param"]) == (400, "nvext.backend_instance_id")
 
 
 async def test_a_prompt_can_come_as_tokens_or_raw(live: Live, toy: Scripted) -> None:

@@ -7,6 +7,7 @@ loop joins what one turn writes. This is the one place that knows how bytes leav
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import msgspec
@@ -42,6 +43,10 @@ class EventStream:
                 if not self._begun.done():
                     self._begun.set_result(None)
             return
+        if transport.is_closing():
+            # The client has left; until its handler hears of that, uvloop would raise here.
+            self._transport = None
+            return
         transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
         if transport.get_write_buffer_size() > MAX_UNSENT:
             self._cut_off(transport)
@@ -58,7 +63,7 @@ class EventStream:
     @property
     def has_begun(self) -> bool:
         """Whether any event was written."""
-        return self._transport is not None or bool(self._waiting)
+        return self._waiting is None or bool(self._waiting)
 
     async def begun(self) -> None:
         """Wait for the first event or the end."""
@@ -82,7 +87,8 @@ class EventStream:
     async def close(self) -> web.StreamResponse:
         assert self._response
         self._transport = None
-        await self._response.write_eof()
+        with contextlib.suppress(ConnectionError):  # the client left while the last event was written
+            await self._response.write_eof()
         return self._response
 
     def _cut_off(self, transport: asyncio.Transport) -> None:
