@@ -88,7 +88,7 @@ def junk(rng: random.Random, depth: int = 2) -> Any:
         if rng.random() < 0.5:
             return [junk(rng, depth - 1) for _ in range(rng.randrange(3))]
         return {rng.choice(WORDS): junk(rng, depth - 1) for _ in range(rng.randrange(3))}
-    return rng.choice(SCALARS) if rng.random() < 0.7 else rng.choice(WORDS)
+    return copy.deepcopy(rng.choice(SCALARS)) if rng.random() < 0.7 else rng.choice(WORDS)
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
