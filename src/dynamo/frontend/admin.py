@@ -9,8 +9,8 @@ from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from dynamo.frontend.answer import json_response
-from dynamo.frontend.embeddings import OneItem
 from dynamo.frontend.models import BusyThresholds, ServedModel
+from dynamo.frontend.one_item import OneItem
 from dynamo.protocols.errors import DynamoException, from_exception
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.openai_fields import FilledString

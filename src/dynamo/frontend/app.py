@@ -82,6 +82,8 @@ class Frontend:
     def _add(self, app: web.Application, path: str, **handlers: Handler) -> None:
         for method, handler in handlers.items():
             app.router.add_route(method, path, self._guarded(handler))
+        if "GET" in handlers:
+            app.router.add_route("HEAD", path, self._guarded(handlers["GET"]))
         app.router.add_route("*", path, self._guarded(other_method(", ".join(sorted(handlers)))))
 
     def _guarded(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

@@ -34,7 +34,8 @@ async def chat(frontend: Frontend, request: web.Request, request_id: str) -> web
             raw = msgspec.json.decode(body)
             if asked.nvext is not None:
                 raw["nvext"] = msgspec.to_builtins(asked.nvext)
-            return await relay_response(request, request_id, talk.generation, raw, talk.created)
+            before = annotation_events(asked.nvext, talk.context.id())
+            return await relay_response(request, request_id, talk.generation, raw, before)
         id = f"chatcmpl-{talk.context.id()}"
         if not asked.stream:
             return json_response((await talk.whole(id))[0], request_id)

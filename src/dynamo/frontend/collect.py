@@ -94,6 +94,7 @@ class Whole:
     def failed(self, error: DynamoException) -> None:
         if not self._done.done():
             self._done.set_exception(error)
+            self._done.exception()  # where nobody waits any more, nobody needs to be told
 
     async def done(self) -> None:
         await self._done

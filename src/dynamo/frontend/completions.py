@@ -43,7 +43,8 @@ async def completions(frontend: Frontend, request: web.Request, request_id: str)
             raw = msgspec.json.decode(body)
             if asked.nvext is not None:
                 raw["nvext"] = msgspec.to_builtins(asked.nvext)
-            return await relay_response(request, request_id, generation, raw, created)
+            before = annotation_events(asked.nvext, context.id())
+            return await relay_response(request, request_id, generation, raw, before)
         prompts = await model.preprocessor.completion(asked)
         tokenizer = model.preprocessor.model.tokenizer
         head: dict[str, Any] = {"id": f"cmpl-{context.id()}", "created": created, "model": model.name}

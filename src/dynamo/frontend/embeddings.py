@@ -27,9 +27,10 @@ from dynamo.frontend.answer import json_response
 from dynamo.frontend.generation import Generation
 from dynamo.frontend.models import ServedModel
 from dynamo.frontend.nvext import with_headers
+from dynamo.frontend.one_item import OneItem
 from dynamo.pipeline.validate import validate_embedding
 from dynamo.protocols.card import ModelType
-from dynamo.protocols.errors import DynamoException, InvalidRequest, ProtocolError
+from dynamo.protocols.errors import InvalidRequest, ProtocolError
 from dynamo.protocols.openai_embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
 
 if TYPE_CHECKING:
@@ -128,24 +129,3 @@ def _converted(value: Any, kind: type[Any]) -> Any:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise ProtocolError(f"the worker's answer is no embedding: {error}") from None
-
-
-class OneItem:
-    """The sink of a stream that says one thing: `value` is that, or raises."""
-
-    def __init__(self) -> None:
-        self.value: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def tokens(self, ids: list[int]) -> None:
-        self.fail(ProtocolError("the worker answered with token ids"))
-
-    def item(self, value: Any) -> None:
-        if not self.value.done():
-            self.value.set_result(value)
-
-    def end(self) -> None:
-        self.fail(ProtocolError("the worker ended without an answer"))
-
-    def fail(self, error: DynamoException) -> None:
-        if not self.value.done():
-            self.value.set_exception(error)

@@ -148,6 +148,7 @@ class RelayedAnswer:
     def fail(self, error: DynamoException) -> None:
         if not self._done.done():
             self._done.set_exception(error)
+            self._done.exception()  # where nobody waits any more, nobody needs to be told
 
     async def answer(self) -> dict[str, Any]:
         await self._done
@@ -197,13 +198,17 @@ def fold_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 
 async def relay_response(
-    request: web.Request, request_id: str, generation: Generation, asked: dict[str, Any], created: int
+    request: web.Request,
+    request_id: str,
+    generation: Generation,
+    asked: dict[str, Any],
+    before: bytes,
 ) -> web.StreamResponse:
     """The whole answer of a worker that takes text, to the client that asked in the same words."""
     if not asked.get("stream"):
         answer = RelayedAnswer()
         await generation.relay(asked, answer)
         return json_response(await answer.answer(), request_id)
-    chunks = Chunks(EventStream(), id="", created=created, model="", object="", choices=1, request_id=request_id)
+    chunks = Chunks(EventStream(), id="", created=0, model="", object="", choices=1, request_id=request_id)
     await generation.relay(asked, RelayedStream(chunks))
-    return await stream_response(request, request_id, chunks)
+    return await stream_response(request, request_id, chunks, before)
