@@ -46,6 +46,19 @@ async def test_a_message_streams(client: AsyncAnthropic, toy: Scripted) -> None:
     assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) == len(toy.requests[-1]["token_ids"])
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thoughts_can_be_left_out(client: AsyncAnthropic, stream: bool) -> None:
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+    asked: dict[str, Any] = {"model": "org/toy", "max_tokens": 1500, "messages": said("THINK"), "thinking": thinking}
+    if stream:
+        async with client.messages.stream(**asked) as events:
+            answer: Any = await events.get_final_message()
+    else:
+        answer = await client.messages.create(**asked)
+    assert [block.type for block in answer.content] == ["thinking", "text"]
+    assert (answer.content[0].thinking, answer.content[1].text) == ("", "The answer.")
+
+
 async def test_a_stop_sequence_is_named(client: AsyncAnthropic) -> None:
     answer = await client.messages.create(
         model="org/toy", max_tokens=50, messages=said("STOPS"), stop_sequences=["three"]

@@ -302,6 +302,8 @@ async def test_a_response_whole_and_streamed(client: AsyncOpenAI) -> None:
     stream = await client.responses.create(model="org/toy", input="THINK", stream=True)
     events = [event async for event in stream]
     assert events[0].type == "response.created"
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[0].response.output == []
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "The answer."
     last = events[-1]
     assert last.type == "response.completed"

@@ -80,16 +80,18 @@ class MessagesChoice:
         self.text(unescaped(text))
 
     def text(self, text: str) -> None:
-        self._write(self._stream.text(text))
+        self.events.write(self._start() + self._stream.text(text))
 
     def reasoning(self, text: str) -> None:
-        self._write(self._stream.reasoning(text))
+        event = self._start() + self._stream.reasoning(text)
+        if event:  # nothing is said of thoughts the client does not want to read
+            self.events.write(event)
 
     def tool_start(self, index: int, id: str, name: str) -> None:
-        self._write(self._stream.tool_start(index, id, name))
+        self.events.write(self._start() + self._stream.tool_start(index, id, name))
 
     def tool_arguments(self, index: int, fragment: str) -> None:
-        self._write(self._stream.tool_arguments(index, fragment))
+        self.events.write(self._start() + self._stream.tool_arguments(index, fragment))
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         """Anthropic's API has no place for them."""
@@ -99,13 +101,13 @@ class MessagesChoice:
 
     def finish(self, finish: Finish) -> None:
         usage = CompletionUsage.of(finish.usage)
-        self._write(self._stream.finish(finish.reason, usage, _sequence(finish.stop_reason)))
-        self.events.end()
+        sequence = _sequence(finish.stop_reason)
+        self.events.end(self._start() + self._stream.finish(finish.reason, usage, sequence))
 
     def fail(self, error: DynamoException) -> None:
         self.error = error
         self.events.end(self._stream.fail(error, self._request_id) if self.events.has_begun else b"")
 
-    def _write(self, event: bytes) -> None:
-        if event:
-            self.events.write(event if self.events.has_begun else self._stream.start() + event)
+    def _start(self) -> bytes:
+        """What comes before the first event."""
+        return b"" if self.events.has_begun else self._stream.start()

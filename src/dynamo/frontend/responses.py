@@ -74,16 +74,16 @@ class ResponsesChoice:
         logprobs = None
         if tokens and self._tokenizer:
             logprobs = chat_logprobs(self._tokenizer, tokens, self._top_logprobs).content
-        self._write(self._stream.text(text, logprobs or ()))
+        self.events.write(self._start() + self._stream.text(text, logprobs or ()))
 
     def reasoning(self, text: str) -> None:
-        self._write(self._stream.reasoning(text))
+        self.events.write(self._start() + self._stream.reasoning(text))
 
     def tool_start(self, index: int, id: str, name: str) -> None:
-        self._write(self._stream.tool_start(index, id, name))
+        self.events.write(self._start() + self._stream.tool_start(index, id, name))
 
     def tool_arguments(self, index: int, fragment: str) -> None:
-        self._write(self._stream.tool_arguments(index, fragment))
+        self.events.write(self._start() + self._stream.tool_arguments(index, fragment))
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         self._tokens += tokens
@@ -92,13 +92,13 @@ class ResponsesChoice:
         """A response has no place for them."""
 
     def finish(self, finish: Finish) -> None:
-        last = self._stream.finish(finish.reason, CompletionUsage.of(finish.usage))
-        self._write(last)
-        self.events.end()
+        usage = CompletionUsage.of(finish.usage)
+        self.events.end(self._start() + self._stream.finish(finish.reason, usage))
 
     def fail(self, error: DynamoException) -> None:
         self.error = error
         self.events.end(self._stream.fail(error.message) if self.events.has_begun else b"")
 
-    def _write(self, event: bytes) -> None:
-        self.events.write(event if self.events.has_begun else self._stream.start() + event)
+    def _start(self) -> bytes:
+        """What comes before the first event; it must be made before that, as events are numbered."""
+        return b"" if self.events.has_begun else self._stream.start()
