@@ -17,7 +17,6 @@ from dynamo.router.kv.hashing import sequence_hashes
 from dynamo.router.kv.index import Index, Rejected
 from dynamo.router.kv.slots import Worker
 
-PER_EVENT = 4
 DEPTH = 100
 
 
@@ -31,11 +30,11 @@ def us(work: Callable[[], object], number: int, repeats: int = 3) -> float:
     return best
 
 
-def events_of(worker: int, names: list[int], local: list[int]) -> list[RouterEvent]:
+def events_of(worker: int, names: list[int], local: list[int], per_event: int) -> list[RouterEvent]:
     made = []
-    for at in range(0, len(names), PER_EVENT):
+    for at in range(0, len(names), per_event):
         blocks = [
-            StoredBlock(*pair) for pair in zip(names[at : at + PER_EVENT], local[at : at + PER_EVENT], strict=True)
+            StoredBlock(*pair) for pair in zip(names[at : at + per_event], local[at : at + per_event], strict=True)
         ]
         made.append(RouterEvent(worker_id=worker, event_id=0, data=Stored(blocks, names[at - 1] if at else None)))
     return made
@@ -54,6 +53,7 @@ def main() -> None:
     ap = argparse.ArgumentParser()
     ap.add_argument("--blocks", type=int, default=1_000_000)
     ap.add_argument("--workers", type=int, default=256)
+    ap.add_argument("--per-event", type=int, default=4, help="blocks in one event; a divisor of 100")
     ap.add_argument("--memory", action="store_true", help="trace memory instead of time (slow)")
     o = ap.parse_args()
     rng = random.Random(3)
@@ -69,14 +69,11 @@ def main() -> None:
         prompts.append((sequence_hashes(local), names, holders))
         copies += len(holders) * DEPTH
         for worker in holders:
-            events += events_of(worker, names, local)
+            events += events_of(worker, names, local, o.per_event)
     # A router learns of chains side by side, but of each chain in order.
-    store = []
     if o.memory:
         tracemalloc.start()
-        index = Index()
-    for at in range(0, len(events), 100_000):
-        store.append(applied(index, events[at : at + 100_000]))
+    store = [applied(index, events[at : at + 100_000]) for at in range(0, len(events), 100_000)]
     if o.memory:
         used = tracemalloc.get_traced_memory()[0]
         ints = 32 * len(index)
@@ -87,18 +84,18 @@ def main() -> None:
     hot_local = [rng.getrandbits(64) for _ in range(DEPTH)]
     hot = sequence_hashes(hot_local)
     for worker in range(o.workers):
-        for event in events_of(worker, hot, hot_local):
+        for event in events_of(worker, hot, hot_local, o.per_event):
             assert not isinstance(index.apply(event), Rejected)
     long_local = [rng.getrandbits(64) for _ in range(6000)]
     long = sequence_hashes(long_local)
-    for event in events_of(0, long, long_local):
+    for event in events_of(0, long, long_local, o.per_event):
         index.apply(event)
 
     def hit() -> None:
         index.match(prompts[rng.randrange(len(prompts))][0])
 
     print(f"{o.workers} workers, {len(index)} different blocks, {copies} copies; CPU us")
-    print(f"  stored event of {PER_EVENT} blocks       {min(store):6.2f} .. {max(store):.2f}")
+    print(f"  stored event of {o.per_event} blocks       {min(store):6.2f} .. {max(store):.2f}")
     miss = [rng.getrandbits(64) for _ in range(DEPTH)]
     print(f"  miss                          {us(lambda: index.match(miss), 10000):6.2f}")
     print(f"  hit, {DEPTH} blocks, 1-4 workers   {us(hit, 10000):6.2f}")
@@ -108,13 +105,13 @@ def main() -> None:
         index.apply(RouterEvent(worker_id=worker, event_id=0, data=Removed([hot[50]])))
     print(f"  hot prefix, 1 in 16 has a gap {us(lambda: index.match(hot), 2000):6.2f}")
     removals = [
-        RouterEvent(worker_id=worker, event_id=0, data=Removed(names[at : at + PER_EVENT][::-1]))
+        RouterEvent(worker_id=worker, event_id=0, data=Removed(names[at : at + o.per_event][::-1]))
         for _, names, holders in prompts[: len(prompts) // 4]
         for worker in holders
-        for at in range(DEPTH - PER_EVENT, -1, -PER_EVENT)
+        for at in range(DEPTH - o.per_event, -1, -o.per_event)
     ]
-    print(f"  removed event of {PER_EVENT} blocks      {applied(index, removals):6.2f}")
-    print(f"  events/s                      {1e6 / (sum(store) / len(store)):,.0f} stored")
+    print(f"  removed event of {o.per_event} blocks      {applied(index, removals):6.2f}")
+    print(f"  events/s                      {1e6 * len(store) / sum(store):,.0f} stored")
     begin = time.process_time_ns()
     index.remove_worker(Worker(1))
     print(f"  removal of a whole worker     {(time.process_time_ns() - begin) / 1e6:6.2f} ms")

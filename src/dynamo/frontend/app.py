@@ -18,6 +18,7 @@ from dynamo.frontend.embeddings import embeddings
 from dynamo.frontend.errors import ANTHROPIC_PATH, error_response
 from dynamo.frontend.messages import count_tokens, messages
 from dynamo.frontend.models import Models, ServedModel
+from dynamo.frontend.request_template import fill_body
 from dynamo.frontend.responses import responses
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.body import BodyDecoder
@@ -128,7 +129,9 @@ class Frontend:
         kind = request.content_type
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise HttpError(415, f"Content-Type must be application/json, not {kind}")
-        return await request.read()
+        body = await request.read()
+        template = self._config.request_template
+        return fill_body(template, body, request.path) if template else body
 
     def model(self, name: str, kind: ModelType) -> ServedModel:
         model = self.models.get(name)

@@ -13,7 +13,7 @@ from dynamo.frontend.conversation import Conversation
 from dynamo.frontend.nvext import annotation_events
 from dynamo.frontend.relay import relay_response
 from dynamo.frontend.sse import EventStream
-from dynamo.pipeline.guidance import forced_tool
+from dynamo.pipeline.guidance import reason_of_calls
 from dynamo.pipeline.validate import validate_chat
 
 if TYPE_CHECKING:
@@ -25,9 +25,7 @@ async def chat(frontend: Frontend, request: web.Request, request_id: str) -> web
     asked = frontend.bodies.chat.decode(body, frontend.ignore_unknown_fields)
     validate_chat(asked)
     talk = Conversation(frontend, request, request_id, asked)
-    if forced_tool(asked):
-        # OpenAI's clients know it so: a call the client itself named is no reason of its own to stop.
-        talk.reason_of_calls = "stop"
+    talk.reason_of_calls = reason_of_calls(asked)
     try:
         await talk.prepare()
         if talk.prepared is None:

@@ -23,9 +23,9 @@ from dynamo.protocols.openai_chat import FunctionCall, ToolCall
 class Collected:
     """One choice, complete when `finish` was told."""
 
-    def __init__(self, whole: Whole, *, counts_prompt: bool) -> None:
+    def __init__(self, whole: Whole, index: int) -> None:
         self._whole = whole
-        self._counts_prompt = counts_prompt
+        self._index = index
         self.content: list[str] = []
         self.thoughts: list[str] = []
         self.calls: list[ToolCall] = []
@@ -59,7 +59,7 @@ class Collected:
 
     def finish(self, finish: Finish) -> None:
         self.finished = finish
-        self._whole.one_finished(finish, counts_prompt=self._counts_prompt)
+        self._whole.one_finished(self._index, finish)
 
     def fail(self, error: DynamoException) -> None:
         self._whole.failed(error)
@@ -74,10 +74,11 @@ class Collected:
 class Whole:
     """All choices of one answer; `done` waits for the last of them or raises what went wrong."""
 
-    def __init__(self, choices: int, per_prompt: int = 1) -> None:
+    def __init__(self, choices: int, per_prompt: int = 1, make: Callable[[Whole, int], Collected] = Collected) -> None:
         """`per_prompt` of the choices share a prompt, which is paid for once."""
         self.usage = Usage()
-        self.choices = [Collected(self, counts_prompt=index % per_prompt == 0) for index in range(choices)]
+        self.choices = [make(self, index) for index in range(choices)]
+        self._per_prompt = per_prompt
         self._running = choices
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -85,8 +86,8 @@ class Whole:
     def stop_reason(self) -> str | int | None:
         return next((one.finished.stop_reason for one in self.choices if one.finished), None)
 
-    def one_finished(self, finish: Finish, *, counts_prompt: bool) -> None:
-        add_usage(self.usage, finish.usage, prompt=counts_prompt)
+    def one_finished(self, index: int, finish: Finish) -> None:
+        add_usage(self.usage, finish.usage, prompt=index % self._per_prompt == 0)
         self._running -= 1
         if not self._running and not self._done.done():
             self._done.set_result(None)

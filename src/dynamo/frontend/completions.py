@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -49,14 +50,13 @@ async def completions(frontend: Frontend, request: web.Request, request_id: str)
         tokenizer = model.preprocessor.model.tokenizer
         head: dict[str, Any] = {"id": f"cmpl-{context.id()}", "created": created, "model": model.name}
         if not asked.stream:
-            whole, best = await _gathered(generation, asked, prompts)
-            each = [one for one in prompts for _ in range(asked.n or 1)]
+            whole, best = await gather_best(generation, asked, prompts)
             answer = text_answer(
                 best,
                 whole.usage,
                 **head,
                 tokenizer=tokenizer,
-                echo=[_echo(asked, one, tokenizer) for one in each],
+                echo=[echo(asked, one, tokenizer) for one in prompts for _ in range(asked.n or 1)],
                 logprobs=asked.logprobs,
                 nvext=extras.tell(whole.stop_reason),
             )
@@ -77,7 +77,7 @@ async def completions(frontend: Frontend, request: web.Request, request_id: str)
         for index in range(len(prompts) * n):
             one = prompts[index // n]
             echoed = prompt_logprobs(one.request.token_ids) if _echoes_logprobs(asked) else None
-            choice = TextChoice(chunks, index, echo=_echo(asked, one, tokenizer), echoed=echoed)
+            choice = TextChoice(chunks, index, echo=echo(asked, one, tokenizer), echoed=echoed)
             await generation.add(one.choice(index % n), choice)
         before = annotation_events(asked.nvext, context.id(), prompts[0])
         return await stream_response(request, request_id, chunks, before)
@@ -85,13 +85,16 @@ async def completions(frontend: Frontend, request: web.Request, request_id: str)
         await generation.close()
 
 
-async def _gathered(
-    generation: Generation, asked: CompletionRequest, prompts: list[Prepared]
+async def gather_best(
+    generation: Generation,
+    asked: CompletionRequest,
+    prompts: list[Prepared],
+    make: Callable[[Whole, int], Collected] = Collected,
 ) -> tuple[Whole, list[Collected]]:
     """All that was generated, and of each prompt's choices the likeliest `n`."""
     n = asked.n or 1
     made = asked.best_of or n
-    whole = Whole(len(prompts) * made, per_prompt=made)
+    whole = Whole(len(prompts) * made, made, make)
     for index, choice in enumerate(whole.choices):
         one = prompts[index // made].choice(index % made)
         if made > n:
@@ -112,7 +115,8 @@ def _echoes_logprobs(asked: CompletionRequest) -> bool:
     return bool(asked.echo) and asked.logprobs is not None
 
 
-def _echo(asked: CompletionRequest, prepared: Prepared, tokenizer: Tokenizer) -> str:
+def echo(asked: CompletionRequest, prepared: Prepared, tokenizer: Tokenizer) -> str:
+    """What each answer to this prompt begins with."""
     if not asked.echo:
         return ""
     return tokenizer.decode(prepared.request.token_ids) if prepared.prompt is None else prepared.prompt

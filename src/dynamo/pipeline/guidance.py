@@ -40,6 +40,11 @@ def forced_tool(request: ChatRequest) -> str | None:
     return request.tool_choice.function.name if isinstance(request.tool_choice, NamedToolChoice) else None
 
 
+def reason_of_calls(request: ChatRequest) -> str:
+    """The finish reason after calls. OpenAI's clients know one that the client itself named as no reason to stop."""
+    return "stop" if forced_tool(request) else "tool_calls"
+
+
 def guided_json(request: GenerationFields) -> dict[str, Any] | None:
     """`guided_json` may be a schema or a string with one inside."""
     schema: Any = request.guided_json

@@ -130,16 +130,29 @@ def test_recomputing_on_a_worker_with_its_share_of_the_traffic_counts_double() -
     assert wait(3300).at == 1
 
 
-def test_traffic_that_piles_up_on_one_worker_is_moved_even_if_nothing_waits() -> None:
-    choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
+def test_traffic_that_piles_up_on_a_worker_in_use_is_moved_even_if_nothing_waits() -> None:
+    choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
     assert choice.at != 0
     assert "more than its share of the traffic" in (choice.passed_over or "")
+
+
+def test_a_lone_conversation_does_not_wander() -> None:
+    choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
+    assert choice.at == 0
 
 
 def test_a_worker_without_room_is_avoided() -> None:
     choice = pick(Loads([0, 0], [950, 0], [0, 0], [9, 0], [8000.0, 8000.0]), {0: Overlap(50)}, total_blocks=1000)
     assert choice.at == 1
     assert choice.passed_over == "worker 0 rank 0 holds 50 blocks more, but 1050 of its blocks are in use"
+
+
+def test_the_worked_example_of_the_documentation_holds() -> None:
+    loads = Loads([3000, 0, 0], [200, 140, 0], [0, 0, 0], [2, 1, 0], [8000.0, 8000.0, 2000.0])
+    choice = pick(loads, {0: Overlap(90), 1: Overlap(60)})
+    assert choice.at == 1
+    assert [round(cost, 1) for cost in choice.costs] == [3402.8, 1347.8, 2160.3]
+    assert choice.passed_over == "worker 0 rank 0 holds 30 blocks more, but 3000 prompt tokens wait there"
 
 
 def test_slower_tiers_count_by_their_weight() -> None:
