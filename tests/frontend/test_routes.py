@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from dynamo.frontend.request_template import RequestTemplate
 from dynamo.runtime import Context
 from toys import Live, ModelType, Scripted, text_card, toy_card
 
@@ -267,3 +268,24 @@ async def test_an_old_http_client_gets_a_stream_without_chunks(live: Live, toy: 
     await writer.wait_closed()
     assert answer.endswith(b"data: [DONE]\n\n")
     assert aiohttp.hdrs.TRANSFER_ENCODING.lower().encode() not in answer.lower()
+
+
+async def test_the_operators_template_fills_each_route_in_its_own_words(folder: Path) -> None:
+    template = RequestTemplate(model="toy", temperature=0.5, max_completion_tokens=2)
+    async with Live(request_template=template) as live:
+        engine = Scripted()
+        await live.serve(engine.generate, toy_card(folder, "toy"))
+        messages = [{"role": "user", "content": "x"}]
+        for path, body in (
+            ("/v1/chat/completions", {"messages": messages}),
+            ("/v1/completions", {"prompt": "x"}),
+            ("/v1/responses", {"input": "x"}),
+            ("/v1/messages", {"messages": messages}),
+        ):
+            status, answer = await live.post(path, body)
+            assert status == 200, answer
+            request = engine.requests.pop()
+            assert request["stop_conditions"]["max_tokens"] == 2
+            assert request["sampling_options"]["temperature"] == 0.5
+        assert (await live.post("/v1/messages/count_tokens", {"messages": messages}))[0] == 200
+        assert (await live.post("/busy_threshold", {}))[0] == 200
