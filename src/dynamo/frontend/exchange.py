@@ -7,6 +7,8 @@ from bisect import bisect_left
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from aiohttp import web
+
 from dynamo.frontend.metrics import UNKNOWN_MODEL, FrontendMetrics, ModelMetrics
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.protocols.engine import EngineOutput, Usage
@@ -299,3 +301,7 @@ def error_type(status: int, error: DynamoException | None) -> str:
     if status < 400:
         return ""
     return "validation" if status < 500 else "internal"
+
+
+EXCHANGE = web.RequestKey("exchange", Exchange)
+"""Where a request keeps its own."""

@@ -13,7 +13,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
 from dynamo.frontend.errors import error_response
-from dynamo.frontend.exchange import PROBES, Exchange, Exchanges, one_line
+from dynamo.frontend.exchange import EXCHANGE, PROBES, Exchange, Exchanges, one_line
 from dynamo.frontend.keys import ApiKeys
 from dynamo.frontend.metrics import FrontendMetrics
 from dynamo.frontend.tracing import Tracing
@@ -29,7 +29,6 @@ from dynamo.protocols.errors import (
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
-EXCHANGE = web.RequestKey("exchange", Exchange)
 CLIENT_LEFT = 499
 UNREAD = frozenset((408, 413))
 """Answers given while the rest of a body may still be under way."""
@@ -140,7 +139,7 @@ class Gate:
                 known = Unknown(f"internal error: {type(error).__name__}")
         exchange.error = known
         status = self._config.overload_status_code if isinstance(known, ResourceExhausted) else None
-        return error_response(known, exchange.request_id, status)
+        return error_response(known, exchange.request_id, exchange.path, status)
 
     def _over(self, request: web.Request, exchange: Exchange, status: int) -> None:
         if isinstance(request.protocol, Connection):
