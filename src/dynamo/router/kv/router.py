@@ -33,7 +33,7 @@ from dynamo.router.kv.queue import Queue, Ticket
 from dynamo.router.kv.replicas import Replicas
 from dynamo.router.kv.slots import Worker
 from dynamo.router.reported import ReportedLoads
-from dynamo.router.router import REMEMBERED, Placement
+from dynamo.router.router import REMEMBERED, Placement, pinned_channel
 from dynamo.router.stats import RouterStats
 from dynamo.router.subjects import Place
 from dynamo.router.thresholds import Thresholds
@@ -339,8 +339,7 @@ class KvRouter:
 
     def _candidates(self, ticket: Ticket) -> Fleet:
         if ticket.pinned is not None:
-            if ticket.pinned not in self._members:
-                raise Unavailable(f"no instance {ticket.pinned} of {self.instances.name}")
+            pinned_channel(self.instances, ticket.pinned)
             ids: Sequence[int] = (ticket.pinned,)
         else:
             ids = self.instances.fit(ticket.avoid)
