@@ -130,8 +130,9 @@ class Frontend:
         """The metrics of this process."""
         self.gate.exchanges.settle()
         served = self.models.served()
-        own = self.gate.exchanges.metrics.snapshot(model.card for model in served)
-        return [*own, *router_metrics((model.name, model.router) for model in served)]
+        metrics = self.gate.exchanges.metrics
+        routers = router_metrics(metrics.prefix, ((model.name, model.router) for model in served))
+        return [*metrics.snapshot(model.card for model in served), *routers]
 
     async def families(self) -> list[Snapshot]:
         """The metrics of all processes on this port."""

@@ -38,18 +38,15 @@ _NUMBERS: tuple[tuple[str, str, str, Callable[[Router], int]], ...] = (
     ),
     (f"{_PREFIX}_kv_events_total", "counter", "KV events applied", lambda router: router.stats.events),
     (f"{_PREFIX}_kv_snapshots_total", "counter", "Snapshots asked of workers", lambda router: router.stats.snapshots),
-    (
-        "dynamo_frontend_router_queue_pending_requests",
-        "gauge",
-        "Requests that wait for a worker",
-        lambda router: router.waiting,
-    ),
 )
 
 
-def router_metrics(routers: Iterable[tuple[str, Router]]) -> Iterator[Snapshot]:
-    """By the name of the model."""
+def router_metrics(prefix: str, routers: Iterable[tuple[str, Router]]) -> Iterator[Snapshot]:
+    """By the name of the model. Names of the component are fixed, those of the frontend have its prefix."""
     routers = list(routers)
+    name = f"{prefix}_router_queue_pending_requests"
+    waiting = [Sample(name, {"model": model}, router.waiting) for model, router in routers]
+    yield Snapshot(name, "Requests that wait for a worker", "gauge", waiting)
     for name, kind, help, read in _NUMBERS:
         samples = [Sample(name, {"model": model}, read(router)) for model, router in routers]
         yield Snapshot(name.removesuffix("_total"), help, kind, samples)
