@@ -90,7 +90,8 @@ async def test_beyond_a_threshold_requests_are_refused_and_told_when_to_come_aga
     limit = {"model": "toy", "active_prefill_tokens_threshold": 1}
     assert (await live.post("/busy_threshold", limit))[0] == 200
     first = asyncio.create_task(live.post("/v1/completions", TEXT))
-    await begun.wait()
+    async with asyncio.timeout(10):
+        await begun.wait()
     async with live.http.post("/v1/completions", json=TEXT) as answer:
         assert answer.status == 503
         assert int(answer.headers["Retry-After"]) >= 1
