@@ -282,8 +282,8 @@ def _lead(config: CostConfig, fleet: Fleet, loads: Loads, mean: float, at: int) 
 
 def _pick(costs: list[float], temperature: float, rng: random.Random) -> tuple[int, float | None]:
     lowest = min(costs)
-    span = max(costs) - lowest
-    if temperature and span:
+    span = max(costs) - lowest if temperature else 0.0
+    if span:
         weights = [math.exp((lowest - cost) / (span * temperature)) for cost in costs]
         draw = rng.random()
         mark = draw * sum(weights)
