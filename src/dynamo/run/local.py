@@ -170,6 +170,7 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
         max_num_batched_tokens=info.max_num_batched_tokens,
         tool_call_parser=command.dyn_tool_call_parser or tools,
         reasoning_parser=command.dyn_reasoning_parser or reasoning,
+        guided_decoding=info.guided_decoding,
         data_parallel_size=info.data_parallel_size,
     )
     block_size = command.kv_cache_block_size or info.kv_cache_block_size or 16
