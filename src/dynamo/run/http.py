@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.server import Server
@@ -22,6 +23,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         environ,
         host=command.http_host,
         port=command.http_port,
+        tls_cert_path=Path(command.tls_cert_path) if command.tls_cert_path else None,
+        tls_key_path=Path(command.tls_key_path) if command.tls_key_path else None,
         router_mode=command.router_mode,
         request_template=request_template(command.request_template),
     )
