@@ -13,7 +13,7 @@ dynamo-run in=dyn://example.backend.generate "out=$OUT" --model-name example "$@
 first=$!
 dynamo-run in=dyn://example.backend.generate "out=$OUT" --model-name example "$@" &
 second=$!
-trap 'kill $server $first $second 2>/dev/null; wait' EXIT
+trap 'kill $server $first $second 2>/dev/null || true; wait' EXIT
 trap 'exit 1' INT TERM
 
 ask() {
@@ -24,4 +24,5 @@ ask() {
 until curl -s "http://127.0.0.1:$PORT/v1/models" | grep -q '"example"'; do sleep 0.2; done
 echo "both workers:" && ask && echo
 kill $first && wait $first
+until [ "$(curl -s "http://127.0.0.1:$PORT/health" | grep -o '"instance_id"' | wc -l)" -eq 1 ]; do sleep 0.2; done
 echo "one has left:" && ask && echo

@@ -8,7 +8,7 @@ PORT=${PORT:-8080}
 
 dynamo-run in=http "out=$OUT" --http-port "$PORT" --model-name example "$@" &
 server=$!
-trap 'kill $server 2>/dev/null; wait' EXIT
+trap 'kill $server 2>/dev/null || true; wait' EXIT
 trap 'exit 1' INT TERM
 until curl -s "http://127.0.0.1:$PORT/v1/models" | grep -q '"example"'; do sleep 0.2; done
 

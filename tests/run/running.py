@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
-PATIENCE = 10
+PATIENCE = 60
 RUN = [sys.executable, "-m", "dynamo.run.main"]
 
 
