@@ -67,7 +67,9 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(vocabulary)
     writer.add_token_types(kinds)
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+    )
     writer.add_bos_token_id(vocabulary.index(PAD))
     writer.add_eos_token_id(vocabulary.index(END))
     writer.add_pad_token_id(vocabulary.index(PAD))
