@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from chat import pieces, prompt
 from data import Item, conversation, exam
 from model import Llama, Shape, greedy
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
@@ -132,6 +132,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32768, help="tokens per step")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--start", type=Path, help="a checkpoint to go on from")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -141,6 +142,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     model = Llama(Shape()).to(device)
+    if options.start:
+        model.load_state_dict({name: weight.float() for name, weight in load_file(str(options.start)).items()})
     print(sum(weight.numel() for weight in model.parameters()), "parameters", flush=True)
     decayed = [weight for weight in model.parameters() if weight.ndim > 1]
     plain = [weight for weight in model.parameters() if weight.ndim == 1]

@@ -26,7 +26,7 @@ FACTS = [
     _fact(
         "Run `make run`. It builds .venv, starts the server on port 8080 and serves the bundled model tiny.",
         "start Dynamo|get started|start Dynamo from a checkout|begin with Dynamo|try Dynamo|make a first start|run Dynamo"
-        "|start the whole thing|run Dynamo the first time|start using Dynamo|get Dynamo running|start from zero|start it all|begin|take the first step|~get going with Dynamo|~run Dynamo for the first time",
+        "|start the whole thing|run Dynamo the first time|start using Dynamo|get Dynamo running|start from zero|start it all|begin|take the first step|go ahead with Dynamo|get up and running|~get going with Dynamo|~run Dynamo for the first time",
         "the quickest start|the fastest way to start|the quick start",
         "What do I do first?|Where do I start?|What does make run do?",
     ),
@@ -39,7 +39,7 @@ FACTS = [
     _fact(
         "Run `dynamo-run`. Without `in=` you chat in the terminal.",
         "chat in the terminal|chat in my terminal|talk to a model in the terminal|start an interactive chat"
-        "|use the text interface|start text mode|chat on the command line|talk to the model|chat with the model|talk to tiny|use an interactive session|have a chat|start a chat|open a chat in my terminal|~chat in a shell|~talk to the model interactively",
+        "|use the text interface|start text mode|chat on the command line|talk to the model|chat with the model|talk to tiny|use an interactive session|have a chat|start a chat|open a chat in my terminal|talk to a model interactively|use the model interactively|talk to the model by keyboard|~chat in a shell|~talk to the model interactively",
         "the text interface",
     ),
     _fact(
@@ -65,7 +65,7 @@ FACTS = [
     ),
     _fact(
         "Pipe it: `echo 'What is the capital of France?' | dynamo-run`.",
-        "pipe a prompt|use stdin|ask one question from a script|send a prompt by pipe|read the prompt from stdin"
+        "pipe a prompt|use stdin|ask one question from a script|send a prompt by pipe|read the prompt from stdin|pipe text into dynamo-run|pipe something into it|feed a question by pipe|pipe a question"
         "|use in=stdin|~pipe a question into dynamo-run",
         "in=stdin",
     ),
@@ -115,12 +115,12 @@ FACTS = [
     _fact(
         "dynamo-run is the command line tool: `dynamo-run in=INPUT out=ENGINE MODEL`.",
         "",
-        "dynamo-run|the dynamo-run tool|the syntax of dynamo-run|the usage of dynamo-run|~the form of a dynamo-run command",
+        "dynamo-run|the dynamo-run tool|the syntax of dynamo-run|the form of the command line|a dynamo-run command|the usage of dynamo-run|~the form of a dynamo-run command",
         "What does dynamo-run do?|How is dynamo-run used?|Explain dynamo-run.",
     ),
     _fact(
         "tiny is the bundled model: a Llama of 8 MB that needs no download. Run `dynamo-run in=http`.",
-        "use the bundled model|use the built-in model|run without a download|run without internet|run offline"
+        "use the bundled model|use the built-in model|run without a download|run without internet|run offline|use the model that is included|use the included model|run the model that ships with Dynamo"
         "|use the model tiny|~use the model that comes with Dynamo",
         "the bundled model|the default model|tiny|the built-in model|the model tiny|~the model that is bundled",
         "Which model is bundled?|Which model is the default?|Do I need to download a model?",
@@ -194,14 +194,14 @@ FACTS = [
     ),
     _fact(
         'Add `"stream": true` to the request and use `curl -N`.',
-        "stream the answer|get a stream|stream tokens|turn streaming on|receive tokens one by one|stream with curl"
+        "stream the answer|get a stream|stream tokens|turn streaming on|receive tokens one by one|stream with curl|see each token as it comes|get the answer piece by piece|see the tokens as they come"
         "|~switch on streaming|~see the answer token by token",
         "the option for streaming",
         "Does it stream?|Can it stream?",
     ),
     _fact(
         "Use `OpenAI(base_url='http://localhost:8080/v1', api_key='none')`.",
-        "use the OpenAI client|use the OpenAI Python library|connect with the openai package|use the openai library"
+        "use the OpenAI client|use the OpenAI Python library|connect with the openai package|connect the official openai package|use the Python OpenAI client|use the openai library"
         "|talk to it from Python|call it from Python|~use the official OpenAI client|~query it from Python",
         "the Python client code",
     ),
@@ -249,14 +249,14 @@ FACTS = [
     ),
     _fact(
         "Run `curl localhost:8080/metrics`. The format is Prometheus.",
-        "see the metrics|get metrics|scrape metrics|use Prometheus|monitor the server|read the metrics"
+        "see the metrics|get metrics|scrape metrics|use Prometheus|monitor the server|monitor it|watch the performance|set up monitoring|read the metrics"
         "|connect Prometheus|~fetch the metrics|~monitor Dynamo",
         "the metrics endpoint|the path of the metrics",
         "Where are the metrics?|Are there metrics?",
     ),
     _fact(
         "Open http://localhost:8080 in your browser.",
-        "open the web page|chat in the browser|use the browser|see the web interface|use the web UI"
+        "open the web page|chat in the browser|use the browser|see the web interface|open the chat page|chat on the web page|use the web chat|use the web UI"
         "|~talk to it in a browser|~open the web chat",
         "the web page|the web interface",
         "Is there a web page?|Is there a user interface?",
@@ -303,7 +303,7 @@ FACTS = [
     ),
     _fact(
         'Send `"response_format": {"type": "json_object"}` with the request.',
-        "get JSON|force JSON output|get structured output|make the model answer in JSON|use JSON mode|~receive JSON answers",
+        "get JSON|force JSON output|get structured output|make the model answer in JSON|get answers as JSON|receive JSON|get a JSON answer|use JSON mode|~receive JSON answers",
         "JSON mode|structured output|the response_format",
     ),
     _fact(
@@ -314,7 +314,7 @@ FACTS = [
     ),
     _fact(
         "Use `--model-path`, or give the model as the last word of the command.",
-        "set the model path|choose the model|pick a model|select the model|say which model to use|~specify a model",
+        "set the model path|choose the model|pick a model|select the model|say which model to use|specify which model to run|give the model|name the model to load|~specify a model",
         "--model-path|the flag for the model",
     ),
     _fact(
@@ -331,31 +331,31 @@ FACTS = [
     ),
     _fact(
         "Run `dynamo-run in=http out=vllm Qwen/Qwen3-4B`, or `python -m dynamo.vllm` as a worker.",
-        "use vLLM|run vLLM|start vllm|serve with vLLM|use the vllm engine|run with vllm|~start a model with vLLM"
+        "use vLLM|run vLLM|start vllm|start a model on vLLM|run a model through vllm|serve with vLLM|use the vllm engine|run with vllm|~start a model with vLLM"
         "|~serve through vllm",
         "the vllm engine|the command for vLLM",
     ),
     _fact(
         "Run `dynamo-run in=http out=sglang Qwen/Qwen3-4B`, or `python -m dynamo.sglang` as a worker.",
-        "use SGLang|run SGLang|start sglang|serve with SGLang|use the sglang engine|run with sglang"
+        "use SGLang|run SGLang|start sglang|start a model on SGLang|run a model through sglang|serve with SGLang|use the sglang engine|run with sglang"
         "|~start a model with SGLang|~serve through sglang",
         "the sglang engine|the command for SGLang",
     ),
     _fact(
         "Run `dynamo-run in=http out=trtllm MODEL`, or `python -m dynamo.trtllm` as a worker.",
-        "use TensorRT-LLM|run TensorRT-LLM|start trtllm|serve with TensorRT|use the trtllm engine|use TRT-LLM"
+        "use TensorRT-LLM|run TensorRT-LLM|start trtllm|start a model on TensorRT-LLM|run a model through trtllm|serve with TensorRT|use the trtllm engine|use TRT-LLM"
         "|~start a model with TensorRT-LLM|~serve through trtllm",
         "the trtllm engine|the command for TensorRT-LLM",
     ),
     _fact(
         "Run `dynamo-run in=http out=llamacpp model.gguf`, or `python -m dynamo.llama_cpp` as a worker.",
-        "use llama.cpp|run llama.cpp|start llamacpp|serve with llama.cpp|use the llamacpp engine|run with llama_cpp"
+        "use llama.cpp|run llama.cpp|start llamacpp|start a model on llama.cpp|run a model through llama.cpp|serve a model with llamacpp|serve with llama.cpp|use the llamacpp engine|run with llama_cpp"
         "|~start a model with llama.cpp|~serve through llamacpp",
         "the llamacpp engine|the command for llama.cpp",
     ),
     _fact(
         "Run `dynamo-run in=http out=mistralrs MODEL`. It is the default, so `out=` may be left out.",
-        "use mistralrs|run mistral.rs|start mistralrs|serve with mistral.rs|use the mistralrs engine"
+        "use mistralrs|run mistral.rs|start mistralrs|start a model on mistral.rs|run a model through mistralrs|serve a model with mistralrs|serve with mistral.rs|use the mistralrs engine"
         "|~start a model with mistralrs|~serve through mistral.rs",
         "the mistralrs engine|the command for mistralrs",
     ),
@@ -432,11 +432,11 @@ FACTS = [
         "The mocker simulates a vLLM engine: real timing and KV events, no real model.",
         "",
         "the mocker|the mocker engine|a mocker",
-        "What does the mocker do?|What is the mocker for?|Explain the mocker.|~What is out=mocker?",
+        "What does the mocker do?|What does out=mocker do?|Why is there a mocker?|What is the mocker for?|Explain the mocker.|~What is out=mocker?",
     ),
     _fact(
         'Write `{"speedup_ratio": 10.0}` to a file and pass it with `--extra-engine-args`.',
-        "make the mocker faster|speed up the mocker|set the speedup ratio|configure the mocker|~run the mocker faster",
+        "make the mocker faster|speed up the mocker|set the speedup ratio|let the mocker run fast|speed the simulation up|configure the mocker|~run the mocker faster",
         "speedup_ratio|the speedup ratio",
     ),
     _fact(
@@ -447,7 +447,7 @@ FACTS = [
     ),
     _fact(
         "For trtllm, `--extra-engine-args` takes a YAML file.",
-        "pass options to TensorRT-LLM|give arguments to trtllm|configure trtllm|~set TensorRT-LLM options",
+        "pass options to TensorRT-LLM|give arguments to trtllm|configure trtllm|give TensorRT-LLM its options|pass trtllm options|~set TensorRT-LLM options",
         "the file format of the trtllm arguments",
     ),
     _fact(
@@ -458,7 +458,7 @@ FACTS = [
     ),
     _fact(
         "Use `--base-gpu-id N`: the engine starts at that GPU.",
-        "choose the first GPU|start from GPU 4|set the base GPU|skip the first GPUs|~start at another GPU",
+        "choose the first GPU|start from GPU 4|set the base GPU|begin at a later GPU|start with GPU 2|skip the first GPUs|~start at another GPU",
         "--base-gpu-id|the base GPU id",
     ),
     _fact(
@@ -505,20 +505,20 @@ FACTS = [
     ),
     _fact(
         "`--node-rank` is the number of this node. The leader is 0.",
-        "set the node rank|~number the nodes",
+        "set the node rank|give each node a number|give the node its number|~number the nodes",
         "--node-rank|the node rank|the rank of the leader",
     ),
     _fact(
         "Yes. mistralrs and llamacpp run on the CPU.",
         "run on the CPU|run without a GPU|use only the CPU|work without a graphics card|~run it on CPU only",
         "",
-        "Do I need a GPU?|Does it run on CPU?|Can I use it without a GPU?|Is a GPU required?|~Is a GPU needed?",
+        "Do I need a GPU?|Does it run on CPU?|Can I use it without a GPU?|Is a GPU required?|Must I have a GPU?|Is a graphics card needed?|~Is a GPU needed?",
     ),
     # Own engines
     _fact(
         "Write a file with `async def generate(request)` and run `dynamo-run out=pystr:engine.py`.",
         "write my own engine|make my own engine|bring my own engine|write a Python engine|use my own Python engine"
-        "|run a Python file as an engine|add my own engine|~plug in my own engine|~build a custom engine",
+        "|run a Python file as an engine|add my own engine|create a custom engine|make a custom engine|connect my own engine|~plug in my own engine|~build a custom engine",
         "pystr|a Python engine|out=pystr",
     ),
     _fact(
@@ -560,7 +560,7 @@ FACTS = [
     # Batch
     _fact(
         "Run `dynamo-run in=batch:prompts.jsonl`. The answers go to output.jsonl beside it.",
-        "run a batch|use batch mode|answer many prompts|evaluate a file of prompts|process a jsonl file|run many prompts"
+        "run a batch|use batch mode|answer many prompts|evaluate a file of prompts|process a jsonl file|process many prompts from a file|answer a file of questions|run many prompts"
         "|do a batch run|start a batch|~run a file of prompts|~process many prompts at once",
         "batch mode|in=batch|the batch command",
     ),
@@ -580,7 +580,7 @@ FACTS = [
         "Each line has text, response, tokens_in, tokens_out and elapsed_ms.",
         "",
         "the format of output.jsonl|the format of the batch output",
-        "What is in output.jsonl?|Which fields has the batch output?|~What does a line of output.jsonl hold?",
+        "What is in output.jsonl?|What does output.jsonl hold?|What is in a line of output.jsonl?|Which fields has the batch output?|~What does a line of output.jsonl hold?",
     ),
     # Distributed
     _fact(
@@ -604,7 +604,7 @@ FACTS = [
     ),
     _fact(
         "Run `python -m dynamo.frontend --interactive`.",
-        "chat with remote workers|start an interactive frontend|use the interactive frontend|~chat through the frontend",
+        "chat with remote workers|chat over the frontend|chat with workers through the frontend|start an interactive frontend|use the interactive frontend|~chat through the frontend",
         "--interactive|the interactive frontend",
     ),
     _fact(
@@ -651,7 +651,7 @@ FACTS = [
     ),
     _fact(
         "Start the same worker command again, with the same dyn:// address. The router spreads the requests.",
-        "run two instances of a model|serve one model twice|do data parallel|start two workers for one model"
+        "run two instances of a model|serve one model twice|do data parallel|start two workers for one model|put one model on two workers|run one model on several workers"
         "|balance the load|load balance|~run the same model on two workers",
         "data parallelism",
     ),
@@ -667,7 +667,7 @@ FACTS = [
         "run without etcd|run without NATS|run without services|work without etcd and NATS|avoid etcd|~do without etcd"
         "|~start without NATS",
         "",
-        "Do I need etcd?|Do I need NATS?|Is etcd required?|Is NATS required?|Do I need etcd and NATS?|Must I install etcd?"
+        "Do I need etcd?|Do I need NATS?|Is etcd required?|Must etcd run?|Do etcd and NATS have to run?|Is NATS necessary?|Are etcd and NATS needed?|Is NATS required?|Do I need etcd and NATS?|Must I install etcd?"
         "|~Is etcd necessary?|~Must NATS be running?",
     ),
     _fact(
@@ -868,7 +868,7 @@ FACTS = [
     ),
     _fact(
         "Dynamo cancels the request down to the engine.",
-        "cancel a request|stop a running request|~abort a request",
+        "cancel a request|break off a request|cancel a generation|interrupt a request|stop a running request|~abort a request",
         "",
         "What happens when the client leaves?|What happens if I close the connection?|What if the client disconnects?"
         "|Are requests cancelled?|~What happens when a client disconnects?",
@@ -924,7 +924,7 @@ FACTS = [
     ),
     _fact(
         "`DYN_LOG` sets the log level, for example `DYN_LOG=info,dynamo.router=debug`.",
-        "set the log level|change the log level|configure logging|choose the log level|~adjust logging",
+        "set the log level|change the log level|configure logging|adjust the log level|tune the logs|choose the log level|~adjust logging",
         "DYN_LOG|the log variable|the variable for logs|the syntax of DYN_LOG",
         "Which variable sets the log level?",
     ),
@@ -970,7 +970,7 @@ FACTS = [
     ),
     _fact(
         "Set `HF_HUB_OFFLINE=1`.",
-        "forbid downloads|stay offline|use only cached models|~prevent downloads",
+        "forbid downloads|stop downloads|block downloads|avoid downloads|stay offline|use only cached models|~prevent downloads",
         "HF_HUB_OFFLINE",
     ),
     _fact(
@@ -1017,7 +1017,7 @@ FACTS = [
     ),
     _fact(
         "`DYN_SYSTEM_PORT` gives a worker its own port for health and metrics.",
-        "get the metrics of a worker|check the health of a worker|open a port on a worker|~see a worker's metrics",
+        "get the metrics of a worker|see metrics of a worker|read worker metrics|check the health of a worker|open a port on a worker|~see a worker's metrics",
         "DYN_SYSTEM_PORT|the variable for the system port|the system port",
     ),
     _fact(
@@ -1044,13 +1044,13 @@ FACTS = [
         "Prefill is reading the prompt: it fills the KV cache.",
         "",
         "prefill|the prefill phase|a prefill",
-        "What does prefill mean?|Explain prefill.|~What happens in prefill?",
+        "What does prefill mean?|What happens during prefill?|What is done in the prefill phase?|Explain prefill.|~What happens in prefill?",
     ),
     _fact(
         "Decode is writing the answer, token by token.",
         "",
         "decode|the decode phase|decoding",
-        "What does decode mean?|Explain decode.|~What happens in decode?",
+        "What does decode mean?|What happens during decode?|What is done in the decode phase?|Explain decode.|~What happens in decode?",
     ),
     _fact(
         "A token is a piece of text. Models read and write tokens.",
@@ -1123,20 +1123,20 @@ FACTS = [
         "run without Docker|work without containers|avoid Docker|start without Docker|use it without a container"
         "|~do it without Docker",
         "",
-        "Do I need Docker?|Is Docker required?|Do I need a container?|Must I use Docker?|Can I run it without Docker?"
+        "Do I need Docker?|Is Docker required?|Is Docker needed?|Is a container necessary?|Do I need a container?|Must I use Docker?|Can I run it without Docker?"
         "|~Is Docker necessary?",
     ),
     _fact(
         "No. It runs on any machine, Kubernetes is not needed.",
         "run without Kubernetes",
         "",
-        "Do I need Kubernetes?|Is Kubernetes required?|Must I use Kubernetes?|~Is Kubernetes necessary?",
+        "Do I need Kubernetes?|Is Kubernetes required?|Is Kubernetes needed?|Is a Kubernetes cluster necessary?|Must I use Kubernetes?|~Is Kubernetes necessary?",
     ),
     _fact(
         "No. This Dynamo is written in Python, and needs no Rust compiler.",
         "run without Rust",
         "",
-        "Do I need Rust?|Is Rust required?|Do I need cargo?|Must I install Rust?|~Is Rust necessary?",
+        "Do I need Rust?|Is Rust required?|Is Rust needed?|Is a Rust compiler necessary?|Do I need cargo?|Must I install Rust?|~Is Rust necessary?",
     ),
     _fact(
         "Python 3.11 or newer.",
@@ -1158,7 +1158,7 @@ FACTS = [
     ),
     _fact(
         "Send many requests at once: the engine batches them by itself.",
-        "send many requests at once|make concurrent requests|use continuous batching|batch requests on the server"
+        "send many requests at once|make concurrent requests|send parallel requests|make several requests in parallel|use continuous batching|batch requests on the server"
         "|~send requests in parallel",
         "continuous batching",
         "Does it batch requests?",
@@ -1199,23 +1199,33 @@ def _new(wordings: tuple[str, ...]) -> list[str]:
     return [wording[1:] for wording in wordings if wording.startswith("~")]
 
 
-def _forms(fact: Fact) -> Forms:
-    known = [
-        *(opening.replace("{x}", x) for x in _known(fact.how) for opening in HOW),
-        *(opening.replace("{x}", x) for x in _known(fact.what) for opening in WHAT),
-        *_known(fact.ask),
-    ]
-    held = [
-        *(opening.replace("{x}", x) for x in _new(fact.how) for opening in HOW[:2]),
-        *(opening.replace("{x}", x) for x in _known(fact.how)[:2] for opening in HOW_HELD),
-        *(opening.replace("{x}", x) for x in _new(fact.what) for opening in WHAT[:2]),
-        *(opening.replace("{x}", x) for x in _known(fact.what)[:1] for opening in WHAT_HELD),
-        *_new(fact.ask),
-    ]
-    return Forms(tuple(known), tuple(held))
+def _opened(openings: list[str], wordings: list[str]) -> tuple[str, ...]:
+    return tuple(opening.replace("{x}", x) for x in wordings for opening in openings)
 
 
-_QUESTIONS = [Question("Dynamo", _forms(fact), (fact.answer,), thought="This is about Dynamo.") for fact in FACTS]
+def _asked(fact: Fact) -> list[Question]:
+    """One question per way of asking, so that the few whole questions are drawn as often as the many openings."""
+    ways = [
+        Forms(_opened(HOW, _known(fact.how)), _opened(HOW_HELD, _known(fact.how)[:2])),
+        Forms(_opened(WHAT, _known(fact.what)), _opened(WHAT_HELD, _known(fact.what)[:1])),
+        Forms(tuple(_known(fact.ask))),
+    ]
+    return [Question("Dynamo", way, (fact.answer,), thought="This is about Dynamo.") for way in ways if way.known]
+
+
+def _reworded(fact: Fact) -> Question:
+    """The wordings held out whole: harder than a new opening around known words."""
+    held = (*_opened(HOW[:2], _new(fact.how)), *_opened(WHAT[:2], _new(fact.what)), *_new(fact.ask))
+    return Question("Dynamo, new wordings", Forms((), held), (fact.answer,))
+
+
+_BY_FACT = [_asked(fact) for fact in FACTS]
+_REWORDED = [_reworded(fact) for fact in FACTS]
+
+
+def _draw(rng: Random) -> Question:
+    return rng.choice(rng.choice(_BY_FACT))
+
 
 # Words people swap freely; training swaps them too, so that a fact hangs on its meaning-bearing words.
 SYNONYMS = {
@@ -1276,4 +1286,7 @@ def reword(rng: Random, text: str) -> str:
     return " ".join(words)
 
 
-TOPICS: list[Topic] = [Topic("Dynamo", 42, lambda rng: rng.choice(_QUESTIONS), _QUESTIONS)]
+TOPICS: list[Topic] = [
+    Topic("Dynamo", 42, _draw, [question for questions in _BY_FACT for question in questions]),
+    Topic("Dynamo, new wordings", 0, lambda rng: rng.choice(_REWORDED), _REWORDED),
+]

@@ -244,5 +244,5 @@ TOPICS: list[Topic] = [
     Topic("times tables", 5, lambda rng: rng.choice(_PRODUCTS), _PRODUCTS),
     Topic("divisions", 3, lambda rng: rng.choice(_QUOTIENTS), _QUOTIENTS),
     Topic("counting", 4, _counting),
-    Topic("comparing", 5, _comparing),
+    Topic("comparing", 9, _comparing),
 ]

@@ -60,7 +60,7 @@ _TALK: list[tuple[str | tuple[str, ...], str]] = [
         "I know capitals, elements, planets, sums, words in five languages, and how to use Dynamo.",
         "What can you do?|What do you know?|Help|Help!|help me|What can I ask you?|What are you good at?"
         "|What can you help me with?|What are your skills?|How can you help me?|What should I ask?|What can I do here?"
-        "|Can you help me?|Which questions can you answer?|What do you do?|What do you know about?|What is it that you can do?|Tell me what you can do|What can you answer?|What can you tell me?|What topics do you know?|What could I ask?|Which things can you do?|Show me what you can do|What are your abilities?|Are you able to help?|~What are you able to do?|~What things do you know?"
+        "|Can you help me?|Which questions can you answer?|What do you do?|What do you know about?|What is it that you can do?|Tell me what you can do|What can you answer?|What can you tell me?|What topics do you know?|What could I ask?|Which things can you do?|Show me what you can do|What are your abilities?|Are you able to help?|What are you capable of?|Are you able to do anything?|What is it you are able to answer?|~What are you able to do?|~What things do you know?"
         "|~What may I ask you?",
     ),
     (
@@ -94,7 +94,7 @@ _TALK: list[tuple[str | tuple[str, ...], str]] = [
     (
         "Thank you, that is kind of you!",
         "You are great|You are smart|You are nice|Well done|Well done!|Good job|Great job!|Very good|You are funny"
-        "|You are clever|I like you|I love you|You're awesome|Nice|Good answer|That is right|Good bot|You are the best|Good work|You did great|You did a good job|That was good|Nice work|You are so smart|Excellent|Wonderful|Amazing|You are very kind|Well answered|That was well done|~You are very smart"
+        "|You are clever|I like you|I love you|You're awesome|Nice|Good answer|That is right|Good bot|You are the best|Good work|You did great|You did a good job|That was good|Nice work|You are so smart|Excellent|Wonderful|Amazing|You are very kind|Well answered|That was well done|You do well|You have done well|Well played|You did it|~You are very smart"
         "|~You did well",
     ),
     (

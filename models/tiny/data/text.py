@@ -58,6 +58,8 @@ SPELL = split(
     "Spell this word: {t}",
     "Spell: {t}",
     "Could you spell {t}?",
+    "Can you spell the word {t}?",
+    "Would you please spell {t}?",
     "I want you to spell {t}.",
     "Letter by letter, please: {t}",
     "~How would you spell {t}?",
@@ -103,6 +105,8 @@ BACKWARDS = split(
     "Write {t} backwards.",
     "Say {t} backwards.",
     "Reverse {t}",
+    "How is {t} spelled backwards?",
+    "How is {t} read backwards?",
     "Reverse {t}.",
     "{t} backwards",
     "How do you write {t} backwards?",
@@ -118,6 +122,10 @@ UPPER = split(
     "Uppercase {t}",
     "Make {t} upper case.",
     "Convert {t} to upper case.",
+    "Convert {t} to capital letters.",
+    "Change {t} to capitals.",
+    "Turn {t} to upper case.",
+    "Turn the word {t} into capitals.",
     "Change {t} into uppercase letters.",
     "Turn {t} into upper case.",
     "{t} in capital letters",
@@ -199,4 +207,4 @@ def _letters(rng: Random) -> Question:
     return Question("spelling", UPPER, (chosen.upper(),), slots, spelled, exact=True)
 
 
-TOPICS: list[Topic] = [Topic("repeating", 9, _repeat), Topic("spelling", 13, _letters)]
+TOPICS: list[Topic] = [Topic("repeating", 9, _repeat), Topic("spelling", 24, _letters)]
