@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -133,6 +132,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--start", type=Path, help="a checkpoint to go on from")
+    parser.add_argument("--exam", type=int, default=100, help="examination questions of each topic at the end")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def main() -> None:
         betas=(0.9, 0.98),
         fused=device == "cuda",
     )
-    mixed = torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
+    mixed = torch.autocast(device, torch.bfloat16)
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
 
     with get_context("spawn").Pool(options.workers, _start_writer, (str(options.tokenizer), options.tokens)) as pool:
@@ -196,8 +196,7 @@ def main() -> None:
     wrong = []
     for held in (False, True):
         print("held out" if held else "known", flush=True)
-        wrong += report(examine(model, tokenizer, exam(held=held, each=100, every=False)))
-    wrong += report(examine(model, tokenizer, exam(held=True, each=0, every=True)))
+        wrong += report(examine(model, tokenizer, exam(held=held, each=options.exam)))
     (options.out / "wrong.json").write_text(json.dumps(wrong, ensure_ascii=False, indent=1))
     print(f"done in {time.monotonic() - began:.0f} s", flush=True)
 
