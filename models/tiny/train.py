@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from chat import pieces, prompt
-from data import Item, conversation, exam
+from data import Dialogue, Item, conversation, exam
 from model import Llama, Shape, greedy
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -29,17 +29,25 @@ Batch = tuple[np.ndarray, np.ndarray]
 class Writer:
     """Lives in a worker process: writes conversations and gathers those of similar length into batches."""
 
-    def __init__(self, tokenizer: str, tokens: int) -> None:
+    def __init__(self, tokenizer: str, tokens: int, marked: float) -> None:
         self.tokenizer = Tokenizer.from_file(tokenizer)
         self.tokens = tokens
+        self.marked = marked
         self.waiting: dict[int, list[tuple[list[int], list[bool]]]] = defaultdict(list)
+
+    def _conversation(self, rng: Random) -> Dialogue:
+        wanted = rng.random() < self.marked
+        dialogue = conversation(rng)
+        while wanted and not (dialogue.tools or dialogue.thinking):
+            dialogue = conversation(rng)
+        return dialogue
 
     def batches(self, seed: int) -> list[Batch]:
         """The batches that became full: token ids, and which of them are learnt."""
         rng = Random(seed)
         texts, learnt, owners = [], [], []
         for number in range(CONVERSATIONS):
-            dialogue = conversation(rng)
+            dialogue = self._conversation(rng)
             separators = (", ", ": ") if rng.random() < 0.7 else (",", ":")
             for text, learn in pieces(
                 dialogue.messages, dialogue.tools, dialogue.thinking, dialogue.learn_from, separators
@@ -73,10 +81,10 @@ def _padded(rows: list[tuple[list[int], list[bool]]], size: int) -> Batch:
 _writer: Writer | None = None
 
 
-def _start_writer(tokenizer: str, tokens: int) -> None:
+def _start_writer(tokenizer: str, tokens: int, marked: float) -> None:
     global _writer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _writer = Writer(tokenizer, tokens)
+    _writer = Writer(tokenizer, tokens, marked)
 
 
 def _write(seed: int) -> list[Batch]:
@@ -93,7 +101,7 @@ def written(pool: Pool, seeds: range, ahead: int) -> Iterator[Batch]:
 
 
 def rate(step: int, steps: int, highest: float) -> float:
-    warm = min(1.0, (step + 1) / 200)
+    warm = min(1.0, (step + 1) / min(200, steps / 10))
     return highest * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
@@ -132,6 +140,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--start", type=Path, help="a checkpoint to go on from")
+    parser.add_argument("--marked", type=float, default=0.0, help="at least this share with tools or thinking")
     parser.add_argument("--exam", type=int, default=100, help="examination questions of each topic at the end")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -155,10 +164,13 @@ def main() -> None:
     mixed = torch.autocast(device, torch.bfloat16)
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
 
-    with get_context("spawn").Pool(options.workers, _start_writer, (str(options.tokenizer), options.tokens)) as pool:
+    with get_context("spawn").Pool(
+        options.workers, _start_writer, (str(options.tokenizer), options.tokens, options.marked)
+    ) as pool:
         seeds = range(options.seed * 1_000_000 + 1, (options.seed + 1) * 1_000_000)
         stream = written(pool, seeds, options.workers * 3)
         steps, losses, started = options.steps, [], None
+        every = min(500, max(2, steps // 20))
         step = 0
         while step < steps:
             ids, learn = (torch.from_numpy(part).to(device) for part in next(stream))
@@ -175,12 +187,12 @@ def main() -> None:
             optimizer.step()
             losses.append(loss.detach())
             step += 1
-            if step == 100:
+            if step == 1:
                 started = time.monotonic()
-            if step % 500 == 0:
+            if step % every == 0:
                 now = time.monotonic()
-                recent = torch.stack(losses[-500:]).mean().item()
-                each = (now - (started or began)) / (step - 100)
+                recent = torch.stack(losses[-every:]).mean().item()
+                each = (now - (started or began)) / (step - 1)
                 if math.isfinite(options.seconds):
                     left = max(0, int((options.seconds - (now - began)) / each))
                     steps = min(steps, step + left)
