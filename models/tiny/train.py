@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from chat import pieces, prompt
 from data import Dialogue, Item, conversation, exam
-from model import Llama, Shape, greedy
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+
+from model import Llama, Shape, greedy
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 CONVERSATIONS = 4000

@@ -78,7 +78,8 @@ def test_no_two_digits_share_a_token() -> None:
 
 
 def test_reading_and_writing_marks_survive_decoding() -> None:
-    text = '<think>\nx\n</think>\n\n<tool_call>\n{"name": "add"}\n</tool_call><tools></tools><tool_response></tool_response>'
+    written = '<think>\nx\n</think>\n\n<tool_call>\n{"name": "add"}\n</tool_call>'
+    text = f"{written}<tools></tools><tool_response></tool_response>"
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
 
 

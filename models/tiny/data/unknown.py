@@ -23,20 +23,23 @@ _TASKS = """bake a cake|fix my car|learn the piano|cook rice|lose weight|make mo
     |write an essay about freedom|make a website|clean a window|repair a clock|catch a fish|climb a mountain
     |get to the station|open this jar|remove a stain|boil an egg|buy a house|sell my car|pay my taxes|call my mother"""
 
-_NOUN_LIST = """apple banana lemon tiger rabbit horse monkey elephant garden window kitchen table chair mirror pillow castle
-    bridge tower street market village river ocean mountain forest desert island valley storm cloud rocket wheel hammer
-    needle button pencil paper picture guitar piano violin drum dance song novel teacher doctor farmer baker pilot
-    sailor soldier painter writer singer machine keyboard screen stone metal glass cotton sugar pepper butter honey
-    chocolate biscuit tomato potato onion carrot pumpkin family brother sister child shadow circle triangle reason
-    science history nature animal flower leaf root seed branch feather wing bank bottle camera church cinema clock coat
-    college company concert cup dentist dinner door dragon dress egg factory fridge game gate ghost gift hat hospital
-    hotel ice jacket job key knife ladder lake lamp library lion lock map medicine money museum nurse oil oven park
-    party pen phone plate pocket police pot prison prize radio ring road robot roof rope salad school shirt shoe shop
-    soap soup spoon stadium station suitcase taxi team ticket toy train truck umbrella university wall wallet
+_NOUN_LIST = """apple banana lemon tiger rabbit horse monkey elephant garden window kitchen table chair mirror
+    pillow castle bridge tower street market village river ocean mountain forest desert island
+    valley storm cloud rocket wheel hammer needle button pencil paper picture guitar piano violin
+    drum dance song novel teacher doctor farmer baker pilot sailor soldier painter writer singer
+    machine keyboard screen stone metal glass cotton sugar pepper butter honey chocolate biscuit
+    tomato potato onion carrot pumpkin family brother sister child shadow circle triangle reason
+    science history nature animal flower leaf root seed branch feather wing bank bottle camera
+    church cinema clock coat college company concert cup dentist dinner door dragon dress egg
+    factory fridge game gate ghost gift hat hospital hotel ice jacket job key knife ladder lake lamp
+    library lion lock map medicine money museum nurse oil oven park party pen phone plate pocket
+    police pot prison prize radio ring road robot roof rope salad school shirt shoe shop soap soup
+    spoon stadium station suitcase taxi team ticket toy train truck umbrella university wall wallet
     zoo"""
 _NOUNS = _NOUN_LIST.split()
-_VERB_LIST = """find buy sell see paint break clean wash carry open close draw build burn hide steal lift paint repair visit
-    describe enjoy grow eat drink wear lose invent measure cut throw catch feed climb cross"""
+_VERB_LIST = """find buy sell see paint break clean wash carry open close draw build burn hide steal lift paint
+    repair visit describe enjoy grow eat drink wear lose invent measure cut throw catch feed climb
+    cross"""
 _VERBS = _VERB_LIST.split()
 _ADJECTIVE_LIST = "old new big small red blue cheap famous heavy broken strange beautiful dangerous quiet empty best"
 _ADJECTIVES = _ADJECTIVE_LIST.split()
