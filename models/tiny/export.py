@@ -116,7 +116,7 @@ def main() -> None:
     _save(options.folder / "config.json", shape.config())
     _save(
         options.folder / "generation_config.json",
-        {"eos_token_id": 2, "pad_token_id": 0, "do_sample": False, "temperature": 0.0},
+        {"eos_token_id": 2, "pad_token_id": 0, "do_sample": False},
     )
     write_gguf(load_file(options.checkpoint), shape, options.folder / "tokenizer.json", options.folder / "tiny.gguf")
     for path in sorted(options.folder.iterdir()):
