@@ -88,6 +88,7 @@ async def serving(
     model = byte_level_model(folder / "model", max_position_embeddings=context)
     contexts: list[Context] = []
     submit = engine_handler(engine)
+    request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
 
     def handler(request: Any, context: Context, outlet: Outlet) -> None:
         contexts.append(context)
@@ -100,8 +101,8 @@ async def serving(
             runtime = await stack.enter_async_context(DistributedRuntime(config=network, local=local))
             runtimes.append(runtime)
             endpoint = runtime.namespace(worker_namespace).component("backend").endpoint("generate")
-            await register_llm(ModelInput.Tokens, ModelType.Backend, endpoint, model, MODEL, **(card or {}))
-            tasks.append(asyncio.create_task(endpoint.serve(handler, PreprocessedRequest)))
+            await register_llm(engine.model_input, ModelType.Backend, endpoint, model, MODEL, **(card or {}))
+            tasks.append(asyncio.create_task(endpoint.serve(handler, request_type)))
             await registered(endpoint)
         hub = HubConfig(cache=folder)
         server = Server(runtimes[0], settings, lambda: make_policy("round-robin"), hub, tracing=tracing)

@@ -58,6 +58,16 @@ async def test_a_connection_without_requests_is_closed(tmp_path: Path) -> None:
         assert await closed(reader) == b""
 
 
+async def test_zero_means_no_limit(tmp_path: Path) -> None:
+    none = {"header_timeout": 0.0, "body_timeout": 0.0, "idle_timeout": 0.0, "stall_timeout": 0.0}
+    async with serving(tmp_path, **none) as stack, stack.raw() as (reader, writer):
+        for _ in range(2):
+            writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200" in await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b"}")
+        assert (await stack.chat()).status == 200
+
+
 async def test_a_request_that_takes_long_is_not_mistaken_for_a_slow_client(tmp_path: Path) -> None:
     engine = Holding()
     async with serving(tmp_path, engine, header_timeout=0.05, idle_timeout=0.05, body_timeout=0.05) as stack:

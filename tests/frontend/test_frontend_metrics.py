@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from serving import Holding, serving
 
+from dynamo.engines.echo import EchoFull
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import Disconnected, Unknown
 
@@ -65,6 +66,17 @@ async def test_a_running_request_shows_up_as_it_proceeds(tmp_path: Path) -> None
         assert metrics[at("output_tokens_total")] == 3
         assert metrics[at("cached_tokens_sum")] == 4
         assert metrics[at("inflight_requests")] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_worker_that_takes_text_is_timed_by_its_chunks(tmp_path: Path, stream: bool) -> None:
+    async with serving(tmp_path, EchoFull(0.0)) as stack:
+        await (await stack.chat(stream=stream)).read()
+        metrics = await stack.metrics()
+    assert metrics[TOTAL.format("", "tiny", "stream" if stream else "unary", "success")] == 1
+    assert metrics[at("time_to_first_token_seconds_count")] == 1
+    # One for each character after the first, and the chunk with the finish reason.
+    assert metrics[at("inter_token_latency_seconds_count")] == len("hello world")
 
 
 async def test_several_tokens_in_one_step_share_its_time(tmp_path: Path) -> None:

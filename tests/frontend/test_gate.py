@@ -200,14 +200,17 @@ async def test_a_body_that_is_a_bomb_is_measured_unpacked(tmp_path: Path) -> Non
         assert answer.status == 413
 
 
-@pytest.mark.parametrize("status", [503, 529])
-async def test_more_requests_than_the_limit_are_told_to_retry(tmp_path: Path, status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind"), [(503, "service_unavailable_error"), (529, "overloaded_error"), (429, "rate_limit_error")]
+)
+async def test_more_requests_than_the_limit_are_told_to_retry(tmp_path: Path, status: int, kind: str) -> None:
     engine = Holding()
     async with serving(tmp_path, engine, max_concurrent_requests=1, overload_status_code=status) as stack:
         first = asyncio.create_task(stack.chat())
         held = await engine.requests.get()
         refused = await stack.chat()
         assert refused.status == status
+        assert (await refused.json())["error"]["type"] == kind
         assert refused.headers["Retry-After"] == "1"
         assert (await stack.http.get(f"{stack.url}/v1/models")).status == 200
         metrics = await stack.metrics()
