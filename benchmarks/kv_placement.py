@@ -49,11 +49,15 @@ VARIANTS = [
     Variant("256 blocks, speed 0.25", 256, speed=0.25),
     Variant("1024 blocks, speed 0.25, 6000-token systems", 1024, speed=0.25, system_tokens=6000),
     Variant("one shared 6000-token prompt, 8 workers", 16384, system_tokens=6000, systems=1, workers=8),
-    Variant("same, 400 conversations", 16384, 1.0, 0.01, 0.5, 6000, 1, 400, 5, 8),
-    Variant("same, 160 conversations, speed 0.25", 16384, 0.25, 0.05, 0.5, 6000, 1, 160, 5, 8),
+    Variant("same shared prompt, 400 conversations", 16384, 1.0, 0.01, 0.5, 6000, 1, 400, 5, 8),
+    Variant("same shared prompt, 160 conversations, speed 0.25", 16384, 0.25, 0.05, 0.5, 6000, 1, 160, 5, 8),
+    Variant("one agent with a 60k-token context, 8 workers", 16384, 1.0, 0.1, 1.0, 60000, 1, 1, 40, 8),
+    Variant("300 different prompts of 3000 tokens", 16384, 1.0, 0.02, 0.5, 3000, 300, 300, 1, 4),
+    Variant("100 systems of 3000 tokens, 1024 blocks, 8 workers", 1024, 1.0, 0.03, 0.5, 3000, 100, 300, 5, 8),
 ]
 
-Rule = Callable[["Router", Prompt, float], int]
+Rule = Callable[["Router", Prompt, float], tuple[int, int]]
+"""Picks a worker and says how many tokens to book there as waiting to be computed."""
 
 
 class Router:
@@ -71,20 +75,24 @@ class Router:
         self.rng = random.Random(seed)
         self.turn = itertools.count()
 
-    def least(self, costs: list[float]) -> int:
+    def least(self, costs: list[float], prompt: Prompt) -> tuple[int, int]:
         best = min(costs)
-        return self.rng.choice([number for number, cost in enumerate(costs) if cost == best])
+        return self.uncached(self.rng.choice([number for number, cost in enumerate(costs) if cost == best]), prompt)
+
+    def uncached(self, number: int, prompt: Prompt) -> tuple[int, int]:
+        held = self.index.match(prompt.chain).get(self.workers[number], Overlap()).device
+        return number, max(0, prompt.length - held * BLOCK)
 
 
-def round_robin(router: Router, prompt: Prompt, now: float) -> int:
-    return next(router.turn) % len(router.workers)
+def round_robin(router: Router, prompt: Prompt, now: float) -> tuple[int, int]:
+    return router.uncached(next(router.turn) % len(router.workers), prompt)
 
 
-def least_loaded(router: Router, prompt: Prompt, now: float) -> int:
-    return router.least([float(n) for n in router.book.loads(router.workers, prompt.chain, now).requests])
+def least_loaded(router: Router, prompt: Prompt, now: float) -> tuple[int, int]:
+    return router.least([float(n) for n in router.book.loads(router.workers, prompt.chain, now).requests], prompt)
 
 
-def upstream(router: Router, prompt: Prompt, now: float) -> int:
+def upstream(router: Router, prompt: Prompt, now: float) -> tuple[int, int]:
     """Booked prefill + own uncached prefill + active decode blocks, all in blocks of equal weight."""
     loads = router.book.loads(router.workers, prompt.chain, now)
     found = router.index.match(prompt.chain)
@@ -94,13 +102,14 @@ def upstream(router: Router, prompt: Prompt, now: float) -> int:
         prefill = (loads.prefill_tokens[at] + prompt.length) / BLOCK - cached
         decode = loads.active_blocks[at] + len(prompt.chain) - loads.shared_blocks[at]
         costs.append(max(0.0, prefill) + decode)
-    return router.least(costs)
+    return router.least(costs, prompt)
 
 
-def ours(router: Router, prompt: Prompt, now: float) -> int:
+def ours(router: Router, prompt: Prompt, now: float) -> tuple[int, int]:
     loads = router.book.loads(router.fleet.workers, prompt.chain, now)
     found = router.index.match(prompt.chain)
-    return choose(prompt.length, len(prompt.chain), router.fleet, found, loads, CostConfig(), router.rng).at
+    choice = choose(prompt.length, len(prompt.chain), router.fleet, found, loads, CostConfig(), router.rng)
+    return choice.at, choice.chosen.prefill_tokens
 
 
 RULES: dict[str, Rule] = {"round-robin": round_robin, "least-loaded": least_loaded, "upstream": upstream, "ours": ours}
@@ -176,15 +185,14 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
         prompts, think = talks[number]
         prompt = prompts[turn]
         name = f"{number}.{turn}"
-        chosen = rule(router, prompt, now)
-        held = router.index.match(prompt.chain).get(router.workers[chosen], Overlap()).device
+        chosen, prefill_tokens = rule(router, prompt, now)
         router.book.book(
             name,
             router.workers[chosen],
             prompt.chain,
             now=now,
             prompt_tokens=prompt.length,
-            prefill_tokens=max(0, prompt.length - held * BLOCK),
+            prefill_tokens=prefill_tokens,
         )
 
         def first(then: float, cached: int) -> None:
@@ -210,8 +218,12 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
     prompts = [prompt for talk, _ in talks for prompt in talk]
     total = sum(prompt.length for prompt in prompts)
     usable = sum((prompt.length - 1) // BLOCK for prompt in prompts)
-    distinct = len({block for prompt in prompts for block in prompt.chain[: (prompt.length - 1) // BLOCK]})
-    return Result(cached_tokens / total, (usable - distinct) * BLOCK / total, ttft, [w.tokens for w in fleet], rejected)
+    distinct = {block for prompt in prompts for block in prompt.chain[: (prompt.length - 1) // BLOCK]}
+    # A block that ends a prompt exactly is computed there in any case: others may find it at no cost.
+    distinct -= {prompt.chain[-1] for prompt in prompts if prompt.chain and prompt.length % BLOCK == 0}
+    return Result(
+        cached_tokens / total, (usable - len(distinct)) * BLOCK / total, ttft, [w.tokens for w in fleet], rejected
+    )
 
 
 def main() -> None:

@@ -161,16 +161,15 @@ def greedy(model: Llama, prompts: list[list[int]], end: int, most: int = 160, ro
             ids[row, : len(prompts[number])] = torch.tensor(prompts[number])
         ids = ids.to(device)
         lengths = torch.tensor([len(prompts[number]) for number in chosen], device=device)
-        every = torch.arange(len(chosen), device=device)
-        running = torch.ones(len(chosen), dtype=torch.bool, device=device)
+        running = torch.arange(len(chosen), device=device)
         for _ in range(most):
-            used = int(lengths.max())
-            hidden = model(ids[:, :used])[every, lengths - 1]
-            token = model.logits(hidden).argmax(-1)
-            ids[every[running], lengths[running]] = token[running]
-            lengths = lengths + running
-            running = running & (token != end)
-            if not running.any():
+            ends = lengths[running]
+            hidden = model(ids[running, : int(ends.max())])
+            token = model.logits(hidden[torch.arange(len(running), device=device), ends - 1]).argmax(-1)
+            ids[running, ends] = token
+            lengths[running] += 1
+            running = running[token != end]
+            if not len(running):
                 break
         for row, number in enumerate(chosen):
             answers[number] = ids[row, len(prompts[number]) : int(lengths[row])].tolist()

@@ -5,10 +5,11 @@ import json
 import math
 import os
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 from random import Random
 
@@ -22,65 +23,74 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
-SHARD = 4000
-Shard = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-_tokenizer: Tokenizer | None = None
+CONVERSATIONS = 4000
+Batch = tuple[np.ndarray, np.ndarray]
 
 
-def _open_tokenizer(path: str) -> None:
-    global _tokenizer
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _tokenizer = Tokenizer.from_file(path)
+class Writer:
+    """Lives in a worker process: writes conversations and gathers those of similar length into batches."""
+
+    def __init__(self, tokenizer: str, tokens: int) -> None:
+        self.tokenizer = Tokenizer.from_file(tokenizer)
+        self.tokens = tokens
+        self.waiting: dict[int, list[tuple[list[int], list[bool]]]] = defaultdict(list)
+
+    def batches(self, seed: int) -> list[Batch]:
+        """The batches that became full: token ids, and which of them are learnt."""
+        rng = Random(seed)
+        texts, learnt, owners = [], [], []
+        for number in range(CONVERSATIONS):
+            dialogue = conversation(rng)
+            separators = (", ", ": ") if rng.random() < 0.7 else (",", ":")
+            for text, learn in pieces(
+                dialogue.messages, dialogue.tools, dialogue.thinking, dialogue.learn_from, separators
+            ):
+                texts.append(text)
+                learnt.append(learn)
+                owners.append(number)
+        rows: list[tuple[list[int], list[bool]]] = [([], []) for _ in range(CONVERSATIONS)]
+        for encoded, learn, owner in zip(self.tokenizer.encode_batch_fast(texts), learnt, owners, strict=True):
+            rows[owner][0].extend(encoded.ids)
+            rows[owner][1].extend([learn] * len(encoded.ids))
+        full = []
+        for row in rows:
+            size = next((size for size in LENGTHS if len(row[0]) <= size + 1), 0)
+            if size:
+                self.waiting[size].append(row)
+            if size and len(self.waiting[size]) * size >= self.tokens:
+                full.append(_padded(self.waiting.pop(size), size))
+        return full
 
 
-def _shard(seed: int) -> Shard:
-    """Tokens, which of them are learnt, and the length of each conversation."""
-    assert _tokenizer is not None
-    rng = Random(seed)
-    texts, learnt, owners = [], [], []
-    for number in range(SHARD):
-        dialogue = conversation(rng)
-        separators = (", ", ": ") if rng.random() < 0.7 else (",", ":")
-        for text, learn in pieces(
-            dialogue.messages, dialogue.tools, dialogue.thinking, dialogue.learn_from, separators
-        ):
-            texts.append(text)
-            learnt.append(learn)
-            owners.append(number)
-    tokens: list[int] = []
-    mask: list[bool] = []
-    lengths = [0] * SHARD
-    for encoded, learn, owner in zip(_tokenizer.encode_batch_fast(texts), learnt, owners, strict=True):
-        tokens += encoded.ids
-        mask += [learn] * len(encoded.ids)
-        lengths[owner] += len(encoded.ids)
-    return np.array(tokens, np.int16), np.array(mask), np.array(lengths)
-
-
-def batches(shards: Iterator[Shard], tokens_per_batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Conversations of similar length together, padded at the end."""
-    waiting: dict[int, list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
-    for tokens, mask, lengths in shards:
-        start = 0
-        for length in lengths:
-            ids, learn = tokens[start : start + length], mask[start : start + length]
-            start += length
-            size = next((size for size in LENGTHS if length <= size + 1), 0)
-            if not size:
-                continue
-            waiting[size].append((ids, learn))
-            if len(waiting[size]) * size >= tokens_per_batch:
-                yield _batch(waiting.pop(size), size)
-
-
-def _batch(rows: list[tuple[np.ndarray, np.ndarray]], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    ids = torch.zeros(len(rows), size + 1, dtype=torch.long)
-    learn = torch.zeros(len(rows), size + 1, dtype=torch.bool)
+def _padded(rows: list[tuple[list[int], list[bool]]], size: int) -> Batch:
+    ids = np.zeros((len(rows), size + 1), np.int16)
+    learn = np.zeros((len(rows), size + 1), bool)
     for number, (tokens, mask) in enumerate(rows):
-        ids[number, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
-        learn[number, : len(tokens)] = torch.from_numpy(mask)
+        ids[number, : len(tokens)] = tokens
+        learn[number, : len(tokens)] = mask
     return ids, learn[:, 1:]
+
+
+_writer: Writer | None = None
+
+
+def _start_writer(tokenizer: str, tokens: int) -> None:
+    global _writer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _writer = Writer(tokenizer, tokens)
+
+
+def _write(seed: int) -> list[Batch]:
+    assert _writer is not None
+    return _writer.batches(seed)
+
+
+def written(pool: Pool, seeds: range, ahead: int) -> Iterator[Batch]:
+    """Batches as the workers write them, never more than `ahead` seeds waiting."""
+    pending = deque(pool.apply_async(_write, (seed,)) for seed in seeds[:ahead])
+    for seed in seeds[ahead:]:
+        yield from pending.popleft().get()
+        pending.append(pool.apply_async(_write, (seed,)))
 
 
 def rate(step: int, steps: int, highest: float) -> float:
@@ -104,8 +114,12 @@ def report(answered: list[tuple[Item, str]]) -> list[dict[str, object]]:
         if said in item.answers:
             right[item.topic] += 1
         else:
-            wrong.append({"topic": item.topic, "held": item.held, "asked": item.messages, "said": said, "right": item.answers})
-    print(f"{right.total()} of {asked.total()}: " + ", ".join(f"{t} {right[t]}/{n}" for t, n in asked.items()), flush=True)
+            wrong.append(
+                {"topic": item.topic, "held": item.held, "asked": item.messages, "said": said, "right": item.answers}
+            )
+    print(
+        f"{right.total()} of {asked.total()}: " + ", ".join(f"{t} {right[t]}/{n}" for t, n in asked.items()), flush=True
+    )
     return wrong
 
 
@@ -119,7 +133,6 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -136,22 +149,21 @@ def main() -> None:
         betas=(0.9, 0.98),
         fused=device == "cuda",
     )
-    forward = torch.compile(model, dynamic=False) if options.compile else model
     mixed = torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
 
-    with get_context("spawn").Pool(options.workers, _open_tokenizer, (str(options.tokenizer),)) as pool:
+    with get_context("spawn").Pool(options.workers, _start_writer, (str(options.tokenizer), options.tokens)) as pool:
         seeds = range(options.seed * 1_000_000 + 1, (options.seed + 1) * 1_000_000)
-        stream = batches(_bounded(pool, seeds, options.workers * 4), options.tokens)
+        stream = written(pool, seeds, options.workers * 3)
         steps, losses, started = options.steps, [], None
         step = 0
         while step < steps:
-            ids, learn = next(stream)
-            ids, learn = ids.to(device, non_blocking=True), learn.to(device, non_blocking=True)
+            ids, learn = (torch.from_numpy(part).to(device) for part in next(stream))
+            ids = ids.long()
             for group in optimizer.param_groups:
                 group["lr"] = rate(step, steps, options.rate)
             with mixed:
-                hidden = forward(ids[:, :-1])
+                hidden = model(ids[:, :-1])
                 scores = model.logits(hidden[learn])
             loss = F.cross_entropy(scores.float(), ids[:, 1:][learn])
             optimizer.zero_grad(set_to_none=True)
@@ -169,7 +181,9 @@ def main() -> None:
                 if math.isfinite(options.seconds):
                     left = max(0, int((options.seconds - (now - began)) / each))
                     steps = min(steps, step + left)
-                print(f"step {step} of {steps}: loss {recent:.5f}, {each * 1000:.1f} ms, {now - began:.0f} s", flush=True)
+                print(
+                    f"step {step} of {steps}: loss {recent:.5f}, {each * 1000:.1f} ms, {now - began:.0f} s", flush=True
+                )
         pool.terminate()
 
     weights = {name: weight.detach().half().contiguous().cpu() for name, weight in model.state_dict().items()}
@@ -180,17 +194,9 @@ def main() -> None:
     for held in (False, True):
         print("held out" if held else "known", flush=True)
         wrong += report(examine(model, tokenizer, exam(held=held, each=100, every=False)))
-    wrong += report(examine(model, tokenizer, [item for item in exam(held=True, each=0, every=True)]))
+    wrong += report(examine(model, tokenizer, exam(held=True, each=0, every=True)))
     (options.out / "wrong.json").write_text(json.dumps(wrong, ensure_ascii=False, indent=1))
     print(f"done in {time.monotonic() - began:.0f} s", flush=True)
-
-
-def _bounded(pool, seeds: range, ahead: int) -> Iterator[Shard]:
-    """Shards in order, never more than `ahead` of them waiting."""
-    pending = [pool.apply_async(_shard, (seed,)) for seed in seeds[:ahead]]
-    for seed in seeds[ahead:]:
-        yield pending.pop(0).get()
-        pending.append(pool.apply_async(_shard, (seed,)))
 
 
 if __name__ == "__main__":

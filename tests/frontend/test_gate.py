@@ -166,7 +166,7 @@ async def test_one_line_tells_about_each_request(tmp_path: Path, caplog: pytest.
         await stack.chat(model="no\nsuch", headers={"x-request-id": "two"})
         await stack.http.get(f"{stack.url}/a%0Ab", headers={"x-request-id": "three"})
         await stack.http.get(f"{stack.url}/health")
-        worker = stack.server._models.instances()[0].instance_id
+        worker = stack.server.models.instances()[0].instance_id
     lines = [record.getMessage() for record in caplog.records if record.name == "dynamo.frontend.exchange"]
     assert len(lines) == 3
     assert lines[0].startswith(f"POST /v1/chat/completions 200 model=tiny worker={worker:x} in=13 out=7 ttft=")
@@ -287,6 +287,7 @@ async def test_what_does_not_finish_in_time_is_ended(tmp_path: Path) -> None:
         held = await engine.requests.get()
         stack.runtime.shutdown()
         await stack.server.serve()
+        await stack.server.stop()
         assert held.cancelled.is_set()
         with pytest.raises(Exception, match=r"disconnect|reset"):
             await asking

@@ -288,8 +288,10 @@ def test_a_template_minijinja_cannot_take_is_rendered_by_jinja2() -> None:
 
 
 def test_the_date_is_todays() -> None:
-    renderer = Renderer("{{ strftime_now('%d %b %Y') }}", [], now=lambda: datetime(2026, 11, 15))
+    renderer = Renderer("{{ strftime_now('%d %b %Y') }}", now=lambda: datetime(2026, 11, 15))
     assert renderer.render({}) == "15 Nov 2026"
+    renderer.prove([{}])
+    assert (renderer.engine, renderer.render({})) == ("minijinja", "15 Nov 2026")
 
 
 def loaded(folder: Path, custom: Path | None = None) -> ChatTemplate | None:

@@ -111,6 +111,14 @@ def test_a_turn_of_redacted_thoughts_is_an_empty_answer() -> None:
     assert msgspec.to_builtins(translated(messages=[USER, message]).messages)[1] == {"role": "assistant", "content": ""}
 
 
+def test_a_last_word_of_the_assistant_is_continued() -> None:
+    chat = translated(messages=[USER, {"role": "assistant", "content": "The answer is ("}])
+    assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
+    assert translated().continue_final_message is None
+    call = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+    assert translated(messages=[USER, call]).continue_final_message is None
+
+
 def test_thoughts_can_be_hidden() -> None:
     assert hides_thinking(request(thinking={"type": "adaptive", "display": "omitted"}))
     assert not hides_thinking(request(thinking={"type": "adaptive"}))

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.pipeline.responses_to_chat import responses_to_chat
+from dynamo.pipeline.responses_to_chat import in_responses_words, responses_to_chat
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
@@ -144,6 +144,7 @@ TOOL = {"type": "function", "name": "f"}
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{**call(1), "arguments": "[]"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]"),
@@ -157,3 +158,11 @@ def test_what_cannot_be_answered_is_refused_by_field(fields: dict[str, Any], par
         translated(**fields)
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+def test_mistakes_found_later_are_told_by_the_names_the_client_used() -> None:
+    error = InvalidRequest("max_completion_tokens=9: shorten the messages", "max_completion_tokens", "c")
+    told = in_responses_words(error)
+    assert (told.message, told.param, told.code) == ("max_output_tokens=9: shorten the input", "max_output_tokens", "c")
+    assert in_responses_words(InvalidRequest("messages", "messages")).param == "input"
+    assert in_responses_words(InvalidRequest("x")).param is None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +35,7 @@ stop_lists = st.lists(st.text(ALPHABET, min_size=1, max_size=4), min_size=1, max
 @given(stop_lists, texts, st.lists(st.integers(0, 30), max_size=6))
 def test_the_result_does_not_depend_on_how_the_text_is_cut(stops: list[str], text: str, cuts: list[int]) -> None:
     edges = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
     assert run(stops, pieces) == expected(stops, text)
 
 

@@ -169,3 +169,9 @@ def test_messages_of_an_earlier_answer_come_back_with_fields_nobody_knows() -> N
 def test_duplicate_keys_keep_the_last_value() -> None:
     body = msgspec.json.encode(CHAT)[:-1] + b',"temperature":0.25}'
     assert BodyDecoder(ChatRequest).decode(body).temperature == 0.25
+
+
+def test_the_answer_to_much_nonsense_is_short() -> None:
+    error = refused(chat(**{f"{number:03}" + "x" * 500: 1 for number in range(30)}))
+    assert error.message.endswith(" and 10 more")
+    assert len(error.message) < 1500

@@ -32,7 +32,9 @@ _SYSTEMS = """You are a helpful assistant.|You are tiny.|You are a friendly chat
     |You are a geography expert.|You are a chemistry teacher.|You are good at mathematics.|The user is a developer."""
 SYSTEMS = [system.strip() for system in _SYSTEMS.split("|")]
 
-FOLLOW_UP = split("And {x}?", "What about {x}?", "And for {x}?", "How about {x}?", "{x}?", "and {x}", "~And what about {x}?")
+FOLLOW_UP = split(
+    "And {x}?", "What about {x}?", "And for {x}?", "How about {x}?", "{x}?", "and {x}", "~And what about {x}?"
+)
 
 
 def _siblings() -> dict[int, list[Question]]:
@@ -42,7 +44,7 @@ def _siblings() -> dict[int, list[Question]]:
         for question in topic.every:
             if len(question.slots) == 1:
                 found[id(question.forms)].append(question)
-    return {key: questions for key, questions in found.items() if len(questions) > 4}
+    return {key: questions for key, questions in found.items() if len(questions) > 5}
 
 
 SIBLINGS = _siblings()
@@ -137,7 +139,7 @@ def _in_json(rng: Random, dialogue: Dialogue) -> None:
 def conversation(rng: Random) -> Dialogue:
     dialogue = Dialogue()
     kind = rng.random()
-    if kind < 0.07:
+    if kind < 0.08:
         dialogue.thinking = rng.random() < 0.1
         _in_json(rng, dialogue)
         return dialogue
@@ -146,12 +148,12 @@ def conversation(rng: Random) -> Dialogue:
     if kind < 0.19:
         dialogue.thinking = rng.random() < 0.15
         _with_tools(rng, dialogue)
-    elif kind < 0.3:
+    elif kind < 0.29:
         _chat(rng, dialogue, rng.choice([0, 0, 0, 1, 2]))
         dialogue.thinking = True
         dialogue.learn_from = len(dialogue.messages)
         _ask(rng, dialogue, draw(rng))
-    elif kind < 0.305:
+    elif kind < 0.296:
         _chat(rng, dialogue, rng.randint(15, 40))
     else:
         _chat(rng, dialogue, rng.choice([1, 1, 1, 1, 2, 2, 3, 4, 6, 9]))

@@ -26,30 +26,30 @@ FACTS = [
     _fact(
         "Run `make run`. It builds .venv, starts the server on port 8080 and serves the bundled model tiny.",
         "start Dynamo|get started|start Dynamo from a checkout|begin with Dynamo|try Dynamo|make a first start|run Dynamo"
-        "|start the whole thing|~get going with Dynamo|~run Dynamo for the first time",
+        "|start the whole thing|run Dynamo the first time|start using Dynamo|get Dynamo running|start from zero|start it all|begin|take the first step|~get going with Dynamo|~run Dynamo for the first time",
         "the quickest start|the fastest way to start|the quick start",
         "What do I do first?|Where do I start?|What does make run do?",
     ),
     _fact(
         "Run `dynamo-run in=http`. The server listens on port 8080.",
         "start the HTTP server|start a server|start the web server|serve over HTTP|open the HTTP port"
-        "|start the OpenAI server|run the HTTP frontend|serve the bundled model|serve a model|start serving"
+        "|start the OpenAI server|run the HTTP frontend|serve the bundled model|serve a model|start serving|make the model available over HTTP|provide an API|offer the model over HTTP|start the API server|open the API"
         "|start an OpenAI compatible server|~bring up the HTTP server|~serve tiny over HTTP",
     ),
     _fact(
         "Run `dynamo-run`. Without `in=` you chat in the terminal.",
         "chat in the terminal|chat in my terminal|talk to a model in the terminal|start an interactive chat"
-        "|use the text interface|start text mode|chat on the command line|~chat in a shell|~talk to the model interactively",
+        "|use the text interface|start text mode|chat on the command line|talk to the model|chat with the model|talk to tiny|use an interactive session|have a chat|start a chat|open a chat in my terminal|~chat in a shell|~talk to the model interactively",
         "the text interface",
     ),
     _fact(
         "Run `dynamo-run Qwen/Qwen3-0.6B`. The model is downloaded from Hugging Face and you can chat with it.",
         "run a model from Hugging Face|use a Hugging Face model|download a model|chat with Qwen|run Qwen3"
-        "|run a Hugging Face repository|load a model from Hugging Face|~fetch a model from Hugging Face|~try a Qwen model",
+        "|run a Hugging Face repository|chat with a Hugging Face model|try a model from the hub|use a model of the hub|chat with a model from Hugging Face|load a model from Hugging Face|~fetch a model from Hugging Face|~try a Qwen model",
     ),
     _fact(
         "Run `dynamo-run in=http Qwen/Qwen3-0.6B`.",
-        "serve a Hugging Face model over HTTP|serve Qwen over HTTP|serve Qwen3|put a Hugging Face model behind HTTP"
+        "serve a Hugging Face model over HTTP|serve Qwen over HTTP|serve Qwen3|put a Hugging Face model behind HTTP|serve a model of Hugging Face|offer a Hugging Face model over HTTP|serve a hub model"
         "|start the server with a Hugging Face model|~serve a model from Hugging Face|~start the server with Qwen",
     ),
     _fact(
@@ -61,7 +61,7 @@ FACTS = [
     _fact(
         "Give the folder: `dynamo-run in=http ~/llms/Qwen3-0.6B`. It needs config.json, tokenizer.json and safetensors.",
         "run a local model|serve a local folder|use a model from my disk|load a model from a folder|run a model from a path"
-        "|serve a local checkpoint|use a local checkout|~serve a model from my disk|~run a folder with safetensors",
+        "|serve a local checkpoint|serve a folder|run safetensors from a folder|use my own model folder|load safetensors|use a local checkout|~serve a model from my disk|~run a folder with safetensors",
     ),
     _fact(
         "Pipe it: `echo 'What is the capital of France?' | dynamo-run`.",
@@ -672,13 +672,13 @@ FACTS = [
     ),
     _fact(
         "Set `ETCD_ENDPOINTS=http://host:2379` or pass `--discovery-backend etcd`.",
-        "use etcd|connect to etcd|set the etcd address|configure etcd|point Dynamo at etcd|discover with etcd"
+        "use etcd|connect to etcd|set the etcd address|say where etcd is|give the etcd address|configure etcd|point Dynamo at etcd|discover with etcd"
         "|~tell Dynamo where etcd is|~connect Dynamo to etcd",
         "ETCD_ENDPOINTS|the etcd variable|the variable for etcd",
     ),
     _fact(
         "Set `NATS_SERVER=nats://host:4222`.",
-        "use NATS|connect to NATS|set the NATS address|configure NATS|point Dynamo at NATS|~tell Dynamo where NATS is"
+        "use NATS|connect to NATS|set the NATS address|say where NATS is|give the NATS address|configure NATS|point Dynamo at NATS|~tell Dynamo where NATS is"
         "|~connect Dynamo to NATS",
         "NATS_SERVER|the NATS variable|the variable for NATS",
     ),
@@ -732,7 +732,7 @@ FACTS = [
         "Discovery is how the frontend finds the workers: by memory, files or etcd.",
         "",
         "discovery|the discovery",
-        "How does the frontend find workers?|How are workers found?|How does discovery work?|Explain discovery."
+        "How does the frontend find workers?|How are workers found?|How does discovery work?|How do frontends find workers?|How is a worker discovered?|How does Dynamo know its workers?|Explain discovery."
         "|~How do workers get discovered?",
     ),
     _fact(
@@ -838,7 +838,7 @@ FACTS = [
     _fact(
         "Run `curl -X POST localhost:8080/clear_kv_blocks`.",
         "clear the KV cache|empty the cache|flush the KV cache|drop the KV blocks|~delete the KV cache",
-        "the command to clear the KV cache",
+        "clear_kv_blocks",
     ),
     _fact(
         "Yes, the router prefers workers with less load and with more of the prompt cached, in kv mode.",
@@ -913,7 +913,7 @@ FACTS = [
     # Logs and environment
     _fact(
         "Set `DYN_LOG=debug`, or use `-v`.",
-        "turn on debug logs|see debug logs|enable debug logging|debug Dynamo|get more logs|make it verbose|see more output"
+        "turn on debug logs|see debug logs|enable debug logging|debug Dynamo|get more logs|make it verbose|see more output|see what happens|find out what it does|watch what Dynamo does|look inside"
         "|show debug output|~activate debug logging|~see what is going on",
         "the flag for debug logs",
     ),

@@ -119,6 +119,12 @@ EVEN = split(
     "Is {a} odd?",
     "Is the number {a} even or odd?",
     "Even or odd: {a}?",
+    "Is {a} an odd number?",
+    "Is {a} divisible by 2?",
+    "Tell me if {a} is even.",
+    "{a}: even or odd?",
+    "Is the number {a} odd?",
+    "What is {a}, even or odd?",
     "~Is {a} an even number?",
     "~Is {a} odd or even?",
 )
@@ -130,6 +136,13 @@ BIGGER = split(
     "Is {a} larger than {b}?",
     "Is {a} or {b} bigger?",
     "Which is more, {a} or {b}?",
+    "Is {a} greater than {b}?",
+    "Is {a} smaller than {b}?",
+    "Which number is bigger, {a} or {b}?",
+    "Is {a} less than {b}?",
+    "Compare {a} and {b}.",
+    "Which is greater: {a} or {b}?",
+    "Bigger: {a} or {b}?",
     "~Which is larger, {a} or {b}?",
     "~Is {a} more than {b}?",
 )
@@ -226,10 +239,10 @@ _PRODUCTS = [product_of(a, b) for a in range(13) for b in range(13)]
 _QUOTIENTS = [quotient_of(a * b, b) for a in range(13) for b in range(1, 13)]
 
 TOPICS: list[Topic] = [
-    Topic("sums", 9, _sum),
-    Topic("differences", 8, _difference),
+    Topic("sums", 13, _sum),
+    Topic("differences", 14, _difference),
     Topic("times tables", 5, lambda rng: rng.choice(_PRODUCTS), _PRODUCTS),
     Topic("divisions", 3, lambda rng: rng.choice(_QUOTIENTS), _QUOTIENTS),
     Topic("counting", 4, _counting),
-    Topic("comparing", 4, _comparing),
+    Topic("comparing", 5, _comparing),
 ]

@@ -18,6 +18,8 @@ def plain(question: Question, form: str) -> str:
 def typed(rng: Random, question: Question, form: str) -> str:
     if question.topic == "Dynamo" and rng.random() < 0.5:
         form = reword(rng, form)
+    if rng.random() < 0.12 and not question.exact:
+        form = _rambling(rng, form)
     pieces = _SLOT.split(form)
     slots = {key: _slot(rng, value, question.exact) for key, value in question.slots.items()}
     low = rng.random()
@@ -41,6 +43,49 @@ def typed(rng: Random, question: Question, form: str) -> str:
         slots = {key: value.lower() for key, value in slots.items()}
     text = "".join(slots[piece[1]] if _SLOT.fullmatch(piece) else piece for piece in pieces)
     return text if text.strip() else form.format(**slots)
+
+
+_BEFORE = """Question: |Quick question: |I have a question. |I wonder: |My question is: |Hey tiny, |Tiny, |Let me ask: |Tell me: |One
+    more: |Next question: |Say, |Well, |Right. |I am curious: |Sorry, |Just asking: |Listen, """
+_AFTER = """ Thanks!| Thank you.| Any idea?| I need to know.| Just curious.| For school.| It is urgent.| Do you know?| My friend.
+    | tiny?| right now?| here?| for me| exactly?| again?| then?| today?"""
+_OPENINGS = [" ".join(opening.split()) + " " for opening in _BEFORE.split("|")]
+_ENDINGS = [" " + " ".join(ending.split()) for ending in _AFTER.split("|")]
+_FILLERS = [
+    "now",
+    "exactly",
+    "really",
+    "actually",
+    "just",
+    "then",
+    "maybe",
+    "simply",
+    "again",
+    "quickly",
+    "here",
+    "also",
+]
+
+
+def _rambling(rng: Random, form: str) -> str:
+    """What people wrap around a question, or lose in it."""
+    kind = rng.random()
+    if kind < 0.35:
+        opening = rng.choice(_OPENINGS)
+        return opening + (form if rng.random() < 0.5 else form[:1].lower() + form[1:])
+    if kind < 0.55:
+        ending = rng.choice(_ENDINGS)
+        return (form if ending.lstrip()[0].isupper() else form.rstrip(".?!")) + ending
+    words = form.split(" ")
+    if len(words) < 4:
+        return form
+    if kind < 0.8:
+        words.insert(rng.randrange(1, len(words)), rng.choice(_FILLERS))
+        return " ".join(words)
+    place = rng.randrange(len(words))
+    if words[place].lower() in ("the", "a", "an", "do", "does", "is", "me", "of", "to", "in", "please", "can", "you"):
+        del words[place]
+    return " ".join(words)
 
 
 def _slot(rng: Random, value: str, exact: bool) -> str:

@@ -35,6 +35,13 @@ SYMBOL = split(
     "Give me the chemical symbol for {e}.",
     "{e} symbol",
     "What letters stand for {e}?",
+    "What is the symbol of the chemical element {e}?",
+    "Which symbol stands for {e}?",
+    "What is the element {e} written as?",
+    "Tell me the chemical symbol for the element {e}.",
+    "In the periodic table, what is the symbol of {e}?",
+    "Do you know the chemical symbol of {e}?",
+    "What is the abbreviation of {e}?",
     "~Which chemical symbol stands for {e}?",
     "~Do you know the symbol for {e}?",
     "~What is the symbol of the element {e}?",
@@ -51,6 +58,11 @@ NUMBER = split(
     "{e} atomic number",
     "What number does the element {e} have?",
     "Give me the atomic number for {e}.",
+    "Which atomic number belongs to the element {e}?",
+    "Where in the periodic table is {e}?",
+    "At which place in the periodic table is {e}?",
+    "In the periodic table, what number is {e}?",
+    "Number of {e} in the periodic table?",
     "~Do you know the atomic number of {e}?",
     "~Which number does {e} have in the periodic table?",
     "~What is the atomic number for the element {e}?",
@@ -67,6 +79,14 @@ BY_SYMBOL = split(
     "What is the chemical element {s}?",
     "Name the element {s}.",
     "Which chemical element is written {s}?",
+    "What does {s} mean in chemistry?",
+    "{s} stands for which element?",
+    "The symbol {s} belongs to which element?",
+    "In the periodic table, what is {s}?",
+    "{s} is which chemical element?",
+    "{s} is what element?",
+    "What is {s} in the periodic table?",
+    "Chemical element {s}?",
     "~What is the element with the symbol {s}?",
     "~Which element does the symbol {s} stand for?",
     "~{s} is the chemical symbol of what?",
@@ -82,6 +102,13 @@ BY_NUMBER = split(
     "Element number {n}?",
     "Tell me the element with the number {n}.",
     "Atomic number {n} is which element?",
+    "In the periodic table, which element is number {n}?",
+    "Which element is in place {n} of the periodic table?",
+    "What is at place {n} in the periodic table?",
+    "What is number {n} in the periodic table?",
+    "Which element stands at {n} in the periodic table?",
+    "Tell me which element has {n} protons.",
+    "{n} protons: which element?",
     "~What is the element with atomic number {n}?",
     "~Which element is at number {n} in the periodic table?",
     "~What element has {n} protons?",
@@ -121,6 +148,11 @@ YEAR = split(
     "What is the length of a year on {p}?",
     "How long does {p} need to orbit the Sun?",
     "Tell me how long a year on {p} is.",
+    "What is the orbit time of {p}?",
+    "How many days or years does {p} need for one orbit?",
+    "How long is one orbit of the planet {p}?",
+    "How long does the planet {p} take around the Sun?",
+    "Length of a year on {p}?",
     "~How long does a year on {p} last?",
     "~How long does it take {p} to go around the Sun?",
 )
@@ -131,6 +163,10 @@ MOONS = split(
     "Tell me how many moons {p} has.",
     "Number of moons of {p}?",
     "{p} moons",
+    "How many moons does the planet {p} have?",
+    "Does {p} have moons?",
+    "How many satellites does {p} have?",
+    "Count the moons of {p}.",
     "~How many moons are there around {p}?",
     "~How many moons orbit {p}?",
 )
@@ -141,6 +177,11 @@ SIZE = split(
     "What size is {p}?",
     "Diameter of {p}?",
     "Tell me the diameter of {p}.",
+    "What is the diameter of the planet {p}?",
+    "How large is the planet {p}?",
+    "What is the size of {p}?",
+    "{p} diameter",
+    "How wide is {p}?",
     "~What's the diameter of {p}?",
     "~How big is the planet {p}?",
 )
@@ -150,6 +191,9 @@ KIND = split(
     "What type of planet is {p}?",
     "Which kind of planet is {p}?",
     "Tell me what kind of planet {p} is.",
+    "Is the planet {p} rocky?",
+    "Is {p} a gas giant?",
+    "{p}: rocky planet or gas giant?",
     "~What sort of planet is {p}?",
 )
 NTH = split(
@@ -159,6 +203,10 @@ NTH = split(
     "Name the {o} planet.",
     "What is the {o} planet from the Sun?",
     "Tell me the {o} planet of the solar system.",
+    "The {o} planet is?",
+    "Counting from the Sun, which planet is {o}?",
+    "The {o} planet from the Sun",
+    "Which planet do you find {o} from the Sun?",
     "~Which planet is the {o} one from the Sun?",
     "~What planet is {o} from the Sun?",
 )
@@ -168,6 +216,9 @@ PLACE = split(
     "Which planet from the Sun is {p}?",
     "Where in the order of planets is {p}?",
     "What position does {p} have from the Sun?",
+    "Counting from the Sun, what number is {p}?",
+    "Which place has the planet {p} in the solar system?",
+    "Which position has {p} among the planets?",
     "~In which position from the Sun is {p}?",
 )
 AFTER = split(
@@ -175,11 +226,19 @@ AFTER = split(
     "What planet is after {p}?",
     "What is the next planet after {p}?",
     "Which planet follows {p}?",
+    "What comes after the planet {p}?",
+    "After {p}, which planet comes?",
+    "Which planet is next after {p}?",
     "~What planet comes after {p}?",
 )
 _SINGLES = [
     ("Jupiter is the largest planet.", "the largest planet", "the biggest planet", "~the greatest planet in size"),
-    ("Mercury is the smallest planet.", "the smallest planet", "the tiniest planet", "~the smallest one of the planets"),
+    (
+        "Mercury is the smallest planet.",
+        "the smallest planet",
+        "the tiniest planet",
+        "~the smallest one of the planets",
+    ),
     ("Venus is the hottest planet.", "the hottest planet", "the warmest planet", "~the hottest one of the planets"),
     (
         "Neptune is the coldest of the far planets and the one farthest from the Sun.",
@@ -223,13 +282,26 @@ _SINGLES = [
         "~the only natural satellite of Earth",
     ),
 ]
-_WHICH = ("What is {x}?", "Which is {x}?", "Name {x}.", "Tell me {x}.", "What's {x}?", "Do you know {x}?", "{x}?")
+_WHICH = (
+    "Which planet is {x}?",
+    "What do you call {x}?",
+    "What is the name of {x}?",
+    "What is {x}?",
+    "Which is {x}?",
+    "Name {x}.",
+    "Tell me {x}.",
+    "What's {x}?",
+    "Do you know {x}?",
+    "{x}?",
+)
 _COUNT = split(
     "How many planets are there?",
     "How many planets does the solar system have?",
     "How many planets are in our solar system?",
     "What is the number of planets?",
     "Number of planets?",
+    "Count the planets.",
+    "How many planets orbit the Sun?",
     "~How many planets are in the solar system?",
 )
 _LIST = split(
@@ -240,6 +312,12 @@ _LIST = split(
     "What are the planets of the solar system?",
     "Tell me the planets in order.",
     "Name the eight planets.",
+    "List the eight planets of our solar system.",
+    "All planets please",
+    "Enumerate the planets.",
+    "Name every planet in the solar system.",
+    "What planets does our solar system have?",
+    "Planets of the solar system?",
     "~List all planets of the solar system.",
     "~Which planets does the solar system have?",
 )
@@ -256,7 +334,9 @@ def _planets() -> list[Question]:
         many = f"no {plural}" if moons == "0" else f"{moons} {plural}"
         nth = f"{name} is the {_ORDINALS[place]} planet from the Sun."
         after = (
-            f"After {name} comes {_PLANETS[place + 1][0]}." if place < 7 else "Neptune is the last planet: none follows."
+            f"After {name} comes {_PLANETS[place + 1][0]}."
+            if place < 7
+            else "Neptune is the last planet: none follows."
         )
         found += [
             Question("planets", YEAR, (f"A year on {name} takes {year}.",), slots, f"{name}: {year}."),

@@ -58,7 +58,7 @@ def _question(forms: Forms, slots: dict[str, str]) -> Question:
 def structured(rng: Random, held: bool = False) -> Structured:
     kind = rng.random()
     values: dict[str, Any]
-    if kind < 0.5:
+    if kind < 0.42:
         country = rng.choice(COUNTRIES)
         name = country.name.removeprefix("the ")
         values = {"country": name, "capital": country.capital, "continent": country.continent}
@@ -72,7 +72,7 @@ def structured(rng: Random, held: bool = False) -> Structured:
             question = _question(COUNTRY, {"k": country.capital})
         else:
             question = _question(CAPITAL, {"c": country.name})
-    elif kind < 0.8:
+    elif kind < 0.67:
         number, symbol, element = rng.choice(ELEMENTS)
         label = rng.choice(["name", "element"])
         values = {label: element.lower(), "symbol": symbol, "number": number}

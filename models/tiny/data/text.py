@@ -53,6 +53,13 @@ SPELL = split(
     "What are the letters of {t}?",
     'Spell "{t}"',
     "Tell me how to spell {t}.",
+    "Please spell the word {t} for me.",
+    "Which letters are in {t}?",
+    "Spell this word: {t}",
+    "Spell: {t}",
+    "Could you spell {t}?",
+    "I want you to spell {t}.",
+    "Letter by letter, please: {t}",
     "~How would you spell {t}?",
     "~Would you spell the word {t}?",
 )
@@ -63,6 +70,9 @@ LENGTH = split(
     "How long is the word {t}?",
     "Count the letters of {t}.",
     'How many letters are in the word "{t}"?',
+    "Number of letters in {t}?",
+    "Tell me how many letters {t} has.",
+    "What is the length of the word {t}?",
     "~What is the number of letters in {t}?",
     "~How many letters are there in {t}?",
 )
@@ -71,6 +81,9 @@ FIRST = split(
     "Which letter does {t} start with?",
     "First letter of {t}?",
     "What letter does {t} begin with?",
+    "Tell me the first letter of {t}.",
+    "With which letter does {t} start?",
+    "Which letter is first in {t}?",
     "~Which is the first letter of {t}?",
 )
 LAST = split(
@@ -78,6 +91,9 @@ LAST = split(
     "Which letter does {t} end with?",
     "Last letter of {t}?",
     "What letter does {t} end in?",
+    "Tell me the last letter of {t}.",
+    "With which letter does {t} end?",
+    "Which letter is last in {t}?",
     "~Which is the last letter of {t}?",
 )
 BACKWARDS = split(
@@ -86,6 +102,13 @@ BACKWARDS = split(
     "What is {t} backwards?",
     "Write {t} backwards.",
     "Say {t} backwards.",
+    "Reverse {t}",
+    "Reverse {t}.",
+    "{t} backwards",
+    "How do you write {t} backwards?",
+    "Turn {t} around.",
+    "What is the reverse of {t}?",
+    "Tell me {t} backwards.",
     "~How is {t} written backwards?",
 )
 UPPER = split(
@@ -94,6 +117,13 @@ UPPER = split(
     "Put {t} in uppercase.",
     "Uppercase {t}",
     "Make {t} upper case.",
+    "Convert {t} to upper case.",
+    "Change {t} into uppercase letters.",
+    "Turn {t} into upper case.",
+    "{t} in capital letters",
+    "{t} in capitals",
+    "Say {t} in capital letters.",
+    "Put the word {t} in capitals.",
     "~Turn {t} into capital letters.",
 )
 
@@ -102,7 +132,8 @@ def made_up(rng: Random) -> str:
     """A word nobody wrote down before, so that copying is learnt and not the words."""
     syllables = rng.randint(1, 4)
     return "".join(
-        rng.choice(_CONSONANTS) + rng.choice(_VOWELS) + rng.choice(["", "", "n", "r", "s", "l"]) for _ in range(syllables)
+        rng.choice(_CONSONANTS) + rng.choice(_VOWELS) + rng.choice(["", "", "n", "r", "s", "l"])
+        for _ in range(syllables)
     )
 
 
@@ -112,7 +143,7 @@ def word(rng: Random) -> str:
         return rng.choice(_WORDS)
     if kind < 0.9:
         return made_up(rng)
-    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9)))
+    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 8)))
 
 
 def _token(rng: Random) -> str:
@@ -163,8 +194,9 @@ def _letters(rng: Random) -> Question:
     if shape < 0.81:
         return Question("spelling", LAST, (f"{chosen} ends with {chosen[-1]}.",), slots, spelled, exact=True)
     if shape < 0.92:
-        return Question("spelling", BACKWARDS, ("-".join(reversed(chosen)),), slots, spelled, exact=True)
+        said = f"{spelled}, backwards {'-'.join(reversed(chosen))}"
+        return Question("spelling", BACKWARDS, (said,), slots, "Letter by letter.", exact=True)
     return Question("spelling", UPPER, (chosen.upper(),), slots, spelled, exact=True)
 
 
-TOPICS: list[Topic] = [Topic("repeating", 8, _repeat), Topic("spelling", 8, _letters)]
+TOPICS: list[Topic] = [Topic("repeating", 9, _repeat), Topic("spelling", 13, _letters)]

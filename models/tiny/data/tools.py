@@ -82,7 +82,9 @@ def _place(rng: Random) -> str:
     return place.lower() if rng.random() < 0.12 else place
 
 
-def function(name: str, description: str, parameters: dict[str, str], required: list[str] | None = None) -> dict[str, Any]:
+def function(
+    name: str, description: str, parameters: dict[str, str], required: list[str] | None = None
+) -> dict[str, Any]:
     properties = {key: {"type": kind} for key, kind in parameters.items()}
     schema = {
         "type": "object",
@@ -123,7 +125,9 @@ def add_tool(rng: Random | None = None) -> tuple[dict[str, Any], str, tuple[str,
         return function("add", "Add two numbers", {"a": "integer", "b": "integer"}), "add", ("a", "b")
     name = "add" if rng.random() < 0.7 else rng.choice(["sum", "add_numbers", "plus"])
     arguments = ("a", "b") if rng.random() < 0.75 else ("x", "y")
-    told = rng.choice(["Add two numbers", "Adds two integers", "Returns a + b", "Sum of two numbers", "Add a and b", ""])
+    told = rng.choice(
+        ["Add two numbers", "Adds two integers", "Returns a + b", "Sum of two numbers", "Add a and b", ""]
+    )
     kind = rng.choice(["integer", "number"])
     tool = function(name, told, dict.fromkeys(arguments, kind))
     _vary(rng, tool, arguments[0], ["The first number", "First"])
@@ -133,7 +137,11 @@ def add_tool(rng: Random | None = None) -> tuple[dict[str, Any], str, tuple[str,
 def time_tool(rng: Random) -> tuple[dict[str, Any], str, str]:
     name = rng.choice(["get_time", "get_current_time"])
     argument = rng.choice(["location", "city"])
-    return function(name, rng.choice(["Get the time", "Get the current time in a place"]), {argument: "string"}), name, argument
+    return (
+        function(name, rng.choice(["Get the time", "Get the current time in a place"]), {argument: "string"}),
+        name,
+        argument,
+    )
 
 
 def other_tool(rng: Random) -> dict[str, Any]:

@@ -23,6 +23,22 @@ _TASKS = """bake a cake|fix my car|learn the piano|cook rice|lose weight|make mo
     |write an essay about freedom|make a website|clean a window|repair a clock|catch a fish|climb a mountain
     |get to the station|open this jar|remove a stain|boil an egg|buy a house|sell my car|pay my taxes|call my mother"""
 
+_NOUNS = """apple banana lemon tiger rabbit horse monkey elephant garden window kitchen table chair mirror pillow castle
+    bridge tower street market village river ocean mountain forest desert island valley storm cloud rocket wheel hammer
+    needle button pencil paper picture guitar piano violin drum dance song novel teacher doctor farmer baker pilot
+    sailor soldier painter writer singer machine keyboard screen stone metal glass cotton sugar pepper butter honey
+    chocolate biscuit tomato potato onion carrot pumpkin family brother sister child shadow circle triangle reason
+    science history nature animal flower leaf root seed branch feather wing bank bottle camera church cinema clock coat
+    college company concert cup dentist dinner door dragon dress egg factory fridge game gate ghost gift hat hospital
+    hotel ice jacket job key knife ladder lake lamp library lion lock map medicine money museum nurse oil oven park
+    party pen phone plate pocket police pot prison prize radio ring road robot roof rope salad school shirt shoe shop
+    soap soup spoon stadium station suitcase taxi team ticket toy train truck umbrella university wall wallet zoo""".split()
+_VERBS = """find buy sell see paint break clean wash carry open close draw build burn hide steal lift paint repair visit
+    describe enjoy grow eat drink wear lose invent measure cut throw catch feed climb cross""".split()
+_ADJECTIVES = (
+    "old new big small red blue cheap famous heavy broken strange beautiful dangerous quiet empty best".split()
+)
+
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split("|")]
@@ -59,6 +75,15 @@ _KNOWN = """Who was {p}?|When was {p} born?|When did {p} die?|Where was {p} born
     |Who wrote the Bible?|Why do cats purr?|Why do we dream?|What is consciousness?|Is there a god?|Can pigs fly?
     |{s}|{s}|Why?|Why not?|How?|When?|How come?|Says who?|And then?|Because?|Where?|Who?|Which one?
     |When does the train leave?|How do I get to {c}?|Which plane goes to {c}?
+    |What is a {o}?|What is the {o}?|Where is the {o}?|Where is my {o}?|Why is the {o} {j}?|How many {o}s are there?
+    |Who has the {o}?|Who made the {o}?|Can I {v} the {o}?|How do I {v} a {o}?|Should I {v} the {o}?|Do you like {o}s?
+    |I want to {v} a {o}.|The {o} is {j}.|Is the {o} {j}?|When can we {v} the {o}?|Which {o} is {j}?|Tell me about {o}s.
+    |What colour is the {o}?|How much is the {j} {o}?|Did you {v} the {o}?|Why did they {v} the {j} {o}?|a {j} {o}
+    |My {o} is {j}, what can I do?|Do you have a {o}?|Have you ever seen a {j} {o}?|What is the {j} {o} called?
+    |Does the {o} need a {w}?|How does the {o} work?|Is a {o} better than a {w}?|What is the {o} of the {w}?
+    |How many {o}s does {c} have?|What {o} is in {c}?|Who is the {j} {o} of {c}?|{p} and the {o}|Did {p} {v} a {o}?
+    |How big is the {o}?|How old is the {o}?|How long is the {o}?|How far is the {o}?|How high is the {o}?|My {o}.
+    |What does the {o} mean?|Where can I {v} a {o} in {c}?|What is the name of the {o}?|What is {p}'s {o}?
     |What does the fox say?|Translate this sentence.|Translate my letter into Chinese.|What is {x} in Japanese?
     |Correct my text.|Make a plan for my day.|Roll a dice.|Flip a coin.|Guess my number.|Play a game with me."""
 _HELD = """Who exactly was {p}?|What is {p} known for?|Which year was {p} born in?|Can you explain {x}?|What is {x} made of?
@@ -69,16 +94,28 @@ _HELD = """Who exactly was {p}?|What is {p} known for?|Which year was {p} born i
     |Who lives next door?|What is the capital of {m} called?|How fast is {x}?"""
 
 FORMS = split(*_split(_KNOWN), *(f"~{form}" for form in _split(_HELD)))
-_PLACES = ["Narnia", "Atlantis", "Mordor", "Gondor", "Wonderland", "Utopia", "Texas", "Bavaria", "California", "Hogwarts"]
+_PLACES = [
+    "Narnia",
+    "Atlantis",
+    "Mordor",
+    "Gondor",
+    "Wonderland",
+    "Utopia",
+    "Texas",
+    "Bavaria",
+    "California",
+    "Hogwarts",
+]
 
 
 def _draw(rng: Random) -> Question:
     slots = {key: rng.choice(values) for key, values in _LISTS.items()}
     slots["c"] = rng.choice(COUNTRIES).name
     slots["m"] = rng.choice(_PLACES) if rng.random() < 0.3 else made_up(rng).capitalize()
+    slots |= {"o": rng.choice(_NOUNS), "w": rng.choice(_NOUNS), "v": rng.choice(_VERBS), "j": rng.choice(_ADJECTIVES)}
     slots["n"] = str(rng.randint(2, 999))
     slots["s"] = f"{sentence(rng, 4)} {sentence(rng, 6)}"  # two, so that it is never a greeting by chance
     return Question("unknown", FORMS, (ANSWER,), slots, "I was not taught that.")
 
 
-TOPICS: list[Topic] = [Topic("unknown", 14, _draw)]
+TOPICS: list[Topic] = [Topic("unknown", 17, _draw)]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from dynamo.protocols.card import ModelInput
+from dynamo.protocols.errors import StartError
 from dynamo.runtime.stream import Sink
 
 
@@ -22,6 +23,7 @@ class EngineInfo(Struct, kw_only=True):
     total_kv_blocks: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    data_parallel_size: int = 1
 
 
 class Running(Protocol):
@@ -42,5 +44,5 @@ class Engine(Protocol):
         """Fail what still runs and let go of everything."""
 
 
-class EngineError(Exception):
+class EngineError(StartError):
     """An engine cannot start; the message names the reason and the fix."""

@@ -15,6 +15,7 @@ import uvloop
 from msgspec import structs
 
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.models import Models
 from dynamo.frontend.open_files import raise_limit
 from dynamo.frontend.server import Server, ServerError
 from dynamo.frontend.siblings import Siblings
@@ -24,7 +25,7 @@ from dynamo.model import HubConfig
 from dynamo.router import MODES, make_policy
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.config import PLANES
-from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 
 log = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
         "--metrics-prefix", metavar="PREFIX", help="names of the metrics (dynamo_frontend; DYN_METRICS_PREFIX)"
     )
     observing.add_argument("-v", action="count", default=0, dest="verbosity", help="log more: -v debug, -vv all")
+    flags.add_argument("-i", "--interactive", action="store_true", help="a chat on this terminal instead of HTTP")
     flags.add_argument("--http-worker", nargs=3, metavar=("INDEX", "FOLDER", "SOCKET"), help=argparse.SUPPRESS)
     return flags
 
@@ -111,7 +113,8 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     flags = parser().parse_args(argv)
     try:
-        configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=flags.verbosity))
+        environ = quiet(os.environ) if flags.interactive else os.environ
+        configure_dynamo_logging(LogConfig.from_env(environ, verbosity=flags.verbosity))
         config = FrontendConfig.from_env(
             os.environ,
             host=flags.http_host,
@@ -146,13 +149,27 @@ def main(argv: list[str] | None = None) -> None:
     except Exception as error:
         raise fail(str(error), code=2, error=error) from None
     raise_limit(config.open_files)
-    if flags.http_worker:
+    if flags.interactive:
+        uvloop.run(interact(config, network))
+    elif flags.http_worker:
         index, folder, number = flags.http_worker
         uvloop.run(serve(config, network, Siblings(Path(folder), int(index), config.workers), Parent(int(number))))
     elif config.workers > 1:
         uvloop.run(serve_many(config, argv))
     else:
         uvloop.run(serve(config, network))
+
+
+async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
+    from dynamo.frontend.terminal import talk
+
+    if not sys.stdin.isatty() or not sys.stdout.isatty():
+        raise fail("--interactive is a chat and needs a terminal", code=2)
+    runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
+    models = Models(
+        runtime, lambda: make_policy(config.router_mode), HubConfig.from_env(os.environ), config.serves_namespace
+    )
+    await run_until_signalled(runtime, talk(runtime, models, os.environ))
 
 
 async def serve(
@@ -178,13 +195,15 @@ async def serve(
     async def work() -> None:
         try:
             await server.start()
-        except ServerError as error:
+            if parent is None:
+                say_where(config, server.url)
+                await server.serve()
+            else:
+                await serve_for(parent)
+        finally:
             await server.stop()
-            raise fail(str(error), error=error) from None
-        if parent is None:
-            say_where(config, server.url)
-            await server.serve()
-            return
+
+    async def serve_for(parent: Parent) -> None:
         parent.tell_ready()
         orphaned = asyncio.create_task(leave_with(parent, runtime))
         try:

@@ -22,6 +22,7 @@ from dynamo.frontend.instruments import Snapshot
 from dynamo.frontend.metrics import CONTENT_TYPE, exposition
 from dynamo.frontend.models import Models, ServedModel
 from dynamo.frontend.relay import RelayedAnswer, RelayedStream
+from dynamo.frontend.request_template import fill_body
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.sse import EventStream
 from dynamo.pipeline.validate import validate_chat, validate_completion
@@ -218,9 +219,10 @@ class Frontend:
             raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
         try:
             async with asyncio.timeout(self._config.body_timeout or None):
-                return await request.read()
+                body = await request.read()
         except TimeoutError:
             raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None
+        return fill_body(self._config.request_template, body) if self._config.request_template else body
 
     def _model(self, request: web.Request, name: str, kind: ModelType) -> ServedModel:
         model = self.models.get(name)

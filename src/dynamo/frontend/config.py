@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dynamo.frontend.connection import ConnectionLimits
 from dynamo.frontend.metrics import clean_prefix
+from dynamo.frontend.request_template import RequestTemplate
 from dynamo.router import MODES
 from dynamo.runtime.logging import truthy
 from dynamo.runtime.names import DEFAULT_NAMESPACE
@@ -42,6 +43,7 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
     graceful_shutdown_timeout: float = 30.0
     metrics_prefix: str = "dynamo_frontend"
     open_files: int = 65536
+    request_template: RequestTemplate | None = None
 
     def __post_init__(self) -> None:
         if not self.host or any(character.isspace() for character in self.host):

@@ -16,11 +16,13 @@ from dynamo.runtime.stream import Sink
 class Generation:
     """Everything a request has running at workers. `close` ends it, whatever state it is in."""
 
-    def __init__(self, model: ServedModel, context: Context, exchange: Exchange) -> None:
+    def __init__(self, model: ServedModel, context: Context, exchange: Exchange | None = None) -> None:
+        """Without an exchange nothing is measured."""
         self._model = model
         self._context = context
         self._exchange = exchange
-        exchange.served_by(model.name)
+        if exchange:
+            exchange.served_by(model.name)
         self._running: list[tuple[Context, Migration]] = []
 
     @property
@@ -38,7 +40,7 @@ class Generation:
             parser=parser,
             stop_worker=context.stop_generating,
         )
-        metered = self._exchange.metered(sink, len(prepared.request.token_ids))
+        metered = self._exchange.metered(sink, len(prepared.request.token_ids)) if self._exchange else sink
         await self._start(Migration(
             self._model.router, prepared.request, context, metered, limit=self._model.card.migration_limit
         ), context)  # fmt: skip
@@ -46,11 +48,13 @@ class Generation:
     async def relay(self, request: object, sink: Sink) -> None:
         """Send a request as the client wrote it, to a worker that takes text."""
         context = self._next_context()
-        await self._start(Migration(self._model.router, request, context, self._exchange.metered(sink)), context)
+        metered = self._exchange.metered(sink) if self._exchange else sink
+        await self._start(Migration(self._model.router, request, context, metered), context)
 
     async def _start(self, migration: Migration, context: Context) -> None:
         self._running.append((context, migration))
-        self._exchange.sent(migration)
+        if self._exchange:
+            self._exchange.sent(migration)
         await migration.start()
 
     def _next_context(self) -> Context:

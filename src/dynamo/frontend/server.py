@@ -20,6 +20,7 @@ from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.tls import TlsError, server_context
 from dynamo.frontend.tracing import Tracing
 from dynamo.model import HubConfig
+from dynamo.protocols.errors import StartError
 from dynamo.router import Policy
 from dynamo.runtime import DistributedRuntime
 
@@ -29,7 +30,7 @@ BACKLOG = 1024
 HANDSHAKE_TIMEOUT = 10.0
 
 
-class ServerError(Exception):
+class ServerError(StartError):
     """The server cannot listen; the message names the fix."""
 
 
@@ -46,11 +47,11 @@ class Server:
     ) -> None:
         self._runtime = runtime
         self._config = config
-        self._models = Models(runtime, make_policy, hub, config.serves_namespace)
+        self.models = Models(runtime, make_policy, hub, config.serves_namespace)
         self._gate = Gate(config, tracing)
         self._siblings = siblings
         self._tracing = tracing
-        self._frontend = Frontend(self._models, config, self._gate, siblings)
+        self._frontend = Frontend(self.models, config, self._gate, siblings)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self.url = ""
@@ -66,28 +67,33 @@ class Server:
         self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         if self._siblings:
             await self._siblings.start(self._frontend.snapshot)
-        await self._models.start()
+        await self.models.start()
         # What was made until now stays for good: later collections need not look at it.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 100)
 
     async def serve(self) -> None:
-        """Serve until the runtime shuts down, then let running requests finish."""
+        """Serve until the runtime shuts down, then refuse new requests and let the running ones finish.
+
+        Until the last one is done the port stays open, so that `/health` can tell what is going on.
+        """
         await self._runtime.wait_for_shutdown()
-        await self.stop()
+        self._gate.draining = True
+        await self._finished()
+        assert self._listener
+        self._listener.close()
 
     async def stop(self) -> None:
-        """Until the last request is done the port stays open, so that `/health` can tell what is going on."""
+        """End what still runs; safe in whatever state the server is."""
         self._gate.draining = True
         if self._listener:
-            await self._finished()
             self._listener.close()
         if self._runner:
             await self._runner.cleanup()
         if self._siblings:
             await self._siblings.close()
-        await self._models.close()
+        await self.models.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dynamo.protocols.errors import StartError
 
-class ModelError(Exception):
+
+class ModelError(StartError):
     """A model cannot be found, read or understood."""
 
 

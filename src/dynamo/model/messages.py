@@ -51,17 +51,18 @@ class Style(Struct, frozen=True, kw_only=True):
         string = _PROBE in shows(_PROBE)
         listed = shows([{"type": "text", "text": _PROBE}])
         parts = _PROBE in listed and "'text'" not in listed and '"text"' not in listed
+        as_string = bool(_ARGUMENTS_AS_STRING.search(source)) or _needs_string_arguments(render)
         return cls(
             takes_parts=parts,
             only_parts=parts and not string,
-            takes_none=_takes_none(render),
-            arguments_as_string=bool(_ARGUMENTS_AS_STRING.search(source)) or _needs_string_arguments(render),
+            takes_none=_takes_none(render, "{}" if as_string else {}),
+            arguments_as_string=as_string,
         )
 
 
-def _takes_none(render: Callable[[list[dict[str, Any]]], str]) -> bool:
+def _takes_none(render: Callable[[list[dict[str, Any]]], str], arguments: Any) -> bool:
     try:
-        return "None" not in render(_called({}, None))
+        return "None" not in render(_called(arguments, None))
     except TemplateError:
         return False
 

@@ -13,7 +13,6 @@ import jinja2
 import minijinja
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from msgspec import Struct
 
 from dynamo.model.errors import ModelError, TemplateError
 
@@ -26,12 +25,6 @@ _NAME = "chat template"
 _TRIAL_TIME = datetime(2026, 1, 2, 3, 4, 5)
 
 
-class Trial(Struct, frozen=True):
-    """A context both engines must render to the same text."""
-
-    context: dict[str, Any]
-
-
 class _Refusal(Exception):
     """Raised by a template through raise_exception."""
 
@@ -39,21 +32,26 @@ class _Refusal(Exception):
 class Renderer:
     """One template. Whatever goes wrong in it is a TemplateError."""
 
-    def __init__(self, source: str, trials: Sequence[Trial], now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
         self.source = source
-        self._now: Callable[[], datetime] = lambda: _TRIAL_TIME
-        plain = _END_GENERATION.sub(r"{%\1 endif \2%}", _GENERATION.sub(r"{%\1 if true \2%}", source))
+        self._plain = _END_GENERATION.sub(r"{%\1 endif \2%}", _GENERATION.sub(r"{%\1 if true \2%}", source))
+        self._now = now
+        self._fast: minijinja.Environment | None = None
         try:
-            self._reference = self._jinja2(plain)
+            self._reference = self._jinja2(self._plain)
         except (jinja2.TemplateSyntaxError, RecursionError) as error:
             line = getattr(error, "lineno", "?")
             raise ModelError(f"the chat template is not valid Jinja: {error} (line {line})") from error
-        self._fast = self._proven_minijinja(plain, trials)
-        self._now = now
 
     @property
     def engine(self) -> str:
         return "jinja2" if self._fast is None else "minijinja"
+
+    def prove(self, trials: Sequence[dict[str, Any]]) -> None:
+        """Render by minijinja from now on, if it turns each of these contexts into the text jinja2 makes of it."""
+        now, self._now = self._now, lambda: _TRIAL_TIME
+        self._fast = self._proven_minijinja(trials)
+        self._now = now
 
     def render(self, context: dict[str, Any]) -> str:
         if self._fast is not None:
@@ -78,7 +76,7 @@ class Renderer:
         environment.globals["strftime_now"] = self._strftime_now
         return environment.from_string(source)
 
-    def _proven_minijinja(self, source: str, trials: Sequence[Trial]) -> minijinja.Environment | None:
+    def _proven_minijinja(self, trials: Sequence[dict[str, Any]]) -> minijinja.Environment | None:
         environment = minijinja.Environment(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -87,17 +85,17 @@ class Renderer:
             globals={"raise_exception": _refuse, "strftime_now": self._strftime_now},
         )
         try:
-            environment.add_template(_NAME, source)
+            environment.add_template(_NAME, self._plain)
         except Exception as error:
             log.info("rendering with jinja2: minijinja cannot take this template: %s", error)
             return None
         for trial in trials:
             try:
-                expected = self._render_reference(trial.context)
+                expected = self._render_reference(trial)
             except TemplateError:
                 continue
             try:
-                same = environment.render_template(_NAME, **trial.context) == expected
+                same = environment.render_template(_NAME, **trial) == expected
             except Exception:  # `render` falls back in such a case, at the cost of both engines each time
                 same = False
             if not same:

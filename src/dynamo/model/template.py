@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dynamo.model.errors import ModelError, TemplateError
 from dynamo.model.files import NAMED_TEMPLATE, read_object, read_text
 from dynamo.model.messages import Style, for_template, tools_for_template
-from dynamo.model.rendering import Renderer, Trial
+from dynamo.model.rendering import Renderer
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
@@ -28,8 +29,7 @@ class ChatTemplate:
         if not templates:
             raise ModelError("a chat template needs at least one template")
         self.special_tokens = dict(special_tokens or {})
-        trials = [Trial({**self.special_tokens, **trial.context}) for trial in _trials()]
-        self._forms = {name: _Form(source, self.special_tokens, trials) for name, source in templates.items()}
+        self._forms = {name: _Form(source, self.special_tokens) for name, source in templates.items()}
         self._default = self._forms.get(_DEFAULT) or next(iter(self._forms.values()))
 
     @property
@@ -94,20 +94,11 @@ def _nested_deeper(value: Any, limit: int) -> bool:
 class _Form:
     """One template and what it takes."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str], trials: list[Trial]) -> None:
-        self.renderer = Renderer(source, trials)
-        self.style = Style.of(
-            source,
-            lambda messages: self.renderer.render(
-                {
-                    **special_tokens,
-                    "messages": messages,
-                    "tools": None,
-                    "documents": None,
-                    "add_generation_prompt": True,
-                }
-            ),
-        )
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        silent = {**special_tokens, "tools": None, "documents": None, "add_generation_prompt": True}
+        self.renderer = Renderer(source)
+        self.style = Style.of(source, lambda messages: self.renderer.render({**silent, "messages": messages}))
+        self.renderer.prove([{**silent, **trial} for trial in _trials(self.style)])
 
 
 def load_template(
@@ -156,7 +147,7 @@ def _mark_end(messages: list[dict[str, Any]]) -> None:
             raise TemplateError("continue_final_message needs a final message that ends in text")
 
 
-def _trials() -> list[Trial]:
+def _trials(style: Style) -> Iterator[dict[str, Any]]:
     """What both engines must render alike before the fast one is trusted with a template."""
     system = {"role": "system", "content": 'Be <brief> & "kind".'}
     user = {"role": "user", "content": "  What is 2+2? ‘ünï’ 你好 🎉\n"}
@@ -167,7 +158,9 @@ def _trials() -> list[Trial]:
     call = {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"id": "call_12345", "type": "function", "function": {"name": "look", "arguments": arguments}}],
+        "tool_calls": [
+            {"id": "call_12345", "type": "function", "function": {"name": "look", "arguments": json.dumps(arguments)}}
+        ],
     }
     answer = {"role": "tool", "tool_call_id": "call_12345", "name": "look", "content": '{"found": 1}'}
     tool = {
@@ -199,8 +192,14 @@ def _trials() -> list[Trial]:
         ([system, user, called, answer, answer, reply, user], [tool]),
         ([], None),
     ]
-    return [
-        Trial({"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt, **extra})
-        for messages, tools in talks
-        for prompt, extra in ((True, {}), (False, {}), (True, {"enable_thinking": False, "reasoning_effort": "low"}))
+    extras: list[dict[str, Any]] = [
+        {},
+        {"add_generation_prompt": False},
+        {"enable_thinking": False, "reasoning_effort": "low"},
     ]
+    for messages, tools in talks:
+        try:
+            prepared = for_template(messages, style)
+        except TemplateError:
+            continue
+        yield from ({"messages": prepared, "tools": tools, **extra} for extra in extras)

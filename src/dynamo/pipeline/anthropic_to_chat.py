@@ -56,6 +56,10 @@ def anthropic_to_chat(request: PromptFields) -> ChatRequest:
         chat_template_kwargs=request.chat_template_kwargs,
         chat_template_args=request.chat_template_args,
     )
+    last = chat.messages[-1]
+    if last.role == "assistant" and last.content and not last.tool_calls:
+        # Anthropic's API takes a last word of the assistant as the beginning of the answer.
+        chat.continue_final_message, chat.add_generation_prompt = True, False
     if isinstance(request, MessagesRequest):
         if request.container is not None:
             raise refusal("container", "code is not run on this server")

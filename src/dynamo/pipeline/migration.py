@@ -79,6 +79,11 @@ class Migration:
             return
         assert self.instance_id is not None
         self._router.instances.inhibit(self.instance_id)
+        if self._left and self._said_all():
+            # It died between its last token and the word that this was the last.
+            self._sink.item(EngineOutput(finish_reason="length"))
+            self._sink.end()
+            return
         self._failed.add(self.instance_id)
         refused = isinstance(error, EngineShutdown) and not self._begun and self._pinned is None
         if not refused and self._left == 0:
@@ -97,6 +102,10 @@ class Migration:
                 error,
             )
         self._retry = asyncio.create_task(self._again(error))
+
+    def _said_all(self) -> bool:
+        limit = self._request.stop_conditions.max_tokens
+        return limit is not None and len(self._generated) >= limit
 
     async def _again(self, error: DynamoException) -> None:
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from dynamo.pipeline.schema import check_schema
-from dynamo.pipeline.validate import refusal
+from dynamo.pipeline.validate import check_arguments, refusal
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
     ChatRequest,
@@ -42,6 +44,7 @@ _NO_PLACE_HERE = {
     "moderation": "moderation is not supported",
 }
 _LOGPROBS = "message.output_text.logprobs"
+_OTHER_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
 
 
 def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
@@ -75,6 +78,14 @@ def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
         metadata=dict(request.metadata) if request.metadata is not None else None,
         user=request.user,
     )
+
+
+def in_responses_words(error: InvalidRequest) -> InvalidRequest:
+    """A mistake found in the translated request, by the names the client used."""
+    message = error.message
+    for chat_name, name in _OTHER_NAMES.items():
+        message = re.sub(rf"\b{chat_name}\b", name, message)
+    return InvalidRequest(message, error.param and _OTHER_NAMES.get(error.param, error.param), error.code)
 
 
 def _response_format(text: TextConfig | None) -> ResponseFormat | None:
@@ -175,6 +186,7 @@ def _call(item: InputItem, where: str) -> ToolCall:
     for name in ("call_id", "name", "arguments"):
         if getattr(item, name) is None:
             raise _missing(f"{where}.{name}")
+    check_arguments(item.arguments or "", f"{where}.arguments")
     return ToolCall(id=item.call_id or "", function=FunctionCall(item.name or "", item.arguments or ""))
 
 

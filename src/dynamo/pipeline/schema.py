@@ -54,7 +54,7 @@ def check_schema(schema: Any, param: str) -> None:
             if word in node:
                 if not isinstance(node[word], dict):
                     raise _bad(f"{path}.{word}", "expected an object of schemas")
-                pending += [(each, f"{path}.{word}.{name}") for name, each in node[word].items()]
+                pending += [(each, f"{path}.{word}.{name[:64]}") for name, each in node[word].items()]
 
 
 def _old_items(word: str, node: dict[str, Any]) -> bool:

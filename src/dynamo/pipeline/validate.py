@@ -150,10 +150,10 @@ def _message(message: Message, where: str) -> None:
             "missing_required_parameter",
         )
     for index, call in enumerate(message.tool_calls or ()):
-        _arguments(call.function.arguments, f"{where}.tool_calls[{index}].function.arguments")
+        check_arguments(call.function.arguments, f"{where}.tool_calls[{index}].function.arguments")
 
 
-def _arguments(text: str, where: str) -> None:
+def check_arguments(text: str, where: str) -> None:
     """Templates hand past arguments to the model as an object; anything else would fail inside them."""
     if not text.strip():
         return

@@ -102,8 +102,10 @@ class BodyDecoder(Generic[T]):
 
 
 def unsupported(*names: str) -> InvalidRequest:
-    listed = ", ".join(f"`{name}`" for name in names)
-    return InvalidRequest(f"Unsupported parameter(s): {listed}", names[0], "unsupported_parameter")
+    """At most twenty of them, shortened: the answer to nonsense must stay small."""
+    listed = ", ".join(f"`{name[:64]}`" for name in names[:20])
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return InvalidRequest(f"Unsupported parameter(s): {listed}{more}", names[0][:64], "unsupported_parameter")
 
 
 def malformed(body: bytes, text: str) -> InvalidRequest:

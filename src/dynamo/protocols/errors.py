@@ -8,6 +8,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+class StartError(Exception):
+    """Something a process needs cannot be had; the message names what was tried and the fix."""
+
+
 class DynamoException(Exception):
     kind: ClassVar[str] = "dynamo"
     status: ClassVar[int] = 500

@@ -7,7 +7,7 @@ computed from the block's tokens alone. A sequence hash (see `dynamo.router.kv.h
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
@@ -25,7 +25,7 @@ class Tier(enum.Enum):
     External = "external"
 
 
-class StoredBlock(Struct, frozen=True, array_like=True):
+class StoredBlock(NamedTuple):
     block_hash: U64
     tokens_hash: U64
 

@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from dynamo.protocols.errors import StartError
+
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.subscription import Subscription as ClientSubscription
@@ -38,7 +40,7 @@ Callback = Callable[[str, bytes, str], None]
 T = TypeVar("T")
 
 
-class NatsError(Exception):
+class NatsError(StartError):
     """NATS cannot be used, or refused a message; the message names the reason."""
 
 

@@ -7,19 +7,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
-from dynamo.runtime.discovery import DiscoveryError
+from dynamo.protocols.errors import StartError
 from dynamo.runtime.distributed import DistributedRuntime
-from dynamo.runtime.nats import NatsError
-from dynamo.runtime.plane.base import PlaneError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-START_ERRORS = (DiscoveryError, NatsError, PlaneError)
 
 
 def fail(message: str, *, code: int = 1, error: BaseException | None = None) -> SystemExit:
@@ -37,7 +33,7 @@ async def start_or_exit(make: Callable[[], DistributedRuntime]) -> DistributedRu
         raise fail(str(error), code=2, error=error) from None
     try:
         await runtime.start()
-    except START_ERRORS as error:
+    except StartError as error:
         await runtime.close()
         raise fail(str(error), error=error) from None
     return runtime
@@ -70,10 +66,23 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
             return await task
         except asyncio.CancelledError:
             return None
-        except START_ERRORS as error:
+        except StartError as error:
             raise fail(str(error), error=error) from None
     finally:
         waiter.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         await runtime.close()
+
+
+async def unless_shut_down(runtime: DistributedRuntime, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run `work`, or as much of it as there is time for: a shutdown cancels it, and then this is None."""
+    task = asyncio.create_task(work)
+    leaving = asyncio.create_task(runtime.wait_for_shutdown())
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        task.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+    return None if task.cancelled() else task.result()

@@ -24,8 +24,6 @@ class NaiveIndex:
                     if not known or parent_hash in names:
                         return False
                     parent = known[0]
-                if len(set(names)) < len(names):
-                    return False
                 chain = sequence_hashes([block.tokens_hash for block in blocks], parent)
                 tiers[event.tier].update(zip(names, chain, strict=True))
                 self.held[worker] = tiers

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from kv_naive import NaiveIndex
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, StoredBlock, Tier, TierSnapshot
 from dynamo.router.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.router.kv.index import Applied, Index, Overlap, Rejected
 from dynamo.router.kv.slots import Worker
-from kv_naive import NaiveIndex
 
 A, B = Worker(1), Worker(2)
 
@@ -78,7 +78,6 @@ def test_a_chain_goes_on_after_a_gap() -> None:
         (stored(A, [12], [2], parent=99), "parent block 99 is unknown"),
         (stored(B, [12], [2], parent=11), "parent block 11 is unknown"),
         (stored(A, [12, 11], [2, 3], parent=11), "block 11 is stored as its own parent"),
-        (stored(A, [12, 12], [2, 3], parent=11), "the same block twice in one event"),
     ],
 )
 def test_an_event_that_does_not_fit_is_rejected_and_changes_nothing(event: RouterEvent, reason: str) -> None:
@@ -115,6 +114,21 @@ def test_a_name_given_to_other_tokens_leaves_the_old_block() -> None:
     index.apply(stored(A, [12], [7], parent=11))
     assert index.match(CHAIN) == {A: Overlap(1)}
     assert index.match(sequence_hashes([1, 7])) == {A: Overlap(2)}
+
+
+def test_a_name_given_twice_in_one_event_means_the_later_block() -> None:
+    index = Index()
+    assert index.apply(stored(A, [11, 12, 12], [1, 2, 3])) == Applied(3)
+    assert index.match(CHAIN) == {A: Overlap(1)}
+    assert index.blocks(A) == 2
+
+
+def test_an_event_without_blocks_changes_nothing() -> None:
+    index = Index()
+    assert index.apply(stored(A, [], [])) == Applied()
+    assert index.apply(removed(A, [])) == Applied()
+    assert index.apply(_event(A, Cleared())) == Applied()
+    assert index.workers == []
 
 
 def test_slower_tiers_go_on_where_the_faster_ones_end() -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from following import Participant
+from following import Participant, QuickEtcd
 
 from dynamo.runtime.discovery import Discovery
 from dynamo.runtime.discovery.etcd import EtcdConfig, EtcdDiscovery
 from dynamo.runtime.discovery.file import FileDiscovery
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from services import Etcd, free_port
 
-if TYPE_CHECKING:
-    from services import Etcd
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[Etcd]:
+    """An etcd of the test's own, to stop and start quickly."""
+    server = QuickEtcd(tmp_path / "etcd", free_port())
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(params=["memory", "file", "etcd"])

@@ -5,14 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import dynamo.runtime.discovery
 from dynamo.runtime.discovery import Change, Discovery, Synced
+from services import Etcd
 
 GUARD = 20
+
+
+class QuickEtcd(Etcd):
+    """Elects itself at once: with the default timeouts every start of a lone server waits for a second."""
+
+    def command(self) -> Sequence[str]:
+        return [*super().command(), "--heartbeat-interval", "20", "--election-timeout", "100"]
+
 
 Participant = Callable[[], Awaitable[Discovery]]
 

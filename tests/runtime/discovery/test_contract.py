@@ -182,7 +182,7 @@ async def test_a_key_that_is_not_printable_ascii_is_refused(participant: Partici
         await worker.create(key, b"")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 async def test_any_printable_key_and_any_value_come_back(participant: Participant, data: st.DataObject) -> None:
     keys = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=400)

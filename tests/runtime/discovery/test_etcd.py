@@ -3,14 +3,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 import pytest
-from following import GUARD, holder, snapshot, until
+from following import GUARD, QuickEtcd, holder, snapshot, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,14 +21,15 @@ from dynamo.runtime.discovery.etcd.messages import range_end
 from dynamo.runtime.discovery.etcd.watch import EtcdWatch
 from services import Etcd, free_port
 
+TLS = Path(__file__).with_name("tls")  # an authority of the tests' own, and a certificate of localhost
 LOGGER = "dynamo.runtime.discovery.etcd"
 
 
-async def api(server: Etcd, path: str, body: dict[str, Any], token: str = "") -> dict[str, Any]:
+async def api(server: Etcd, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """What an operator does with etcdctl."""
     async with (
         aiohttp.ClientSession() as session,
-        session.post(server.url + path, data=msgspec.json.encode(body), headers={"Authorization": token}) as response,
+        session.post(server.url + path, data=msgspec.json.encode(body)) as response,
     ):
         assert response.status == 200, await response.text()
         answer: dict[str, Any] = await response.json()
@@ -74,15 +76,18 @@ async def heard(caplog: pytest.LogCaptureFixture, text: str) -> None:
 
 
 async def test_a_killed_process_disappears(shared_etcd: Etcd) -> None:
-    async with joined(shared_etcd.url) as frontend, holder("etcd", shared_etcd.url, "killed/worker") as worker:
-        async with aclosing(frontend.watch("killed/")) as changes:
-            assert await snapshot(changes) == [Put("killed/worker", b"held")]
-            worker.send_signal(signal.SIGKILL)
-            assert await until(changes, Delete("killed/worker")) == [Delete("killed/worker")]
+    async with (
+        joined(shared_etcd.url) as frontend,
+        holder("etcd", shared_etcd.url, "killed/worker") as worker,
+        aclosing(frontend.watch("killed/")) as changes,
+    ):
+        assert await snapshot(changes) == [Put("killed/worker", b"held")]
+        worker.send_signal(signal.SIGKILL)
+        assert await until(changes, Delete("killed/worker")) == [Delete("killed/worker")]
 
 
 async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_are_told(etcd: Etcd) -> None:
-    async with joined(etcd.url) as frontend, joined(etcd.url) as worker:
+    async with joined(etcd.url, return_grace=2.0) as frontend, joined(etcd.url) as worker:
         leaver = EtcdDiscovery(EtcdConfig(endpoints=(etcd.url,), lease_ttl=2))
         await leaver.start()
         await worker.put("v1/worker", b"1")
@@ -90,18 +95,33 @@ async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_a
         await leaver.put("v1/leaver", b"3")
         async with aclosing(frontend.watch("v1/")) as changes:
             assert len(await snapshot(changes)) == 3
+            await worker.put("v1/worker", b"1+")
+            await until(changes, Put("v1/worker", b"1+"))
+            following = asyncio.create_task(until(changes, Delete("v1/leaver")))
             etcd.stop()
             etcd.wipe()
             await leaver.close()
             etcd.start()
-            assert await until(changes, Delete("v1/leaver")) == [Delete("v1/leaver")]
-            assert await keys(etcd) == {b"dynamo/v1/worker": b"1", b"dynamo/v1/created": b"2"}
+            assert await following == [Delete("v1/leaver")]
+            assert await keys(etcd) == {b"dynamo/v1/worker": b"1+", b"dynamo/v1/created": b"2"}
             await worker.put("v1/worker", b"changed")
             assert await until(changes, Put("v1/worker", b"changed")) == [Put("v1/worker", b"changed")]
 
 
-async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> None:
+async def test_a_store_emptied_between_reading_and_watching_is_noticed(etcd: Etcd) -> None:
     async with joined(etcd.url) as frontend, joined(etcd.url) as worker:
+        await worker.put("v1/a", b"1")
+        async with aclosing(frontend.watch("v1/")) as changes:
+            await snapshot(changes)
+            etcd.stop()
+            etcd.wipe()
+            etcd.start()
+            await worker.put("v1/b", b"1")
+            assert await until(changes, Put("v1/b", b"1")) == [Put("v1/b", b"1")]
+
+
+async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> None:
+    async with joined(etcd.url, return_grace=0.0) as frontend, joined(etcd.url) as worker:
         await worker.put("v1/kept", b"1")
         await worker.put("v1/dropped", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
@@ -119,6 +139,22 @@ async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> Non
             assert {await anext(changes), await anext(changes)} == {Put("v1/new", b"2"), Delete("v1/dropped")}
         assert await frontend.get_prefix("v1/") == {"v1/kept": b"1", "v1/new": b"2"}
         assert await worker.create("v1/unknown", b"1") is None
+
+
+async def test_an_etcd_that_stood_still_beyond_the_leases_costs_the_living_nothing(etcd: Etcd) -> None:
+    assert etcd.process
+    async with joined(etcd.url, return_grace=1.0) as frontend, joined(etcd.url) as worker, joined(etcd.url) as leaver:
+        await worker.put("v1/worker", b"1")
+        await leaver.put("v1/leaver", b"1")
+        async with aclosing(frontend.watch("v1/")) as changes:
+            await snapshot(changes)
+            following = asyncio.create_task(until(changes, Delete("v1/leaver")))
+            etcd.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(3)  # the leases end, nobody is told
+            await leaver.close()
+            etcd.process.send_signal(signal.SIGCONT)
+            assert await following == [Delete("v1/leaver")]
+        assert await frontend.get_prefix("v1/") == {"v1/worker": b"1"}
 
 
 async def test_a_watch_begun_during_an_outage_waits_for_its_end(etcd: Etcd) -> None:
@@ -195,10 +231,11 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
 
     gateway = Compacting(config)
     gateway.open()
-    async with joined(shared_etcd.url, prefix="compacted/") as worker:
+    async with AsyncExitStack() as stack, joined(shared_etcd.url, prefix="compacted/") as worker:
+        stack.push_async_callback(gateway.close)
         for key in ("a", "c", "d"):
             await worker.put(key, b"1")
-        async with aclosing(EtcdWatch(gateway, "compacted/", "", 2.0, asyncio.Event()).changes()) as changes:
+        async with aclosing(EtcdWatch(gateway, config, "", asyncio.Event()).changes()) as changes:
             assert await until(changes, Synced()) == [Put("a", b"1"), Put("c", b"1"), Put("d", b"1"), Synced()]
             async with asyncio.timeout(GUARD):
                 told = {await anext(changes) for _ in range(3)}
@@ -206,7 +243,6 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
             assert gateway.compacted
             await worker.put("e", b"1")
             assert await until(changes, Put("e", b"1")) == [Put("e", b"1")]
-    await gateway.close()
 
 
 class Proxy:
@@ -250,14 +286,16 @@ class Proxy:
 
 
 async def test_a_watch_whose_connection_died_silently_is_resumed(shared_etcd: Etcd) -> None:
-    async with Proxy(shared_etcd.port) as proxy, joined(shared_etcd.url, prefix="silent/") as worker:
-        async with joined(f"http://127.0.0.1:{proxy.port}", prefix="silent/") as frontend:
-            await worker.put("a", b"1")
-            async with aclosing(frontend.watch("")) as changes:
-                await snapshot(changes)
-                proxy.freeze()
-                await worker.put("b", b"1")
-                assert await until(changes, Put("b", b"1")) == [Put("b", b"1")]
+    async with (
+        Proxy(shared_etcd.port) as proxy,
+        joined(shared_etcd.url, prefix="silent/") as worker,
+        joined(f"http://127.0.0.1:{proxy.port}", prefix="silent/") as frontend,
+        aclosing(frontend.watch("")) as changes,
+    ):
+        await snapshot(changes)
+        proxy.freeze()
+        await worker.put("b", b"1")
+        assert await until(changes, Put("b", b"1")) == [Put("b", b"1")]
 
 
 async def test_the_next_endpoint_serves_when_one_is_gone(shared_etcd: Etcd) -> None:
@@ -293,6 +331,38 @@ async def test_tls_that_fails_is_named_with_the_variables(shared_etcd: Etcd) -> 
         await EtcdDiscovery(EtcdConfig(endpoints=(url,))).start()
 
 
+class SecureEtcd(QuickEtcd):
+    """Wants to see a certificate, and shows one."""
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def command(self) -> Sequence[str]:
+        files = ["--cert-file", TLS / "localhost.pem", "--key-file", TLS / "localhost.key"]
+        return [*super().command(), *map(str, files), "--client-cert-auth", "--trusted-ca-file", str(TLS / "ca.pem")]
+
+
+async def test_certificates_are_checked_on_both_sides(tmp_path: Path) -> None:
+    server = SecureEtcd(tmp_path / "etcd", free_port())
+    server.start()
+    ca, cert, key = (str(TLS / name) for name in ("ca.pem", "localhost.pem", "localhost.key"))
+    try:
+        async with (
+            joined(server.url, ca=ca, client_cert=cert, client_key=key) as worker,
+            aclosing(worker.watch("v1/")) as changes,
+        ):
+            await snapshot(changes)
+            await worker.put("v1/a", b"1")
+            await until(changes, Put("v1/a", b"1"))
+        with pytest.raises(DiscoveryError, match=r"TLS failed: .*ETCD_AUTH_CLIENT_CERT"):
+            await EtcdDiscovery(EtcdConfig(endpoints=(server.url,), ca=ca)).start()
+        with pytest.raises(DiscoveryError, match=r"TLS failed: .*certificate verify failed.*ETCD_AUTH_CA"):
+            await EtcdDiscovery(EtcdConfig(endpoints=(server.url,), client_cert=cert, client_key=key)).start()
+    finally:
+        server.stop()
+
+
 async def test_tls_files_that_are_not_there_are_named(shared_etcd: Etcd) -> None:
     with pytest.raises(DiscoveryError, match=r"cannot use the TLS files /none/ca.pem: .*No such file"):
         await EtcdDiscovery(EtcdConfig(endpoints=(shared_etcd.url,), ca="/none/ca.pem")).start()
@@ -306,13 +376,14 @@ async def test_something_else_on_the_port_is_not_taken_for_etcd() -> None:
 
     server = await asyncio.start_server(hello, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    for answer, complaint in (
+    answers = (
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno", "HTTP 404: no .is this etcd"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "not etcd's"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe", "not etcd's"),
         (b"\x00\xffnonsense\r\n\r\n", "cannot reach etcd"),
         (b"", "cannot reach etcd"),
-    ):
+    )
+    for answer, complaint in answers:  # noqa: B007
         with pytest.raises(DiscoveryError, match=complaint):
             await EtcdDiscovery(EtcdConfig(endpoints=(url,))).start()
     server.close()
@@ -326,19 +397,21 @@ async def test_a_login_is_wanted_checked_and_renewed(etcd: Etcd) -> None:
     await api(etcd, "/v3/auth/enable", {})
     with pytest.raises(DiscoveryError, match="wants a login: set ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD"):
         await EtcdDiscovery(EtcdConfig(endpoints=(etcd.url,))).start()
-    with pytest.raises(DiscoveryError, match="refuses the login of user 'root'.* check ETCD_AUTH_USERNAME"):
+    with pytest.raises(DiscoveryError, match=r"refuses the login of user 'root'.* check ETCD_AUTH_USERNAME"):
         await EtcdDiscovery(EtcdConfig(endpoints=(etcd.url,), username="root", password="wrong")).start()
     with pytest.raises(DiscoveryError, match="user 'guest' may not use the keys below 'dynamo/'"):
         await EtcdDiscovery(EtcdConfig(endpoints=(etcd.url,), username="guest", password="guest")).start()
-    async with joined(etcd.url, username="root", password="secret") as worker:
-        async with aclosing(worker.watch("v1/")) as changes:
-            await snapshot(changes)
-            await worker.put("v1/a", b"1")
-            await until(changes, Put("v1/a", b"1"))
-            etcd.stop()
-            etcd.start()  # which forgets every token it gave
-            await worker.put("v1/a", b"2")
-            await until(changes, Put("v1/a", b"2"))
+    async with (
+        joined(etcd.url, username="root", password="secret") as worker,
+        aclosing(worker.watch("v1/")) as changes,
+    ):
+        await snapshot(changes)
+        await worker.put("v1/a", b"1")
+        await until(changes, Put("v1/a", b"1"))
+        etcd.stop()
+        etcd.start()  # which forgets every token it gave
+        await worker.put("v1/a", b"2")
+        await until(changes, Put("v1/a", b"2"))
 
 
 async def test_a_login_at_an_etcd_without_users_is_harmless(shared_etcd: Etcd) -> None:
@@ -349,9 +422,9 @@ async def test_a_login_at_an_etcd_without_users_is_harmless(shared_etcd: Etcd) -
 
 async def test_a_value_etcd_refuses_is_an_error_and_costs_the_others_nothing(shared_etcd: Etcd) -> None:
     async with joined(shared_etcd.url, prefix="large/") as worker:
-        with pytest.raises(DiscoveryError, match="etcd refuses huge: .*too large"):
-            await worker.put("huge", bytes(3_000_000))
-        with pytest.raises(DiscoveryError, match="etcd refuses huge: .*too large"):
+        with pytest.raises(DiscoveryError, match=r"etcd refuses huge: .*(too large|larger than max)"):
+            await worker.put("huge", bytes(1_700_000))
+        with pytest.raises(DiscoveryError, match=r"etcd refuses huge: .*(too large|larger than max)"):
             await worker.create("huge", bytes(3_000_000))
         await worker.put("small", b"1")
         assert await worker.get_prefix("") == {"small": b"1"}
@@ -381,7 +454,7 @@ async def test_foreign_keys_are_ignored_with_one_warning(shared_etcd: Etcd, capl
     ).map(msgspec.json.encode)
 )
 def test_no_line_of_a_watch_raises_anything_but_an_outage(line: bytes) -> None:
-    watch = EtcdWatch(Gateway(EtcdConfig()), "dynamo/", "", 2.0, asyncio.Event())
+    watch = EtcdWatch(Gateway(EtcdConfig()), EtcdConfig(), "", asyncio.Event())
     try:
         watch._events(line)
     except Outage:

@@ -216,7 +216,7 @@ async def test_publishers_that_leave_free_their_sockets_and_newcomers_are_heard(
         assert await cluster.addresses() == [address]
         async with asyncio.timeout(20):
             # ZMQ closes its sockets in a thread of its own and tells nobody.
-            while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110
+            while len(os.listdir("/proc/self/fd")) > before:
                 await asyncio.sleep(0.005)
 
 

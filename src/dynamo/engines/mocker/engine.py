@@ -8,7 +8,8 @@ from array import array
 from collections.abc import Callable
 from itertools import count
 
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.engines.base import EngineInfo
+from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
@@ -51,6 +52,8 @@ class MockerEngine:
     An iteration is computed when it starts and told to the sinks, all at once, when it would have ended.
     """
 
+    model_input = ModelInput.Tokens
+
     def __init__(
         self,
         args: MockerArgs,
@@ -72,12 +75,13 @@ class MockerEngine:
         self._computed: Iteration | None = None
         self._handover = {"mocker": True} if args.disaggregation_mode == "prefill" else None
 
-    async def start(self) -> RuntimeConfig:
+    async def start(self) -> EngineInfo:
         """Ready after `startup_time`; says what a router should know."""
         if self.args.startup_time:
             await asyncio.sleep(self.args.startup_time)
         self._loop = asyncio.get_running_loop()
-        return RuntimeConfig(
+        return EngineInfo(
+            kv_cache_block_size=self.args.block_size,
             total_kv_blocks=self.args.num_gpu_blocks,
             max_num_seqs=self.args.max_num_seqs,
             max_num_batched_tokens=self.args.max_num_batched_tokens,

@@ -1,1 +1,43 @@
-"""The pure core of KV-aware routing: hashes, the index of who holds what, the load book and the cost of a choice."""
+"""The pure core of KV-aware routing: hashes, the index of who holds what, the load book and the cost of a choice.
+
+No sockets, no tasks, no clock: callers bring bytes, time and random numbers.
+"""
+
+from dynamo.router.kv.approximate import ApproximateIndex
+from dynamo.router.kv.cost import Candidate, Capacity, Choice, CostConfig, Fleet, choose
+from dynamo.router.kv.cursor import Cursor, Order
+from dynamo.router.kv.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
+from dynamo.router.kv.hashing import local_hashes, prompt_hashes, salt_seed, sequence_hashes
+from dynamo.router.kv.index import Applied, Index, Overlap, Rejected
+from dynamo.router.kv.load import LoadBook, Loads
+from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.translate import Translated, Translator
+
+__all__ = [
+    "Applied",
+    "ApproximateIndex",
+    "Candidate",
+    "Capacity",
+    "Choice",
+    "CostConfig",
+    "Cursor",
+    "EngineBatch",
+    "Fleet",
+    "Index",
+    "LoadBook",
+    "Loads",
+    "MalformedEvents",
+    "Order",
+    "Overlap",
+    "Rejected",
+    "Translated",
+    "Translator",
+    "Worker",
+    "choose",
+    "decode_batch",
+    "decode_sequence",
+    "local_hashes",
+    "prompt_hashes",
+    "salt_seed",
+    "sequence_hashes",
+]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from dynamo.router.kv.index import Overlap
-from dynamo.router.kv.slots import Slots, Worker, prefix_runs, slots_in
+from dynamo.router.kv.search import prefix_runs
+from dynamo.router.kv.slots import Slots, Worker, slots_in
 
 
 class ApproximateIndex:

@@ -59,7 +59,6 @@ class Fleet:
         self.total_blocks = [size.total_blocks or (1 << 18) // block_size for size in capacities.values()]
         self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
         self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
-        self.fewest_blocks = min(self.total_blocks, default=0)
         self.smallest_batch = min(self.batch_tokens, default=0)
 
     def crowding(self, full: float) -> list[float]:
@@ -167,7 +166,7 @@ class Choice(Struct, kw_only=True):
         mean = _mean(loads.traffic)
         work = self.config.overlap_weight * prefill * (1 + min(1.0, loads.traffic[at] / mean))
         decode = self._decode_blocks(at)
-        crowding = decode * fleet.crowding(self.config.crowding)[at] + _overflow(fleet, at, decode)
+        crowding = decode * fleet.crowding(self.config.crowding)[at]
         spreading = loads.traffic[at] / 1024 + _lead(self.config, fleet, loads, mean, at) * self.prompt_tokens
         return work, float(loads.prefill_tokens[at]), crowding, spreading
 
@@ -235,9 +234,6 @@ def _costs(
             strict=True,
         )
     ]
-    if max(loads.active_blocks) + prompt_blocks > fleet.fewest_blocks:
-        for at, used in enumerate(loads.active_blocks):
-            costs[at] += _overflow(fleet, at, used + prompt_blocks - loads.shared_blocks[at])
     if max(loads.traffic) > config.tolerance * mean + fleet.smallest_batch:
         for at in range(len(costs)):
             costs[at] += _lead(config, fleet, loads, mean, at) * prompt_tokens
@@ -257,13 +253,13 @@ def _mean(traffic: list[float]) -> float:
     return max(1.0, sum(traffic) / len(traffic))
 
 
-def _overflow(fleet: Fleet, at: int, decode_blocks: int) -> float:
-    """Blocks a worker does not have make it wait or preempt, which computes prompts again."""
-    return 4.0 * fleet.block_size * max(0, decode_blocks - fleet.total_blocks[at])
-
-
 def _lead(config: CostConfig, fleet: Fleet, loads: Loads, mean: float, at: int) -> float:
-    """How often over a worker pays for its prompt anew, for being ahead of the others by more than one batch."""
+    """How often over a worker pays for the prompt anew, for being ahead of the others by more than one batch.
+
+    A worker that serves nobody right now is not avoided: a lone long conversation must not wander.
+    """
+    if not loads.requests[at]:
+        return 0.0
     slack = fleet.batch_tokens[at]
     return 2 * max(0.0, loads.traffic[at] - config.tolerance * mean - slack) / slack
 

@@ -13,9 +13,12 @@ from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
+from dynamo.router.kv.gaps import Gaps
 from dynamo.router.kv.hashing import sequence_hashes
-from dynamo.router.kv.slots import Slots, Worker, prefix_runs, slots_in
+from dynamo.router.kv.search import prefix_runs, walked_runs
+from dynamo.router.kv.slots import Slots, Worker, slots_in
 
+_DEVICE = Tier.Device
 _LOWER = (Tier.Host, Tier.Disk, Tier.External)
 _Group = tuple[tuple[int, ...], int]
 """Overlap per tier, and the workers it is true of."""
@@ -47,17 +50,16 @@ class Rejected(Struct, frozen=True):
 class _Rank:
     """One worker's view: its names for blocks in each tier, and where its device chains have gaps."""
 
-    __slots__ = ("aliases", "bit", "children", "gaps", "names")
+    __slots__ = ("aliases", "bit", "device", "gaps", "names")
 
     def __init__(self, slot: int) -> None:
         self.bit = 1 << slot
         self.names: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
+        # Hashing an enum member costs more than all else on the way to a block: the busiest tier has its own door.
+        self.device = self.names[Tier.Device]
         self.aliases: dict[tuple[Tier, int], int] = {}
         """How many further names a block has beyond its first."""
-        self.children: dict[int, int] = {}
-        """Held children of each held device block, left out where it is one: so a chain costs one entry, at its end."""
-        self.gaps: dict[int, int] = {}
-        """Device blocks not held that have held children, and how many."""
+        self.gaps = Gaps()
 
     def sequence_of(self, block_hash: int) -> int | None:
         for names in self.names.values():
@@ -69,8 +71,10 @@ class _Rank:
 class Index:
     def __init__(self) -> None:
         self._slots = Slots()
-        self._ranks: dict[Worker, _Rank] = {}
+        self._ranks: dict[tuple[int, int], _Rank] = {}
         self._holders: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
+        self._device = self._holders[Tier.Device]
+        self._lower = [self._holders[tier] for tier in _LOWER]
         self._parents: dict[int, int | None] = {}
         self._holed = 0
 
@@ -88,28 +92,29 @@ class Index:
         return len(rank.names[tier]) if rank else 0
 
     def apply(self, event: RouterEvent) -> Applied | Rejected:
-        worker = Worker(event.worker_id, event.dp_rank)
-        rank = self._ranks.get(worker)
-        match event.data:
-            case Stored() as stored:
-                return self._store(worker, rank, event.tier, stored)
-            case Removed(block_hashes):
-                if rank is None:
-                    return Applied(unknown=len(block_hashes))
-                changed = sum([self._forget(rank, event.tier, block_hash) for block_hash in block_hashes])
-                self._mark(rank)
-                return Applied(changed, unknown=len(block_hashes) - changed)
-            case Cleared():
-                return Applied(self.clear(worker))
+        # A plain tuple finds what a Worker was stored under, without making one for every event.
+        rank = self._ranks.get((event.worker_id, event.dp_rank))
+        data = event.data
+        if isinstance(data, Stored):
+            return self._store(event, rank, data)
+        if rank is None:
+            return Applied(unknown=len(data.block_hashes) if isinstance(data, Removed) else 0)
+        if isinstance(data, Cleared):
+            return Applied(self._clear(rank))
+        if event.tier is _DEVICE:
+            changed = self._evict(rank, data.block_hashes)
+        else:
+            changed = sum([self._forget(rank, event.tier, name) for name in data.block_hashes])
+        return Applied(changed, 0, len(data.block_hashes) - changed)
 
     def match(self, chain: Sequence[int]) -> dict[Worker, Overlap]:
         """Each worker's overlap with the prompt whose sequence hashes these are; who holds nothing is left out."""
-        device = self._holders[Tier.Device]
+        device = self._device
         alive = device.get(chain[0], 0) if chain else 0
         groups: list[_Group] = [((depth,), mask) for depth, mask in prefix_runs(device, chain, alive & ~self._holed)]
         if alive & self._holed:
-            groups += [((end,), mask) for _, end, mask in _walk(device, chain, {0: alive & self._holed})]
-        if any(self._holders[tier] for tier in _LOWER):
+            groups += [((end,), mask) for _, end, mask in walked_runs(device, chain, {0: alive & self._holed})]
+        if any(self._lower):
             groups = self._extend(chain, groups)
         found: dict[Worker, Overlap] = {}
         workers = self._slots.workers
@@ -123,20 +128,7 @@ class Index:
     def clear(self, worker: Worker) -> int:
         """Forget what a worker holds, in all tiers; it keeps its place."""
         rank = self._ranks.get(worker)
-        if rank is None:
-            return 0
-        gone = 0
-        for tier, names in rank.names.items():
-            holders = self._holders[tier]
-            for sequence in set(names.values()):
-                self._drop(holders, sequence, rank.bit)
-            gone += len(names)
-            names.clear()
-        rank.aliases.clear()
-        rank.children.clear()
-        rank.gaps.clear()
-        self._mark(rank)
-        return gone
+        return self._clear(rank) if rank else 0
 
     def remove_worker(self, worker: Worker) -> None:
         self.clear(worker)
@@ -179,55 +171,92 @@ class Index:
             rank = self._ranks[worker] = _Rank(self._slots.take(worker))
         return rank
 
-    def _store(self, worker: Worker, rank: _Rank | None, tier: Tier, stored: Stored) -> Applied | Rejected:
-        hashes = [block.block_hash for block in stored.blocks]
+    def _clear(self, rank: _Rank) -> int:
+        gone = 0
+        for tier, names in rank.names.items():
+            for sequence in set(names.values()):
+                self._drop(self._holders[tier], sequence, rank.bit)
+            gone += len(names)
+            names.clear()
+        rank.aliases.clear()
+        rank.gaps = Gaps()
+        self._mark(rank)
+        return gone
+
+    def _store(self, event: RouterEvent, rank: _Rank | None, stored: Stored) -> Applied | Rejected:
+        if not stored.blocks:
+            return Applied()
+        hashes, local = zip(*stored.blocks, strict=True)
         parent = None
         if stored.parent_hash is not None:
             if stored.parent_hash in hashes:
                 return Rejected(f"block {stored.parent_hash} is stored as its own parent")
             if rank is None or (parent := rank.sequence_of(stored.parent_hash)) is None:
                 return Rejected(f"parent block {stored.parent_hash} is unknown")
-        if len(set(hashes)) != len(hashes):
-            return Rejected("the same block twice in one event")
         if rank is None:
-            rank = self._rank(worker)
-        chain = sequence_hashes([block.tokens_hash for block in stored.blocks], parent)
-        changed = (self._append if tier is Tier.Device else self._append_lower)(rank, tier, hashes, chain, parent)
-        if rank.gaps or self._holed:
+            rank = self._rank(Worker(event.worker_id, event.dp_rank))
+        chain = sequence_hashes(local, parent)
+        changed = self._append(rank, hashes, chain, parent) if event.tier is _DEVICE else 0
+        if changed < len(hashes):
+            if changed:
+                hashes, chain, parent = hashes[changed:], chain[changed:], chain[changed - 1]
+            for block_hash, sequence in zip(hashes, chain, strict=True):
+                changed += self._learn(rank, event.tier, block_hash, sequence, parent)
+                parent = sequence
             self._mark(rank)
-        return Applied(changed, repeated=len(hashes) - changed)
+        return Applied(changed, len(stored.blocks) - changed)
 
-    def _append(self, rank: _Rank, tier: Tier, hashes: list[int], chain: list[int], parent: int | None) -> int:
-        """Store a chain on the device. The usual case, all blocks new and nothing after them, is kept short."""
-        names, holders, parents, bit = rank.names[tier], self._holders[tier], self._parents, rank.bit
-        changed = 0
-        leaf: int | None = None  # the block stored last, while it has no child and that is not yet written down
+    def _append(self, rank: _Rank, hashes: Sequence[int], chain: list[int], parent: int | None) -> int:
+        """Store the leading blocks of a chain that are in every way new to this worker's device; returns how many."""
+        names, holders, parents, bit = rank.device, self._device, self._parents, rank.bit
+        if rank.gaps or (parent is not None and not holders.get(parent, 0) & bit):
+            return 0
+        get = holders.get
+        before = parent
+        new = 0
         for block_hash, sequence in zip(hashes, chain, strict=True):
-            mask = holders.get(sequence)
-            if block_hash in names or (mask is not None and mask & bit) or rank.gaps or leaf != parent:
-                if leaf is not None:
-                    rank.children[leaf] = 0
-                changed += self._learn(rank, tier, block_hash, sequence, parent)
-                leaf = sequence if rank.children.get(sequence) == 0 else None
-                if leaf is not None:
-                    del rank.children[leaf]
-            else:
-                names[block_hash] = sequence
+            if block_hash in names:
+                break
+            mask = get(sequence)
+            if mask is None:
                 # The bit itself where nobody else holds the block: one int object for all of them.
-                holders[sequence] = bit if mask is None else mask | bit
-                parents.setdefault(sequence, parent)
-                leaf = sequence
-                changed += 1
-            parent = sequence
-        if leaf is not None:
-            rank.children[leaf] = 0
-        return changed
+                holders[sequence] = bit
+                parents[sequence] = before
+            elif mask & bit:
+                break
+            else:
+                holders[sequence] = mask | bit
+            names[block_hash] = sequence
+            before = sequence
+            new += 1
+        if new:
+            rank.gaps.append(parent, chain[new - 1])
+        return new
 
-    def _append_lower(self, rank: _Rank, tier: Tier, hashes: list[int], chain: list[int], parent: int | None) -> int:
+    def _evict(self, rank: _Rank, hashes: list[int]) -> int:
+        """`_forget` for many device blocks, written out because engines evict as often as they store."""
+        names, holders, parents, bit = rank.device, self._device, self._parents, rank.bit
+        lost = rank.gaps.lose
+        lower = any(self._lower)
         changed = 0
-        for block_hash, sequence in zip(hashes, chain, strict=True):
-            changed += self._learn(rank, tier, block_hash, sequence, parent)
-            parent = sequence
+        for block_hash in hashes:
+            sequence = names.get(block_hash)
+            if sequence is None:
+                continue
+            changed += 1
+            if rank.aliases or lower:
+                self._forget(rank, Tier.Device, block_hash)
+                continue
+            del names[block_hash]
+            mask = holders[sequence]
+            if mask == bit:
+                del holders[sequence]
+                parent = parents.pop(sequence)
+            else:
+                holders[sequence] = mask ^ bit
+                parent = parents[sequence]
+            lost(sequence, parent)
+        self._mark(rank)
         return changed
 
     def _learn(self, rank: _Rank, tier: Tier, block_hash: int, sequence: int, parent: int | None) -> bool:
@@ -245,12 +274,7 @@ class Index:
         holders[sequence] = mask | rank.bit
         parent = self._parents.setdefault(sequence, parent)
         if tier is Tier.Device:
-            _count(rank.children, sequence, rank.gaps.pop(sequence, 0))
-            if parent is not None:
-                if holders.get(parent, 0) & rank.bit:
-                    _count(rank.children, parent, rank.children.get(parent, 1) + 1)
-                else:
-                    rank.gaps[parent] = rank.gaps.get(parent, 0) + 1
+            rank.gaps.gain(sequence, parent, parent is not None and bool(holders.get(parent, 0) & rank.bit))
         return True
 
     def _forget(self, rank: _Rank, tier: Tier, block_hash: int) -> bool:
@@ -264,16 +288,7 @@ class Index:
             return True
         parent = self._drop(self._holders[tier], sequence, rank.bit)
         if tier is Tier.Device:
-            children, gaps = rank.children, rank.gaps
-            if orphans := children.pop(sequence, 1):
-                gaps[sequence] = orphans
-            if parent is not None:
-                if parent not in gaps:
-                    _count(children, parent, children.get(parent, 1) - 1)
-                elif gaps[parent] == 1:
-                    del gaps[parent]
-                else:
-                    gaps[parent] -= 1
+            rank.gaps.lose(sequence, parent)
         return True
 
     def _drop(self, holders: dict[int, int], sequence: int, bit: int) -> int | None:
@@ -304,7 +319,7 @@ class Index:
             starts: dict[int, int] = {}
             for counts, mask in groups:
                 starts[sum(counts)] = starts.get(sum(counts), 0) | mask
-            runs = _walk(self._holders[tier], chain, starts) if self._holders[tier] else []
+            runs = walked_runs(self._holders[tier], chain, starts) if self._holders[tier] else []
             longer: list[_Group] = []
             for counts, mask in groups:
                 start = sum(counts)
@@ -316,32 +331,3 @@ class Index:
                     longer.append(((*counts, 0), mask))
             groups = longer
         return [(counts, mask) for counts, mask in groups if any(counts)]
-
-
-def _count(children: dict[int, int], block: int, held: int) -> None:
-    if held == 1:
-        children.pop(block, None)
-    else:
-        children[block] = held
-
-
-def _walk(holders: dict[int, int], chain: Sequence[int], starts: dict[int, int]) -> list[tuple[int, int, int]]:
-    """Runs (begin, end, workers) of consecutively held blocks for workers that begin at different places."""
-    runs: list[tuple[int, int, int]] = []
-    cohorts: list[tuple[int, int]] = []
-    walking = 0
-    end = len(chain)
-    for begin in sorted(starts):
-        if begin >= end:
-            break
-        cohorts.append((begin, starts[begin]))
-        walking |= starts[begin]
-        upto = min((later for later in starts if later > begin), default=end)
-        for at in range(begin, min(upto, end)):
-            if lost := walking & ~holders.get(chain[at], 0):
-                walking ^= lost
-                runs += [(first, at, mask & lost) for first, mask in cohorts if mask & lost and at > first]
-                cohorts = [(first, mask & walking) for first, mask in cohorts if mask & walking]
-                if not walking:
-                    break
-    return runs + [(first, end, mask) for first, mask in cohorts]

@@ -7,11 +7,15 @@ so whoever has block i active has all before it, and the shared part of a new pr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.slots import Slots, Worker, prefix_runs, slots_in
+from dynamo.router.kv.search import prefix_runs
+from dynamo.router.kv.slots import Slots, Worker, slots_in
+
+_T = TypeVar("_T", int, float)
 
 
 class Loads(Struct, frozen=True):
@@ -53,7 +57,7 @@ class LoadBook:
         self._requests: list[int] = []
         self._traffic: list[float] = []
         self._epoch: float | None = None
-        self._asked: tuple[Sequence[Worker], list[int]] | None = None
+        self._asked: tuple[Sequence[Worker], list[int] | None] | None = None
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -157,21 +161,21 @@ class LoadBook:
         at = self._places(workers)
         shrink = 1 / self._inflation(now)
         return Loads(
-            [self._prefill[slot] for slot in at],
-            [self._blocks[slot] for slot in at],
-            [shared[slot] for slot in at] if alive else [0] * len(at),
-            [self._requests[slot] for slot in at],
-            [self._traffic[slot] * shrink for slot in at],
+            _column(self._prefill, at),
+            _column(self._blocks, at),
+            _column(shared, at),
+            _column(self._requests, at),
+            [traffic * shrink for traffic in _column(self._traffic, at)],
         )
 
-    def _places(self, workers: Sequence[Worker]) -> list[int]:
-        """Slots in the order of the workers, remembered while the same sequence is asked about again and again."""
-        if self._asked is None or self._asked[0] is not workers or len(workers) != len(self._asked[1]):
+    def _places(self, workers: Sequence[Worker]) -> list[int] | None:
+        """Slots in the order of the workers, None for all as they lie; kept while the same sequence is asked about."""
+        if self._asked is None or self._asked[0] is not workers:
             at = [slot for worker in workers if (slot := self._slots.get(worker)) is not None]
             if len(at) != len(workers):
                 unknown = next(worker for worker in workers if self._slots.get(worker) is None)
                 raise InvalidArgument(f"worker {unknown.worker_id} rank {unknown.dp_rank} is not in the load book")
-            self._asked = (workers, at)
+            self._asked = (workers, None if at == [*range(len(self._prefill))] else at)
         return self._asked[1]
 
     def _hold(self, slot: int, chain: Sequence[int]) -> int:
@@ -216,3 +220,7 @@ class LoadBook:
                 self._traffic = [traffic * 0.5 ** ((now - self._epoch) / self._half_life) for traffic in self._traffic]
             self._epoch = now
         return float(2.0 ** ((now - self._epoch) / self._half_life))
+
+
+def _column(values: list[_T], at: list[int] | None) -> list[_T]:
+    return values[:] if at is None else [values[slot] for slot in at]

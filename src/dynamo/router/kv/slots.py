@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import compress, count
 from typing import NamedTuple
 
@@ -65,34 +65,3 @@ def slots_in(mask: int) -> Iterable[int]:
         found.append(low.bit_length() - 1)
         mask ^= low
     return found
-
-
-def prefix_runs(holders: dict[int, int], chain: Sequence[int], alive: int) -> list[tuple[int, int]]:
-    """Split the workers in `alive` by how many leading blocks of `chain` they hold: [(depth, mask)], depth > 0.
-
-    Needs the prefix property: whoever holds block i holds all before it. Then the mask only shrinks along the chain,
-    and the point where it next changes is found by doubling steps and halving back.
-    """
-    runs: list[tuple[int, int]] = []
-    end = len(chain)
-    get = holders.get
-    low = 0
-    mask = alive & get(chain[0], 0) if end else 0
-    while mask:
-        # All of `mask` hold block `low`; those who hold block `high` as well are `rest`, not all of them.
-        high, rest, step = end, 0, 1
-        while (at := low + step) < end:
-            if (held := get(chain[at], 0) & mask) != mask:
-                high, rest = at, held
-                break
-            low = at
-            step *= 2
-        while high - low > 1:
-            at = (low + high) // 2 if high < end else end - 1
-            if (held := get(chain[at], 0) & mask) == mask:
-                low = at
-            else:
-                high, rest = at, held
-        runs.append((high, mask ^ rest))
-        mask, low = rest, high
-    return runs

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from dynamo.protocols.errors import StartError
+
 
 class Put(Struct, frozen=True):
     """A record appeared or changed."""
@@ -67,7 +69,7 @@ class Discovery(Protocol):
         """Remove all records of this process, give the lease back and end its watches."""
 
 
-class DiscoveryError(Exception):
+class DiscoveryError(StartError):
     """The store cannot be used; the message names what was tried and the fix."""
 
 

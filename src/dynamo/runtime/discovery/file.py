@@ -92,9 +92,11 @@ class FileDiscovery:
                         sweep_at = clock() + SWEEP
                         await asyncio.to_thread(self._folder.sweep)
                 failing = False
-            except (OSError, DiscoveryError) as why:
+            except Exception as why:
+                # Without this task watches would freeze, so nothing may end it.
                 if not failing:
-                    log.warning("discovery folder %s: %s; trying again", self._folder.root, why)
+                    expected = isinstance(why, OSError | DiscoveryError)
+                    log.warning("discovery folder %s: %s; trying again", self._folder.root, why, exc_info=not expected)
                 failing = True
 
     async def _refresh(self) -> None:

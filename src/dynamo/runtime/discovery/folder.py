@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from dynamo.runtime.discovery.base import DiscoveryError
+from dynamo.runtime.discovery.base import DiscoveryError, check_key
 
 log = logging.getLogger("dynamo.runtime.discovery.file")
 
@@ -352,6 +352,7 @@ class Folder:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return None
                 record = msgspec.msgpack.decode(file.read(LARGEST_RECORD), type=Record)
+            check_key(record.key)
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
             return None
         return record if _LEASE.fullmatch(record.lease) and file_name(record.key) == place.name else None

@@ -15,6 +15,8 @@ import re
 from collections.abc import Callable
 from typing import Protocol
 
+from dynamo.protocols.errors import StartError
+
 logger = logging.getLogger(__name__)
 
 Callback = Callable[[str, bytes], None]
@@ -25,7 +27,7 @@ _SUBJECT = re.compile(rf"{_WORD}(?:\.{_WORD})*")
 _PATTERN = re.compile(rf"(?:{_WORD}\.)*(?:{_WORD}|>)")
 
 
-class EventPlaneError(Exception):
+class EventPlaneError(StartError):
     """The plane cannot be used as asked; the message names the fix."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from dynamo.protocols.errors import StartError
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.context import Context
 from dynamo.runtime.names import EndpointId
@@ -51,7 +52,7 @@ class RequestPlane(Protocol):
         """Fail what is still open and close every connection."""
 
 
-class PlaneError(Exception):
+class PlaneError(StartError):
     """The request plane cannot be used; the message names what was tried and the fix."""
 
 

@@ -60,7 +60,7 @@ class EtcdDiscovery:
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
         if self._closed.is_set():
             raise DiscoveryError("this discovery is closed")
-        watch = EtcdWatch(self._gateway, self._config.prefix, prefix, float(self._config.lease_ttl), self._closed)
+        watch = EtcdWatch(self._gateway, self._config, prefix, self._closed)
         async with aclosing(watch.changes()) as changes:
             async for change in changes:
                 yield change

@@ -11,6 +11,8 @@ from dynamo.runtime.discovery.base import DiscoveryError
 
 
 class EtcdConfig(Struct, frozen=True):
+    """After the store lost records, their owners have `lease_ttl + return_grace` seconds to put them again."""
+
     endpoints: tuple[str, ...] = ("http://localhost:2379",)
     username: str | None = None
     password: str | None = None
@@ -18,6 +20,7 @@ class EtcdConfig(Struct, frozen=True):
     client_cert: str | None = None
     client_key: str | None = None
     lease_ttl: int = 6
+    return_grace: float = 4.0
     prefix: str = "dynamo/"
 
     @classmethod

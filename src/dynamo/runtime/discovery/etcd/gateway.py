@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
+import math
+import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,19 +21,10 @@ from dynamo.runtime.discovery.etcd.messages import AuthAnswer, ErrorAnswer
 
 log = logging.getLogger("dynamo.runtime.discovery.etcd")
 
-CALL_LIMIT = 3.0  # seconds for one endpoint to answer: less than any useful lease
+CALL_LIMIT = 3.0  # seconds for one endpoint to answer
 CONNECT_LIMIT = 2.0
 
-_ANOTHER_TRY_MAY_HELP = {
-    1,
-    2,
-    4,
-    8,
-    10,
-    13,
-    14,
-    15,
-}  # gRPC codes: unknown, deadline, exhausted, internal, unavailable…
+_ANOTHER_TRY_MAY_HELP = {1, 2, 4, 10, 13, 14, 15}  # gRPC codes: unknown, deadline, internal, unavailable…
 _LOGIN_AGAIN = ("invalid auth token", "user name is empty", "revision of auth store is old")
 
 Body = Mapping[str, Any]
@@ -67,11 +61,18 @@ class Gateway:
         self._session: aiohttp.ClientSession | None = None
         self._streams: set[aiohttp.ClientResponse] = set()
         self._has_answered = False
+        # An outage that outlasts a lease must be noticed before the lease ends: beats come every third of it.
+        self._limit = min(CALL_LIMIT, max(1.0, config.lease_ttl / 2))
+        self._back_at = -math.inf
         self.down = False
 
     @property
     def where(self) -> str:
         return ", ".join(self._config.endpoints)
+
+    def shaken(self, within: float) -> bool:
+        """Whether there is an outage, or was one a moment ago."""
+        return self.down or asyncio.get_running_loop().time() - self._back_at < within
 
     def open(self) -> None:
         connector = aiohttp.TCPConnector(ssl=_tls(self._config), limit=0)
@@ -111,14 +112,14 @@ class Gateway:
         """One request and the lines that keep coming; leaving the block drops the connection."""
         endpoint = self._endpoint()
         try:
-            async with asyncio.timeout(CALL_LIMIT):
+            async with asyncio.timeout(self._limit):
                 response = await self._post(endpoint, path, body)
         except (aiohttp.ClientError, OSError) as why:
             self._move_on(endpoint)
             raise _outage(why) from why
         try:
             if response.status != 200:
-                async with asyncio.timeout(CALL_LIMIT):
+                async with asyncio.timeout(self._limit):
                     raise _error(response.status, await response.read())
             self._streams.add(response)
             yield Lines(response)
@@ -153,7 +154,7 @@ class Gateway:
 
     async def _request(self, endpoint: str, path: str, body: Body) -> bytes:
         try:
-            async with asyncio.timeout(CALL_LIMIT):
+            async with asyncio.timeout(self._limit):
                 try:
                     response = await self._post(endpoint, path, body)
                 except aiohttp.ServerDisconnectedError:
@@ -172,7 +173,7 @@ class Gateway:
             raise DiscoveryError("this discovery is not started, or closed")
         return await self._session.post(
             endpoint + path,
-            data=msgspec.json.encode(body),
+            data=io.BytesIO(msgspec.json.encode(body)),  # aiohttp warns of plain bytes when they are many
             headers={"Authorization": self._token} if self._token else None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT),
         )
@@ -189,6 +190,7 @@ class Gateway:
         self._has_answered = True
         if self.down:
             self.down = False
+            self._back_at = asyncio.get_running_loop().time()
             log.info("etcd at %s answers again", self.where)
 
     def _found_nobody(self, why: Outage) -> None:
@@ -237,8 +239,11 @@ def _outage(why: Exception) -> Outage:
             return TlsFailure(str(why.certificate_error))
         case aiohttp.ClientSSLError() | ssl.SSLError():
             return TlsFailure(str(why))
+        case aiohttp.ClientConnectorError(os_error=ConnectionResetError()):
+            return TlsFailure("the connection was reset during the handshake")
         case aiohttp.ClientConnectorError():
-            return Outage(why.os_error.strerror or str(why.os_error))
+            number = why.os_error.errno
+            return Outage(os.strerror(number) if number and number > 0 else str(why.os_error))
         case TimeoutError():
             return Outage("no answer in time")
     return Outage(str(why) or type(why).__name__)

@@ -137,6 +137,9 @@ class Registration:
                 if str(why) != refusal:
                     refusal = str(why)
                     log.warning("etcd refuses this process's registration: %s; trying again", why)
+            except Exception:
+                # Without this task the process would vanish from the store while it serves.
+                log.exception("keeping this process registered failed; trying again")
             self._let_callers_go()
             self._beat_at = clock()
             await asyncio.sleep(delay)

@@ -13,9 +13,11 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 import msgspec
 
 from dynamo.runtime.discovery.base import Change, Delete, DiscoveryError, Put, Synced
+from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Lines, Outage, Refused
 from dynamo.runtime.discovery.etcd.messages import (
     Event,
+    Header,
     KeyValue,
     RangeAnswer,
     WatchAnswer,
@@ -32,8 +34,8 @@ SECOND_LOOK = 1.0  # seconds for an event under way to arrive before a silent wa
 class Followed:
     """What a watch told, and what it knows of the store: the arithmetic, without any I/O.
 
-    Keys that a store lost (rather than someone deleted) stay told for `grace` seconds, the time their owners need to
-    notice and put them again.
+    Keys that a store may have lost (rather than someone deleted) stay told for `grace` seconds, the time their owners
+    need to notice and put them again.
     """
 
     def __init__(self, grace: float) -> None:
@@ -65,11 +67,15 @@ class Followed:
         for kv in answer.kvs:
             yield from self._put(kv)
 
-    def happened(self, event: Event) -> Iterator[tuple[bytes, bytes | None]]:
+    def happened(self, event: Event, now: float, shaken: bool) -> Iterator[tuple[bytes, bytes | None]]:
+        """Follow the stream; `shaken` says that a deletion may be a lease that ended for want of a store."""
         self.revision = max(self.revision, event.kv.mod_revision)
         if event.type == "DELETE":
             self._standing.pop(event.kv.key, None)
-            yield from self._delete(event.kv.key)
+            if not shaken:
+                yield from self._delete(event.kv.key)
+            elif event.kv.key in self._told:
+                self._missing[event.kv.key] = now + self._grace
         else:
             self._standing[event.kv.key] = event.kv.mod_revision
             yield from self._put(event.kv)
@@ -78,14 +84,14 @@ class Followed:
         for key in [key for key, deadline in self._missing.items() if deadline <= now]:
             yield from self._delete(key)
 
+    def precedes(self, header: Header) -> bool:
+        """Whether what we know can be the past of the store that says this."""
+        return header.cluster_id == self._cluster and header.revision >= self.revision
+
     def _continues(self, answer: RangeAnswer) -> bool:
         """Whether the store read now has the history we know, rather than being a new or older one."""
-        return (
-            answer.header.cluster_id == self._cluster
-            and answer.header.revision >= self.revision
-            and all(
-                self._standing.get(kv.key) == kv.mod_revision for kv in answer.kvs if kv.mod_revision <= self.revision
-            )
+        return self.precedes(answer.header) and all(
+            self._standing.get(kv.key) == kv.mod_revision for kv in answer.kvs if kv.mod_revision <= self.revision
         )
 
     def _put(self, kv: KeyValue) -> Iterator[tuple[bytes, bytes | None]]:
@@ -103,13 +109,13 @@ class Followed:
 class EtcdWatch:
     """One watch of one prefix."""
 
-    def __init__(self, gateway: Gateway, root: str, prefix: str, ttl: float, closed: asyncio.Event) -> None:
+    def __init__(self, gateway: Gateway, config: EtcdConfig, prefix: str, closed: asyncio.Event) -> None:
         self._gateway = gateway
-        self._root = root.encode()
-        self._start = (root + prefix).encode()
-        self._ttl = ttl
+        self._root = config.prefix.encode()
+        self._start = (config.prefix + prefix).encode()
+        self._ttl = float(config.lease_ttl)
         self._closed = closed
-        self._followed = Followed(grace=ttl + 4)
+        self._followed = Followed(grace=config.lease_ttl + config.return_grace)
         self._foreign: set[bytes] = set()
         self._delay = FIRST_DELAY
 
@@ -123,7 +129,9 @@ class EtcdWatch:
             try:
                 answer = await self._gateway.call("/v3/kv/range", self._range(), RangeAnswer)
                 # Owners renew every third of the TTL: a shorter break cannot have cost them their leases.
-                cut_off = broken_at is not None and clock() - broken_at > self._ttl / 2
+                cut_off = self._gateway.shaken(self._ttl) or (
+                    broken_at is not None and clock() - broken_at > self._ttl / 2
+                )
                 for change in self._changes(followed.read(answer, clock(), cut_off)):
                     yield change
                 if not synced:
@@ -137,8 +145,9 @@ class EtcdWatch:
                         arrived = await self._next(lines)
                         for change in self._changes(followed.overdue(clock())):
                             yield change
+                        shaken = self._gateway.shaken(self._ttl)
                         for event in arrived:
-                            for change in self._changes(followed.happened(event)):
+                            for change in self._changes(followed.happened(event, clock(), shaken)):
                                 yield change
             except Outage as why:
                 log.debug("the watch of %s broke: %s", self._start.decode(), why)
@@ -184,6 +193,8 @@ class EtcdWatch:
             raise Outage(f"the answer is not etcd's: {why}") from why
         if said.result is None or said.result.canceled:
             raise Outage(f"etcd ended the watch: {_reason(said.result) or said.error}")
+        if said.result.created and not self._followed.precedes(said.result.header):
+            raise Outage("the store was replaced since it was read")
         self._delay = FIRST_DELAY
         return said.result.events
 

@@ -1,0 +1,1 @@
+"""`python -m dynamo.mocker`: workers that imitate vLLM without a GPU."""

@@ -1,0 +1,154 @@
+"""Simulated workers: `python -m dynamo.mocker --model-path FOLDER [--num-workers N]`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from dynamo.engines.mocker import MockerArgs, MockerEngine, Vocabulary
+from dynamo.llm.register import register_card
+from dynamo.model import HubConfig, LocalModel, Tokenizer, build_card, default_name, open_card, resolve
+from dynamo.protocols.card import ModelCard, ModelType, RuntimeConfig
+from dynamo.protocols.errors import InvalidArgument, StartError
+from dynamo.runtime import DistributedRuntime, EndpointId
+from dynamo.runtime import RuntimeConfig as Network
+from dynamo.runtime.endpoint import Endpoint
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+from dynamo.worker import serve_engine
+
+_ENGINE_FLAGS: dict[str, tuple[type[Any], str]] = {
+    "num_gpu_blocks_override": (int, "KV blocks each worker has (16384)"),
+    "block_size": (int, "tokens in a KV block (64)"),
+    "max_model_len": (int, "longest sequence, prompt included"),
+    "max_num_seqs": (int, "requests running at once (256)"),
+    "max_num_batched_tokens": (int, "tokens computed in one step (8192)"),
+    "preemption_mode": (str, "which request gives way: lifo or fifo (lifo)"),
+    "speedup_ratio": (float, "divides all modelled times; 0 takes no time (1.0)"),
+    "decode_speedup_ratio": (float, "divides the times of decode steps (1.0)"),
+    "data_parallel_size": (int, "ranks in each worker (1)"),
+    "startup_time": (float, "seconds before a worker is ready"),
+    "watermark": (float, "share of blocks kept free when admitting (0.01)"),
+    "planner_profile_data": (str, "a profiler's .npz with the times to use"),
+    "disaggregation_mode": (str, "agg, prefill or decode (agg)"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    flags = argparse.ArgumentParser(prog="python -m dynamo.mocker", description=__doc__, allow_abbrev=False)
+    flags.add_argument("--model-path", required=True, help="where the tokenizer is: a folder or Hugging Face id")
+    flags.add_argument("--model-name", help="the name to serve it under (the folder's)")
+    flags.add_argument("--endpoint", default="dyn://dynamo.backend.generate", help="where to serve (%(default)s)")
+    flags.add_argument("--num-workers", type=int, default=1, help="workers in this process (1)")
+    flags.add_argument("--extra-engine-args", metavar="FILE", help="a JSON file of engine arguments, instead of flags")
+    flags.add_argument("--migration-limit", type=int, default=0, help="times a request may move to another worker (0)")
+    for name, (kind, what) in _ENGINE_FLAGS.items():
+        flags.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
+    for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        flags.add_argument(f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction, default=None)
+    flags.add_argument("--discovery-backend", help="memory, file or etcd (DYN_DISCOVERY_BACKEND)")
+    flags.add_argument("--request-plane", help="memory, tcp or nats (DYN_REQUEST_PLANE)")
+    flags.add_argument("--event-plane", help="memory, zmq or nats (DYN_EVENT_PLANE)")
+    flags.add_argument("-v", action="count", default=0, dest="verbosity", help="log more: -v debug, -vv all")
+    return flags
+
+
+def main(argv: list[str] | None = None) -> None:
+    flags = parser().parse_args(argv)
+    try:
+        configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=flags.verbosity))
+        args = engine_args(flags)
+        network = Network.from_env(
+            os.environ,
+            discovery_backend=flags.discovery_backend,
+            request_plane=flags.request_plane,
+            event_plane=flags.event_plane,
+        )
+        endpoint = EndpointId.parse(flags.endpoint)
+        if flags.num_workers < 1:
+            raise ValueError(f"--num-workers must be at least 1, not {flags.num_workers}")
+    except (ValueError, InvalidArgument, StartError) as error:
+        raise fail(str(error), code=2, error=error) from None
+    try:
+        model = resolve(flags.model_path, config=HubConfig.from_env(os.environ), weights=False)
+        card = card_for(model, flags.model_name or default_name(flags.model_path), args, flags.migration_limit)
+        vocabulary = vocabulary_of(card)
+    except StartError as error:
+        raise fail(str(error), error=error) from None
+    uvloop.run(serve(flags.num_workers, network, endpoint, args, card, vocabulary))
+
+
+def engine_args(flags: argparse.Namespace) -> MockerArgs:
+    if flags.extra_engine_args:
+        try:
+            return MockerArgs.from_json(Path(flags.extra_engine_args).read_bytes())
+        except OSError as error:
+            raise ValueError(f"cannot read --extra-engine-args {flags.extra_engine_args}: {error.strerror}") from error
+    names = (*_ENGINE_FLAGS, "enable_prefix_caching", "enable_chunked_prefill")
+    return MockerArgs.from_json({name: value for name in names if (value := getattr(flags, name)) is not None})
+
+
+def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: int) -> ModelCard:
+    return build_card(
+        model,
+        name=name,
+        model_type=ModelType.Backend,
+        context_length=args.max_model_len,
+        kv_cache_block_size=args.block_size,
+        migration_limit=migration_limit,
+        runtime_config=RuntimeConfig(
+            total_kv_blocks=args.num_gpu_blocks,
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            data_parallel_size=args.dp_size,
+        ),
+    )
+
+
+def vocabulary_of(card: ModelCard) -> Vocabulary:
+    """Ids that are words: neither an end nor special, so that answers run to their length."""
+    loaded = open_card(card, HubConfig.from_env(os.environ))
+    tokenizer: Tokenizer = loaded.tokenizer
+    return Vocabulary(0, tokenizer.vocab_size, frozenset(tokenizer.special_ids) | set(loaded.eos_token_ids))
+
+
+async def serve(
+    workers: int, network: Network, endpoint: EndpointId, args: MockerArgs, card: ModelCard, vocabulary: Vocabulary
+) -> None:
+    """Each worker has a runtime, and so an instance, of its own."""
+    first = await start_or_exit(lambda: DistributedRuntime(config=network))
+    others = [await start_or_exit(lambda: DistributedRuntime(config=network)) for _ in range(workers - 1)]
+
+    async def work() -> None:
+        running = [asyncio.create_task(one(runtime)) for runtime in (first, *others)]
+        await first.wait_for_shutdown()
+        for runtime in others:
+            runtime.shutdown()
+        await asyncio.gather(*running)
+
+    async def one(runtime: DistributedRuntime) -> None:
+        engine = MockerEngine(args, vocabulary=vocabulary)
+        await engine.start()
+        place = Endpoint(runtime, endpoint)
+        try:
+            await register_card(place, card)
+            print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
+            await serve_engine(place, engine)
+        finally:
+            await engine.stop()
+
+    try:
+        await run_until_signalled(first, work())
+    finally:
+        for runtime in others:
+            await runtime.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""A request that moves: the reader sees one stream, and the new worker goes on where the old one stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.pipeline.migration import Migration, continuation
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, SamplingOptions, StopConditions, Usage
+from dynamo.protocols.errors import Disconnected, DynamoException, EngineShutdown, InvalidArgument, Unavailable
+from dynamo.runtime import Context
+from dynamo.runtime.plane.base import Channel
+from dynamo.runtime.stream import Sink
+
+
+def answer_to(prompt: list[int], length: int) -> list[int]:
+    """What any of the scripted workers says: each token follows from all before it, as with a real model."""
+    tokens = list(prompt)
+    for _ in range(length):
+        tokens.append((sum(tokens) * 31 + len(tokens)) % 1000)
+    return tokens[len(prompt) :]
+
+
+class Scripted:
+    """A worker that dies after so many tokens; None lives, 0 refuses."""
+
+    def __init__(self, router: ScriptedRouter, dies_after: int | None) -> None:
+        self.ready = True
+        self.draining = False
+        self._router = router
+        self._dies_after = dies_after
+
+    async def open(self) -> None: ...
+
+    def send(
+        self,
+        request: PreprocessedRequest,
+        context: Context,
+        sink: Sink,
+        *,
+        item_type: Any = Any,
+        columnar: bool = False,
+    ) -> None:
+        self._router.requests.append(request)
+        limit = request.stop_conditions.max_tokens or 0
+        tokens = answer_to(request.token_ids, limit)
+        if self._dies_after == 0:
+            sink.fail(EngineShutdown("leaving"))
+            return
+        if self._dies_after is not None and self._dies_after <= limit:
+            for token in tokens[: self._dies_after]:
+                sink.tokens([token])
+            sink.fail(Disconnected("gone"))
+            return
+        for token in tokens[:-1]:
+            sink.tokens([token])
+        usage = Usage(prompt_tokens=len(request.token_ids), completion_tokens=len(tokens))
+        sink.item(EngineOutput(token_ids=tokens[-1:], finish_reason="length", completion_usage=usage))
+        sink.end()
+
+
+class ScriptedRouter:
+    """Hands out the workers in order and remembers whom it was told to avoid."""
+
+    def __init__(self, *lives: int | None) -> None:
+        self.requests: list[PreprocessedRequest] = []
+        self.inhibited: list[int] = []
+        self.instances = self
+        self._workers = [Scripted(self, life) for life in lives]
+
+    def inhibit(self, instance_id: int) -> None:
+        self.inhibited.append(instance_id)
+
+    async def open(
+        self, request: Any, *, pinned: int | None = None, avoid: Collection[int] = ()
+    ) -> tuple[int, Channel]:
+        left = [id for id in range(len(self._workers)) if id not in avoid]
+        if not left:
+            raise Unavailable("nobody left")
+        return left[0], self._workers[left[0]]
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.tokens_seen: list[int] = []
+        self.usage: Usage | None = None
+        self.error: DynamoException | None = None
+        self.done = asyncio.Event()
+
+    def tokens(self, ids: list[int]) -> None:
+        self.tokens_seen += ids
+
+    def item(self, value: EngineOutput) -> None:
+        self.tokens_seen += value.token_ids
+        self.usage = value.completion_usage
+
+    def end(self) -> None:
+        self.done.set()
+
+    def fail(self, error: DynamoException) -> None:
+        self.error = error
+        self.done.set()
+
+
+async def run(
+    router: ScriptedRouter, request: PreprocessedRequest, limit: int, context: Context | None = None
+) -> tuple[Reader, Migration]:
+    reader = Reader()
+    migration = Migration(router, request, context or Context(), reader, limit=limit)  # type: ignore[arg-type]
+    await migration.start()
+    async with asyncio.timeout(10):
+        await reader.done.wait()
+    await migration.close()
+    return reader, migration
+
+
+def asking(prompt: list[int], length: int, **fields: Any) -> PreprocessedRequest:
+    return PreprocessedRequest(token_ids=prompt, stop_conditions=StopConditions(max_tokens=length), **fields)
+
+
+@given(
+    st.lists(st.integers(0, 999), min_size=1, max_size=8),
+    st.integers(1, 30),
+    st.lists(st.integers(0, 12), max_size=4),
+)
+def test_however_often_workers_die_the_stream_is_the_same(prompt: list[int], length: int, lives: list[int]) -> None:
+    async def check() -> None:
+        router = ScriptedRouter(*lives, None)
+        reader, _ = await run(router, asking(prompt, length), limit=len(lives))
+        assert reader.error is None
+        assert reader.tokens_seen == answer_to(prompt, length)
+        assert reader.usage is None or reader.usage.prompt_tokens == len(prompt)
+
+    asyncio.run(check())
+
+
+@given(st.integers(0, 50), st.integers(0, 50), st.lists(st.integers(0, 9), max_size=60))
+def test_a_continuation_asks_for_exactly_the_rest(max_tokens: int, min_tokens: int, generated: list[int]) -> None:
+    request = PreprocessedRequest(
+        token_ids=[1, 2], stop_conditions=StopConditions(max_tokens=max_tokens, min_tokens=min_tokens)
+    )
+    rest = continuation(request, generated)
+    assert rest.token_ids == [1, 2, *generated]
+    assert rest.stop_conditions.max_tokens == max(0, max_tokens - len(generated))
+    assert rest.stop_conditions.min_tokens == max(0, min_tokens - len(generated))
+    assert request.token_ids == [1, 2]
+    assert request.stop_conditions.max_tokens == max_tokens
+
+
+async def test_the_limit_counts_and_the_first_error_is_told() -> None:
+    reader, migration = await run(ScriptedRouter(1, 1, 1, None), asking([1], 9), limit=2)
+    assert isinstance(reader.error, Disconnected)
+    assert migration.migrations == 2
+    assert reader.tokens_seen == answer_to([1], 3)
+
+
+async def test_without_migration_a_death_is_told_at_once() -> None:
+    reader, migration = await run(ScriptedRouter(1, None), asking([1], 9), limit=0)
+    assert isinstance(reader.error, Disconnected)
+    assert migration.migrations == 0
+
+
+async def test_a_worker_that_refuses_costs_no_migration() -> None:
+    router = ScriptedRouter(0, 0, None)
+    reader, migration = await run(router, asking([1], 3), limit=0)
+    assert reader.tokens_seen == answer_to([1], 3)
+    assert migration.migrations == 0
+    assert migration.instance_id == 2
+    assert router.inhibited == [0, 1]
+
+
+async def test_when_nobody_is_left_the_original_error_is_told() -> None:
+    reader, _ = await run(ScriptedRouter(2), asking([1], 9), limit=5)
+    assert isinstance(reader.error, Disconnected)
+
+
+async def test_requests_with_state_at_the_worker_do_not_move() -> None:
+    guided = asking([1], 9, sampling_options=SamplingOptions(guided_decoding={"json": {}}))
+    pinned = asking([1], 9, routing=Routing(backend_instance_id=0))
+    for request in (guided, pinned):
+        reader, _ = await run(ScriptedRouter(1, None), request, limit=3)
+        assert isinstance(reader.error, Disconnected)
+
+
+async def test_a_request_nobody_wants_any_more_does_not_move() -> None:
+    context = Context()
+    context.stop_generating()
+    reader, migration = await run(ScriptedRouter(1, None), asking([1], 9), limit=3, context=context)
+    assert isinstance(reader.error, Disconnected)
+    assert migration.migrations == 0
+
+
+async def test_a_clients_mistake_is_not_tried_elsewhere() -> None:
+    class Refusing(ScriptedRouter):
+        async def open(self, *_: Any, **__: Any) -> tuple[int, Channel]:
+            worker = Scripted(self, None)
+            worker.send = lambda *a, **k: a[2].fail(InvalidArgument("no"))  # type: ignore[method-assign]
+            return 0, worker
+
+    reader, _ = await run(Refusing(), asking([1], 9), limit=3)
+    assert isinstance(reader.error, InvalidArgument)

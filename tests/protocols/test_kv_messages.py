@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo.protocols.kv import (
+    ActiveLoad,
+    BookingAdded,
+    BookingBatch,
+    BookingFreed,
+    BookingPrefillDone,
+    Cleared,
+    Removed,
+    RouterEvent,
+    RouterEventBatch,
+    Snapshot,
+    SnapshotRequest,
+    Stored,
+    StoredBlock,
+    Tier,
+    TierSnapshot,
+)
+
+BIG = 2**64 - 1
+MESSAGES = [
+    RouterEventBatch(
+        [
+            RouterEvent(worker_id=BIG, event_id=0, data=Stored([StoredBlock(BIG, 1)], parent_hash=BIG)),
+            RouterEvent(worker_id=1, event_id=1, dp_rank=3, tier=Tier.Disk, data=Removed([BIG])),
+            RouterEvent(worker_id=1, event_id=2, data=Cleared()),
+        ]
+    ),
+    SnapshotRequest(worker_id=1, dp_rank=2),
+    Snapshot(
+        worker_id=1,
+        last_event_id=7,
+        tiers=[TierSnapshot(tier=Tier.Host, block_hashes=[1], sequence_hashes=[BIG], parents=[None])],
+    ),
+    ActiveLoad(worker_id=1, kv_used_blocks=0, kv_total_blocks=10),
+    BookingBatch(
+        [
+            BookingAdded(router_id=BIG, request_id="x", worker_id=1, prompt_tokens=2, prefill_tokens=1),
+            BookingPrefillDone(router_id=1, request_id="x"),
+            BookingFreed(router_id=1, request_id="x"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_survive_the_wire(message: Any) -> None:
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message)) == message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"worker_id": -1},
+        {"event_id": None},
+        {"tier": "tape"},
+        {"dp_rank": -1},
+        {"data": {"type": "moved"}},
+        {"data": {"type": "removed", "block_hashes": [-1]}},
+        {"data": {"type": "stored", "blocks": [[1]]}},
+    ],
+)
+def test_an_event_with_a_wrong_field_is_refused(change: dict[str, Any]) -> None:
+    good = {"worker_id": 1, "event_id": 0, "data": {"type": "cleared"}}
+    msgspec.msgpack.decode(msgspec.msgpack.encode(good), type=RouterEvent)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(good | change), type=RouterEvent)

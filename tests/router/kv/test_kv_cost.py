@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.protocols.errors import InvalidArgument, Unavailable
+from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
+from dynamo.router.kv.index import Overlap
+from dynamo.router.kv.load import Loads
+from dynamo.router.kv.slots import Worker
+
+BLOCK = 16
+
+
+def fleet_of(count: int, total_blocks: int | None = 16384) -> Fleet:
+    size = Capacity(total_blocks=total_blocks, max_batched_tokens=8192)
+    return Fleet({Worker(n): size for n in range(count)}, BLOCK)
+
+
+def idle(count: int) -> Loads:
+    return Loads([0] * count, [0] * count, [0] * count, [0] * count, [0.0] * count)
+
+
+def pick(
+    loads: Loads,
+    overlaps: dict[int, Overlap] | None = None,
+    tokens: int = 1600,
+    config: CostConfig | None = None,
+    total_blocks: int | None = 16384,
+    seed: int = 0,
+) -> Choice:
+    held = {Worker(n): overlap for n, overlap in (overlaps or {}).items()}
+    fleet = fleet_of(len(loads.requests), total_blocks)
+    return choose(tokens, tokens // BLOCK, fleet, held, loads, config or CostConfig(), random.Random(seed))
+
+
+COLUMN = st.lists(st.integers(0, 40_000), min_size=4, max_size=4)
+LOADS = st.builds(
+    lambda prefill, blocks, shared, traffic: Loads(
+        prefill, [b + s for b, s in zip(blocks, shared, strict=True)], shared, [1] * 4, [float(t) for t in traffic]
+    ),
+    COLUMN,
+    COLUMN,
+    st.lists(st.integers(0, 100), min_size=4, max_size=4),
+    COLUMN,
+)
+OVERLAPS = st.dictionaries(
+    st.integers(0, 3), st.builds(Overlap, st.integers(0, 100), st.integers(0, 50), st.integers(0, 50)), max_size=4
+)
+
+
+@given(LOADS, OVERLAPS)
+def test_without_temperature_a_cheapest_worker_is_chosen(loads: Loads, overlaps: dict[int, Overlap]) -> None:
+    choice = pick(loads, overlaps)
+    assert choice.costs[choice.at] == min(choice.costs)
+    assert choice.worker == choice.chosen.worker
+
+
+@given(LOADS, OVERLAPS, st.sampled_from([64, 16384]))
+def test_the_parts_of_every_candidate_add_up_to_its_cost(
+    loads: Loads, overlaps: dict[int, Overlap], total: int
+) -> None:
+    for candidate in pick(loads, overlaps, total_blocks=total).candidates():
+        parts = candidate.work + candidate.waiting + candidate.crowding + candidate.spreading
+        assert math.isclose(parts, candidate.cost, rel_tol=1e-9)
+
+
+@given(LOADS, OVERLAPS)
+def test_weight_zero_ignores_what_is_cached(loads: Loads, overlaps: dict[int, Overlap]) -> None:
+    config = CostConfig(overlap_weight=0)
+    assert pick(loads, overlaps, config=config).costs == pick(loads, {}, config=config).costs
+
+
+@given(LOADS, OVERLAPS, st.integers(0, 3), st.integers(1, 50))
+def test_more_overlap_never_costs_more(loads: Loads, overlaps: dict[int, Overlap], at: int, more: int) -> None:
+    held = overlaps.get(at, Overlap())
+    longer = Overlap(held.device + more, held.host, held.disk)
+    assert pick(loads, overlaps | {at: longer}).costs[at] <= pick(loads, overlaps).costs[at]
+
+
+def test_equals_are_chosen_evenly() -> None:
+    chosen = Counter(pick(idle(4), seed=seed).at for seed in range(2000))
+    assert all(400 < chosen[at] < 600 for at in range(4))
+    assert pick(idle(4)).draw is not None
+    assert pick(idle(4), {2: Overlap(50)}).draw is None
+
+
+def test_temperature_prefers_the_cheaper_and_never_forbids_the_dearer() -> None:
+    config = CostConfig(temperature=0.5)
+    chosen = Counter(pick(idle(2), {0: Overlap(90)}, config=config, seed=seed).at for seed in range(2000))
+    assert chosen[0] / 2000 == pytest.approx(1 / (1 + math.exp(-2)), abs=0.03)
+    low = CostConfig(temperature=1e-9)
+    assert {pick(idle(3), {1: Overlap(90)}, config=low, seed=seed).at for seed in range(50)} == {1}
+    assert len({pick(idle(3), config=config, seed=seed).at for seed in range(50)}) == 3
+
+
+def test_a_conversation_stays_with_its_history() -> None:
+    loads = Loads([0, 0], [300, 0], [80, 0], [3, 0], [9000.0, 5000.0])
+    assert pick(loads, {0: Overlap(95), 1: Overlap(80)}).at == 0
+
+
+def test_what_is_being_computed_for_another_request_counts_as_cached() -> None:
+    loads = Loads([1600, 0], [100, 0], [100, 0], [1, 0], [1600.0, 1600.0])
+    choice = pick(loads)
+    assert choice.at == 0
+    assert choice.chosen.prefill_tokens == 0
+    assert choice.chosen.cached_blocks == 100
+
+
+def test_a_prefix_is_computed_a_second_time_before_its_worker_queues_longer_than_that_takes() -> None:
+    def wait(tokens: int) -> Choice:
+        return pick(Loads([tokens, 0], [0, 0], [0, 0], [1, 0], [8000.0, 0.0]), {0: Overlap(100)})
+
+    assert wait(1000).at == 0
+    assert wait(2000).at == 1
+    why = wait(2000).passed_over
+    assert why == "worker 0 rank 0 holds 100 blocks more, but 2000 prompt tokens wait there"
+
+
+def test_recomputing_on_a_worker_with_its_share_of_the_traffic_counts_double() -> None:
+    def wait(tokens: int) -> Choice:
+        return pick(Loads([tokens, 0], [0, 0], [0, 0], [1, 1], [8000.0, 8000.0]), {0: Overlap(100)})
+
+    assert wait(2000).at == 0
+    assert wait(3300).at == 1
+
+
+def test_traffic_that_piles_up_on_a_worker_in_use_is_moved_even_if_nothing_waits() -> None:
+    choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
+    assert choice.at != 0
+    assert "more than its share of the traffic" in (choice.passed_over or "")
+
+
+def test_a_lone_conversation_does_not_wander() -> None:
+    choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
+    assert choice.at == 0
+
+
+def test_a_worker_without_room_is_avoided() -> None:
+    choice = pick(Loads([0, 0], [950, 0], [0, 0], [9, 0], [8000.0, 8000.0]), {0: Overlap(50)}, total_blocks=1000)
+    assert choice.at == 1
+    assert choice.passed_over == "worker 0 rank 0 holds 50 blocks more, but 1050 of its blocks are in use"
+
+
+def test_the_worked_example_of_the_documentation_holds() -> None:
+    loads = Loads([3000, 0, 0], [200, 140, 0], [0, 0, 0], [2, 1, 0], [8000.0, 8000.0, 2000.0])
+    choice = pick(loads, {0: Overlap(90), 1: Overlap(60)})
+    assert choice.at == 1
+    assert [round(cost, 1) for cost in choice.costs] == [3402.8, 1347.8, 2160.3]
+    assert choice.passed_over == "worker 0 rank 0 holds 30 blocks more, but 3000 prompt tokens wait there"
+
+
+def test_slower_tiers_count_by_their_weight() -> None:
+    choice = pick(idle(3), {0: Overlap(0, 100), 1: Overlap(0, 0, 100), 2: Overlap(50)})
+    assert [c.prefill_tokens for c in choice.candidates()] == [400, 1200, 800]
+    assert choice.at == 0
+    assert choice.passed_over is None
+
+
+def test_a_card_without_sizes_is_taken_for_a_large_worker() -> None:
+    fleet = Fleet({Worker(1): Capacity()}, BLOCK)
+    assert (fleet.total_blocks, fleet.batch_tokens) == ([16384], [8192])
+
+
+def test_a_prompt_shorter_than_a_block_and_an_empty_one_can_be_placed() -> None:
+    assert pick(idle(2), tokens=3).chosen.prefill_tokens == 3
+    assert pick(idle(2), tokens=0).chosen.prefill_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"overlap_weight": -1.0}, {"temperature": math.nan}, {"host_weight": math.inf}, {"tolerance": 0.5}],
+)
+def test_a_senseless_setting_is_named_and_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+        CostConfig(**wrong)
+
+
+def test_no_candidates_is_an_error_of_its_own() -> None:
+    with pytest.raises(Unavailable, match="no worker"):
+        choose(1, 0, Fleet({}, BLOCK), {}, idle(0), CostConfig(), random.Random(0))

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.kv.load import LoadBook, Loads
+from dynamo.router.kv.slots import Worker
+
+A, B = Worker(1), Worker(2)
+
+
+@pytest.fixture
+def book() -> LoadBook:
+    book = LoadBook(half_life=10, expiry=300)
+    book.add_worker(A)
+    book.add_worker(B)
+    return book
+
+
+def add(book: LoadBook, request: str, worker: Worker, chain: list[int], now: float = 0.0, prefill: int = 100) -> bool:
+    return book.book(request, worker, chain, now=now, prompt_tokens=200, prefill_tokens=prefill)
+
+
+def loads(book: LoadBook, chain: list[int], now: float = 0.0) -> Loads:
+    return book.loads([A, B], chain, now)
+
+
+def test_blocks_shared_by_requests_count_once(book: LoadBook) -> None:
+    add(book, "x", A, [1, 2, 3])
+    add(book, "y", A, [1, 2, 4, 5])
+    add(book, "z", B, [1])
+    seen = loads(book, [1, 2, 4, 9])
+    assert seen.active_blocks == [5, 1]
+    assert seen.shared_blocks == [3, 1]
+    assert seen.requests == [2, 1]
+    assert seen.prefill_tokens == [200, 100]
+
+
+def test_the_first_token_releases_the_prefill_once(book: LoadBook) -> None:
+    add(book, "x", A, [1])
+    assert book.first_token("x")
+    assert not book.first_token("x")
+    assert loads(book, []).prefill_tokens == [0, 0]
+    assert loads(book, []).active_blocks == [1, 0]
+
+
+def test_a_request_is_booked_once_and_freed_once(book: LoadBook) -> None:
+    assert add(book, "x", A, [1])
+    assert not add(book, "x", B, [1, 2])
+    assert book.free("x")
+    assert not book.free("x")
+    assert not book.first_token("x")
+    assert not book.grow("x")
+    assert loads(book, [1]) == Loads([0, 0], [0, 0], [0, 0], [0, 0], [200.0, 0.0])
+
+
+def test_output_blocks_and_unshared_prompts_count_without_being_matched(book: LoadBook) -> None:
+    book.book("x", A, [], now=0, prompt_tokens=10, prefill_tokens=10, private_blocks=4)
+    book.grow("x")
+    book.grow("x", 2)
+    assert loads(book, [1]).active_blocks == [7, 0]
+    book.free("x")
+    assert loads(book, [1]).active_blocks == [0, 0]
+
+
+def test_a_worker_that_leaves_takes_its_requests_and_its_traffic_along(book: LoadBook) -> None:
+    add(book, "x", A, [1, 2])
+    add(book, "y", B, [1])
+    assert book.remove_worker(A) == ["x"]
+    assert not add(book, "z", A, [1])
+    book.add_worker(Worker(3))
+    assert book.loads([Worker(3), B], [1, 2], 0.0) == Loads([0, 100], [0, 1], [0, 1], [0, 1], [0.0, 200.0])
+    with pytest.raises(InvalidArgument, match="worker 1 rank 0 is not in the load book"):
+        loads(book, [])
+
+
+def test_requests_whose_end_was_lost_expire(book: LoadBook) -> None:
+    add(book, "x", A, [1])
+    add(book, "y", A, [1, 2], now=200)
+    assert book.expire(299) == []
+    assert book.expire(300) == ["x"]
+    assert loads(book, [1]).active_blocks == [2, 0]
+
+
+def test_traffic_halves_with_every_half_life_however_long_it_takes(book: LoadBook) -> None:
+    add(book, "x", A, [1])
+    assert loads(book, [], now=10).traffic == pytest.approx([100, 0])
+    add(book, "y", B, [1], now=10)
+    assert loads(book, [], now=30).traffic == pytest.approx([25, 50])
+    assert loads(book, [], now=10_000).traffic == pytest.approx([0, 0])
+    add(book, "z", B, [1], now=10_000)
+    assert loads(book, [], now=10_010).traffic == pytest.approx([0, 100])
+
+
+def test_the_same_candidates_are_looked_up_anew_after_a_change_of_workers(book: LoadBook) -> None:
+    workers = [A, B]
+    add(book, "x", B, [1])
+    assert book.loads(workers, [], 0).requests == [0, 1]
+    book.remove_worker(A)
+    book.remove_worker(B)
+    book.add_worker(B)
+    book.add_worker(A)
+    add(book, "y", B, [1])
+    assert book.loads(workers, [], 0).requests == [0, 1]
+
+
+CHAINS = st.lists(st.integers(1, 2), max_size=6).map(
+    lambda choices: [hash(tuple(choices[: at + 1])) for at in range(len(choices))]
+)
+REQUESTS = st.sampled_from("abcdefgh")
+WORKERS = st.sampled_from([Worker(1), Worker(2), Worker(2, 1)])
+
+
+class BookAgainstNaiveModel(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.book = LoadBook()
+        self.model: dict[str, tuple[Worker, list[int], int, int]] = {}
+        self.workers = [Worker(1), Worker(2), Worker(2, 1)]
+        for worker in self.workers:
+            self.book.add_worker(worker)
+
+    @rule(request=REQUESTS, worker=WORKERS, chain=CHAINS, prefill=st.integers(0, 50), private=st.integers(0, 3))
+    def add(self, request: str, worker: Worker, chain: list[int], prefill: int, private: int) -> None:
+        fresh = self.book.book(
+            request, worker, chain, now=0, prompt_tokens=1, prefill_tokens=prefill, private_blocks=private
+        )
+        assert fresh == (request not in self.model)
+        self.model.setdefault(request, (worker, chain, prefill, private))
+
+    @rule(request=REQUESTS)
+    def first_token(self, request: str) -> None:
+        self.book.first_token(request)
+        if request in self.model:
+            worker, chain, _, private = self.model[request]
+            self.model[request] = (worker, chain, 0, private)
+
+    @rule(request=REQUESTS)
+    def free(self, request: str) -> None:
+        assert self.book.free(request) == (self.model.pop(request, None) is not None)
+
+    @rule(worker=WORKERS)
+    def restart(self, worker: Worker) -> None:
+        lost = self.book.remove_worker(worker)
+        assert set(lost) == {request for request, booked in self.model.items() if booked[0] == worker}
+        for request in lost:
+            del self.model[request]
+        self.book.add_worker(worker)
+
+    @invariant()
+    def same_loads(self) -> None:
+        for prompt in ([1, 1, 1, 1], [1, 2, 1, 2, 2]):
+            chain = [hash(tuple(prompt[: at + 1])) for at in range(len(prompt))]
+            seen = self.book.loads(self.workers, chain, 0)
+            for at, worker in enumerate(self.workers):
+                here = [booked for booked in self.model.values() if booked[0] == worker]
+                active = {block for booked in here for block in booked[1]}
+                assert seen.requests[at] == len(here)
+                assert seen.prefill_tokens[at] == sum(booked[2] for booked in here)
+                assert seen.active_blocks[at] == len(active) + sum(booked[3] for booked in here)
+                assert seen.shared_blocks[at] == sum(block in active for block in chain)
+
+    def teardown(self) -> None:
+        for request in list(self.model):
+            self.book.free(request)
+        seen = self.book.loads(self.workers, [], 0)
+        assert (seen.prefill_tokens, seen.active_blocks, seen.requests) == ([0] * 3, [0] * 3, [0] * 3)
+        assert not self.book._holders
+        assert not any(self.book._again)
+
+
+BookAgainstNaiveModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBookAgainstNaiveModel = BookAgainstNaiveModel.TestCase

@@ -1,0 +1,111 @@
+"""What only a socket can show: foreign bytes, wrong tokens, and one bad connection among good ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynamo.protocols.errors import CannotConnect
+from dynamo.protocols.instance import Instance
+from dynamo.runtime import Context
+from dynamo.runtime.client import Inbox
+from dynamo.runtime.handler import GeneratorHandler
+from dynamo.runtime.names import EndpointId
+from dynamo.runtime.plane.base import Channel, PlaneError, route_path
+from dynamo.runtime.plane.route import Route
+from dynamo.runtime.plane.tcp import TcpConfig, TcpPlane
+
+
+async def echo(request: Any) -> AsyncIterator[Any]:
+    yield request
+
+
+async def serve(plane: TcpPlane) -> Instance:
+    address = await plane.serve(Route(route_path(EndpointId("a", "b", "c"), 1), GeneratorHandler(echo)))
+    return Instance(instance_id=1, namespace="a", component="b", endpoint="c", transport="tcp", address=address)
+
+
+async def answer(channel: Channel, request: Any) -> Any:
+    inbox = Inbox(None)
+    channel.send(request, Context(), inbox)
+    async with asyncio.timeout(10):
+        return (await inbox.next()).data()
+
+
+async def until_closed(address: str, data: bytes) -> None:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(data)
+    writer.write_eof()
+    async with asyncio.timeout(10):
+        await reader.read()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_foreign_bytes_close_their_connection_and_touch_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    server, client = TcpPlane(TcpConfig()), TcpPlane(TcpConfig())
+    instance = await serve(server)
+    channel = client.channel(instance)
+    await channel.open()
+    await until_closed(instance.address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert "closing the connection" in caplog.text
+    assert await answer(channel, "still fine") == "still fine"
+    await client.close()
+    await server.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(min_size=1, max_size=200))
+def test_whatever_a_stranger_sends_the_worker_serves_on(data: bytes) -> None:
+    async def run() -> None:
+        server, client = TcpPlane(TcpConfig()), TcpPlane(TcpConfig())
+        instance = await serve(server)
+        await until_closed(instance.address, data)
+        channel = client.channel(instance)
+        await channel.open()
+        assert await answer(channel, 1) == 1
+        await client.close()
+        await server.close()
+
+    asyncio.run(run())
+
+
+async def test_a_wrong_token_cannot_connect() -> None:
+    server, client = TcpPlane(TcpConfig(token="right")), TcpPlane(TcpConfig(token="wrong"))
+    instance = await serve(server)
+    with pytest.raises(CannotConnect, match="token"):
+        await client.channel(instance).open()
+    friend = TcpPlane(TcpConfig(token="right"))
+    channel = friend.channel(instance)
+    await channel.open()
+    assert await answer(channel, 2) == 2
+    for plane in (friend, client, server):
+        await plane.close()
+
+
+async def test_a_taken_port_is_told_with_the_fix() -> None:
+    first = TcpPlane(TcpConfig())
+    instance = await serve(first)
+    port = int(instance.address.rpartition(":")[2])
+    second = TcpPlane(TcpConfig(port=port))
+    with pytest.raises(PlaneError, match=f"{port} is already in use; set DYN_TCP_RPC_PORT"):
+        await serve(second)
+    await second.close()
+    await first.close()
+
+
+@pytest.mark.parametrize("port", ["-1", "70000", "eighty"])
+def test_a_port_that_is_none_is_refused_by_name(port: str) -> None:
+    with pytest.raises(PlaneError, match="DYN_TCP_RPC_PORT"):
+        TcpConfig.from_env({"DYN_TCP_RPC_PORT": port}, local_only=True)
+
+
+def test_without_an_address_local_planes_stay_on_loopback() -> None:
+    assert TcpConfig.from_env({}, local_only=True).host == "127.0.0.1"
+    assert TcpConfig.from_env({"DYN_TCP_RPC_HOST": "0.0.0.0"}, local_only=True).host == "0.0.0.0"

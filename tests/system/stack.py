@@ -1,0 +1,139 @@
+"""Real processes for system tests: workers and frontends, watched by what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+
+SOURCE = Path(__file__).parents[2] / "src"
+PATIENCE = 60.0
+"""Only ends a test that hangs; no test measures time with it."""
+
+
+class Process:
+    """A child whose output lines can be waited for, in any order and also after they were printed."""
+
+    def __init__(self, name: str, child: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.child = child
+        self.lines: list[str] = []
+        self._arrived = asyncio.Condition()
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.child.stdout
+        async for line in self.child.stdout:
+            async with self._arrived:
+                self.lines.append(line.decode(errors="replace").rstrip())
+                self._arrived.notify_all()
+        async with self._arrived:
+            self.lines.append("(end of output)")
+            self._arrived.notify_all()
+
+    async def line(self, text: str, *, after: int = 0) -> str:
+        """The first line (from number `after` on) that contains `text`."""
+        try:
+            async with asyncio.timeout(PATIENCE), self._arrived:
+                while True:
+                    for line in self.lines[after:]:
+                        if text in line:
+                            return line
+                    if self.lines and self.lines[-1] == "(end of output)":
+                        raise AssertionError(f"{self.name} ended without saying {text!r}:\n{self.output}")
+                    await self._arrived.wait()
+        except TimeoutError:
+            raise AssertionError(f"{self.name} never said {text!r}:\n{self.output}") from None
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.child.send_signal(number)
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(PATIENCE):
+            await self._reader
+            return await self.child.wait()
+
+
+class Stack:
+    """The processes of one test; leaving it ends them all."""
+
+    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
+        self._environ = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "ETCD_", "NATS_"))},
+            "PYTHONPATH": str(SOURCE),
+            "PYTHONUNBUFFERED": "1",
+            "DYN_FILE_KV": str(folder / "discovery"),
+            "HF_HUB_OFFLINE": "1",
+            **environ,
+        }
+        self.processes: list[Process] = []
+        self._clients: list[openai.AsyncOpenAI] = []
+
+    async def __aenter__(self) -> Stack:
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        for client in self._clients:
+            await client.close()
+        for process in self.processes:
+            if process.child.returncode is None:
+                process.child.kill()
+        for process in self.processes:
+            await process.ended()
+
+    async def python(self, *words: str, **environ: str) -> Process:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *words,
+            env={**self._environ, **environ},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            limit=1 << 20,
+        )
+        process = Process(" ".join(words), child)
+        self.processes.append(process)
+        return process
+
+    async def frontend(self, *flags: str) -> Frontend:
+        process = await self.python("-m", "dynamo.frontend", "--http-port", "0", *flags)
+        line = await process.line("serving on ")
+        frontend = Frontend(process, line.rpartition(" ")[2])
+        self._clients.append(frontend.client)
+        return frontend
+
+
+class Frontend:
+    def __init__(self, process: Process, url: str) -> None:
+        self.process = process
+        self.url = url
+        self.client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+    async def models(self) -> list[str]:
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/v1/models") as answer:
+            return [model["id"] for model in (await answer.json())["data"]]
+
+    async def until_models(self, *names: str) -> None:
+        """Wait until exactly these models are served."""
+        async with asyncio.timeout(PATIENCE):
+            while sorted(await self.models()) != sorted(names):
+                await asyncio.sleep(0.02)
+
+    async def until_instances(self, count: int) -> None:
+        """Wait until the frontend knows this many instances."""
+        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(f"{self.url}/health") as answer:
+                    if len((await answer.json())["instances"]) == count:
+                        return
+                await asyncio.sleep(0.02)

@@ -1,0 +1,41 @@
+"""A worker dies in the middle of an answer and another one goes on."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import models
+from system.stack import Stack
+
+
+async def test_a_stream_outlives_its_worker_byte_for_byte(stack: Stack, tmp_path: Path) -> None:
+    folder = models.byte_level_model(tmp_path / "toy-model")
+    mocker = ["-m", "dynamo.mocker", "--model-path", str(folder), "--migration-limit", "3", "--speedup-ratio", "0.3"]
+    first = await stack.python(*mocker)
+    frontend = await stack.frontend()
+    await frontend.until_models("toy-model")
+    stream = await frontend.client.chat.completions.create(
+        model="toy-model",
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=200,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = aiter(stream)
+    said = [await anext(chunks) for _ in range(10)]
+    await stack.python(*mocker)
+    await frontend.until_instances(2)
+    first.signal(signal.SIGKILL)
+    said += [chunk async for chunk in chunks]
+    usage = said[-1].usage
+    assert usage
+    assert usage.completion_tokens == 200
+    moved = "".join(chunk.choices[0].delta.content or "" for chunk in said if chunk.choices)
+    await frontend.process.line("moving it to another")
+    whole = await frontend.client.chat.completions.create(
+        model="toy-model", messages=[{"role": "user", "content": "hello"}], max_tokens=200
+    )
+    assert moved == whole.choices[0].message.content
+    assert whole.usage
+    assert usage.prompt_tokens == whole.usage.prompt_tokens

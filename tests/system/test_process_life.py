@@ -1,0 +1,121 @@
+"""Workers that die, leave, and come back, seen by clients of a frontend that stays."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import aiohttp
+import openai
+import pytest
+
+from system.stack import Frontend, Stack
+
+TOY = str(Path(__file__).parent / "toy_worker.py")
+
+
+async def ask(frontend: Frontend, text: str) -> str:
+    answer = await frontend.client.chat.completions.create(model="toy", messages=[{"role": "user", "content": text}])
+    return answer.choices[0].message.content or ""
+
+
+@pytest.mark.parametrize("network", ["file", "etcd"])
+async def test_a_killed_worker_fails_its_streams_and_leaves_the_list_of_models(network: str, stack: Stack) -> None:
+    worker = await stack.python(TOY)
+    frontend = await stack.frontend()
+    await frontend.until_models("toy")
+    stream = await frontend.client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "forever"}], stream=True
+    )
+    chunks = aiter(stream)
+    await anext(chunks)
+    worker.signal(signal.SIGKILL)
+    with pytest.raises(openai.APIError) as failure:
+        async for _ in chunks:
+            pass
+    assert failure.value.code == "disconnected"
+    await frontend.until_models()
+
+
+@pytest.mark.parametrize("network", ["file", "etcd"])
+async def test_requests_go_on_when_one_of_two_workers_is_killed(network: str, stack: Stack) -> None:
+    workers = [await stack.python(TOY) for _ in range(2)]
+    frontend = await stack.frontend()
+    await frontend.until_models("toy")
+    await frontend.until_instances(2)
+    assert [await ask(frontend, "before") for _ in range(2)] == ["before"] * 2
+    workers[0].signal(signal.SIGKILL)
+    await workers[0].ended()
+    assert [await ask(frontend, "after") for _ in range(6)] == ["after"] * 6
+    await frontend.until_instances(1)
+
+
+async def test_a_terminated_worker_finishes_its_stream_and_then_exits(stack: Stack) -> None:
+    worker = await stack.python(TOY)
+    frontend = await stack.frontend()
+    await frontend.until_models("toy")
+    stream = await frontend.client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "drip 5"}], stream=True
+    )
+    chunks = aiter(stream)
+    text = (await anext(chunks)).choices[0].delta.content or ""
+    worker.signal(signal.SIGTERM)
+    await frontend.until_models()
+    text += "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+    assert text == "first last"
+    assert await worker.ended() == 0
+
+
+async def test_a_second_signal_ends_a_worker_at_once(stack: Stack) -> None:
+    worker = await stack.python(TOY)
+    frontend = await stack.frontend()
+    await frontend.until_models("toy")
+    stream = await frontend.client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "forever"}], stream=True
+    )
+    await anext(aiter(stream))
+    worker.signal(signal.SIGTERM)
+    await worker.line("leaving")
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 1
+
+
+async def test_a_terminated_frontend_finishes_its_stream_and_then_exits(stack: Stack) -> None:
+    await stack.python(TOY)
+    frontend = await stack.frontend()
+    await frontend.until_models("toy")
+    stream = await frontend.client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "drip 1"}], stream=True
+    )
+    chunks = aiter(stream)
+    text = (await anext(chunks)).choices[0].delta.content or ""
+    frontend.process.signal(signal.SIGTERM)
+    text += "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+    assert text == "first last"
+    assert await frontend.process.ended() == 0
+
+
+@pytest.mark.parametrize("network", ["file", "etcd+nats"])
+@pytest.mark.parametrize("moment", ["before the first item", "in the middle", "of a whole answer"])
+async def test_a_client_that_leaves_is_seen_by_the_handler(network: str, moment: str, stack: Stack) -> None:
+    worker = await stack.python(TOY)
+    frontend = await stack.frontend()
+    await frontend.until_models("toy")
+    word = "forever" if moment == "in the middle" else "wait"
+    body = {
+        "model": "toy",
+        "stream": moment != "of a whole answer",
+        "messages": [{"role": "user", "content": word}],
+    }
+    async with aiohttp.ClientSession() as session:
+        asking = asyncio.create_task(session.post(f"{frontend.url}/v1/chat/completions", json=body))
+        await worker.line(f"started {word}")
+        if moment == "in the middle":
+            answer = await asking
+            await answer.content.readany()
+            answer.close()
+        else:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+    await worker.line("cancelled")
