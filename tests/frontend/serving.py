@@ -129,11 +129,10 @@ async def registered(endpoint: Endpoint) -> None:
 class Held:
     """A request of the engine below."""
 
-    def __init__(self, engine: Holding, request: PreprocessedRequest, sink: Sink) -> None:
+    def __init__(self, request: PreprocessedRequest, sink: Sink) -> None:
         self.request = request
         self.sink = sink
         self.cancelled = asyncio.Event()
-        self._engine = engine
 
     def cancel(self) -> None:
         if not self.cancelled.is_set():
@@ -153,7 +152,7 @@ class Holding:
         return EngineInfo()
 
     def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
-        held = Held(self, request, sink)
+        held = Held(request, sink)
         self.requests.put_nowait(held)
         return held
 

@@ -7,6 +7,7 @@ import pytest
 from serving import Holding, serving
 
 from dynamo.engines.echo import EchoFull
+from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import Disconnected, Unknown
 
@@ -77,6 +78,22 @@ async def test_a_worker_that_takes_text_is_timed_by_its_chunks(tmp_path: Path, s
     assert metrics[at("time_to_first_token_seconds_count")] == 1
     # One for each character after the first, and the chunk with the finish reason.
     assert metrics[at("inter_token_latency_seconds_count")] == len("hello world")
+
+
+async def test_a_worker_that_takes_text_may_tell_its_tokens(tmp_path: Path) -> None:
+    engine = Holding()
+    engine.model_input = ModelInput.Text
+    chunk = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}
+    async with serving(tmp_path, engine) as stack:
+        asking = asyncio.create_task(stack.chat())
+        held = await engine.requests.get()
+        held.sink.item({**chunk, "usage": {"prompt_tokens": "many", "completion_tokens": None}})
+        held.sink.item({**chunk, "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
+        held.sink.end()
+        assert (await asking).status == 200
+        metrics = await stack.metrics()
+    assert metrics[at("input_sequence_tokens_sum")] == 5
+    assert metrics[at("output_tokens_total")] == 3
 
 
 async def test_several_tokens_in_one_step_share_its_time(tmp_path: Path) -> None:

@@ -64,10 +64,16 @@ class Metered:
             self._output(value, now)
         else:
             self._step(now, 1)
-            usage = value.get("usage") if isinstance(value, dict) else None
-            if isinstance(usage, dict) and isinstance(told := usage.get("completion_tokens"), int):
-                self._told = told
+            self._usage(value.get("usage") if isinstance(value, dict) else None)
         self._sink.item(value)
+
+    def _usage(self, usage: Any) -> None:
+        """A worker that takes text may tell what it counted, in any of its chunks."""
+        if isinstance(usage, dict):
+            generated, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
+            if isinstance(generated, int) and isinstance(prompt, int):
+                self._told = generated
+                self._exchange.input_tokens = prompt
 
     def _output(self, output: EngineOutput, now: float) -> None:
         if output.token_ids or output.text:
@@ -260,7 +266,8 @@ class Exchange:
         if self._model:
             first = "-" if self.time_to_first is None else f"{self.time_to_first * 1e3:.1f}ms"
             workers = ",".join(f"{worker:x}" for worker in self.workers) or "-"
-            about = f" model={self.model} worker={workers} in={self.input_tokens} out={self.output_tokens} ttft={first}"
+            tokens = f"in={self.input_tokens or '-'} out={self.output_tokens or '-'}"
+            about = f" model={self.model} worker={workers} {tokens} ttft={first}"
         if self.error is not None:
             about += f" error={one_line(self.error.message)!r}"
         log.log(
