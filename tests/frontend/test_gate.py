@@ -255,7 +255,9 @@ async def test_a_star_allows_all_origins_and_no_flag_none(tmp_path: Path) -> Non
         assert (await stack.http.options(f"{stack.url}/v1/models", headers=ask)).status == 405
 
 
-async def test_while_draining_running_requests_finish_and_new_ones_are_refused(tmp_path: Path) -> None:
+async def test_while_draining_running_requests_finish_and_new_ones_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = Holding()
     async with serving(tmp_path, engine) as stack:
         running = asyncio.create_task(stack.chat(stream=True))
@@ -276,6 +278,7 @@ async def test_while_draining_running_requests_finish_and_new_ones_are_refused(t
         held.sink.end()
         assert (await answer.text()).endswith("data: [DONE]\n\n")
         await serving_task
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
         with pytest.raises(OSError, match="onnect"):
             await asyncio.open_connection("127.0.0.1", stack.port)
 

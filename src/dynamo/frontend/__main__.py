@@ -17,11 +17,12 @@ from msgspec import structs
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.models import Models
 from dynamo.frontend.open_files import raise_limit
-from dynamo.frontend.server import Server, ServerError
+from dynamo.frontend.server import Server
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.tracing import TracingError, tracing_from_env
 from dynamo.frontend.workers import Parent, supervise
 from dynamo.model import HubConfig
+from dynamo.protocols.errors import StartError
 from dynamo.router import MODES, make_policy
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.config import PLANES
@@ -151,7 +152,8 @@ def main(argv: list[str] | None = None) -> None:
     raise_limit(config.open_files)
     if flags.interactive:
         uvloop.run(interact(config, network))
-    elif flags.http_worker:
+        return
+    if flags.http_worker:
         index, folder, number = flags.http_worker
         uvloop.run(serve(config, network, Siblings(Path(folder), int(index), config.workers), Parent(int(number))))
     elif config.workers > 1:
@@ -199,11 +201,11 @@ async def serve(
                 say_where(config, server.url)
                 await server.serve()
             else:
-                await serve_for(parent)
+                await serve_beside(parent)
         finally:
             await server.stop()
 
-    async def serve_for(parent: Parent) -> None:
+    async def serve_beside(parent: Parent) -> None:
         parent.tell_ready()
         orphaned = asyncio.create_task(leave_with(parent, runtime))
         try:
@@ -232,7 +234,7 @@ async def serve_many(config: FrontendConfig, argv: list[str]) -> NoReturn:
 
     try:
         code = await supervise(config.workers, config.host, config.port, command, serving)
-    except ServerError as error:
+    except StartError as error:
         raise fail(str(error), error=error) from None
     sys.exit(code)
 

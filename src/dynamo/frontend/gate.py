@@ -33,6 +33,8 @@ ErrorResponse = Callable[[DynamoException, str, int | None], web.Response]
 """An error as the clients of a route know it: (error, request id, the status in place of its own)."""
 EXCHANGE = web.RequestKey("exchange", Exchange)
 CLIENT_LEFT = 499
+BUSY = (Unavailable, ResourceExhausted)
+"""Nothing is broken: these are told by the line that every request has, and by no other."""
 UNREAD = frozenset((408, 413))
 """Answers given while the rest of a body may still be under way."""
 
@@ -153,7 +155,7 @@ class Gate:
         if not self.running:
             self._idle.set()
         error = exchange.error
-        if error is not None and to_wire(error)[2] >= 500:
+        if error is not None and to_wire(error)[2] >= 500 and not isinstance(error, BUSY):
             log.error(
                 "%s %s failed (%d): %s [%s]",
                 exchange.method, exchange.path, to_wire(error)[2], one_line(error.message), exchange.request_id,

@@ -74,15 +74,15 @@ class Server:
         gc.set_threshold(20_000, 20, 100)
 
     async def serve(self) -> None:
-        """Serve until the runtime shuts down, then refuse new requests and let the running ones finish.
+        """Serve until the runtime shuts down, then refuse what is new and let running requests finish.
 
         Until the last one is done the port stays open, so that `/health` can tell what is going on.
         """
         await self._runtime.wait_for_shutdown()
         self._gate.draining = True
         await self._finished()
-        assert self._listener
-        self._listener.close()
+        if self._listener:
+            self._listener.close()
 
     async def stop(self) -> None:
         """End what still runs; safe in whatever state the server is."""
