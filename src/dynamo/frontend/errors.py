@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from dynamo.protocols.anthropic_answers import AnthropicError
 from dynamo.protocols.errors import (
     DynamoException,
     HttpError,
@@ -28,6 +29,7 @@ _TYPES = {
     529: "overloaded_error",
 }
 RETRY_AFTER = frozenset((429, 503, 529))
+ANTHROPIC_PATH = "/v1/messages"
 
 
 def error_answer(error: DynamoException, request_id: str, status: int | None = None) -> ErrorAnswer:
@@ -52,13 +54,15 @@ def _code(error: DynamoException) -> str | None:
     return getattr(error, "code", None) if isinstance(error, InvalidArgument) else error.kind
 
 
-def error_response(error: DynamoException, request_id: str, status: int | None = None) -> web.Response:
-    """`status` replaces the error's own."""
+def error_response(error: DynamoException, request_id: str, path: str = "", status: int | None = None) -> web.Response:
+    """In the shape of the API that the path belongs to; `status` replaces the error's own."""
     status = status or to_wire(error)[2]
     headers = {"x-request-id": request_id}
     if status in RETRY_AFTER or isinstance(error, ResourceExhausted):
         headers["Retry-After"] = "1"
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    body = msgspec.json.encode(error_answer(error, request_id, status))
+    anthropic = path.startswith(ANTHROPIC_PATH)
+    answer = AnthropicError.of(error, request_id) if anthropic else error_answer(error, request_id, status)
+    body = msgspec.json.encode(answer)
     return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

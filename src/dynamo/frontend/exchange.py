@@ -7,6 +7,8 @@ from bisect import bisect_left
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from aiohttp import web
+
 from dynamo.frontend.metrics import UNKNOWN_MODEL, FrontendMetrics, ModelMetrics
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.protocols.engine import EngineOutput, Usage
@@ -30,10 +32,27 @@ PROBES = frozenset(("/health", "/live", "/metrics"))
 """Asked every few seconds by machines: their lines would drown the others."""
 
 
+class Endless:
+    """A reader that takes all a worker sends."""
+
+    done = False
+
+
 class Metered:
     """The stage that takes the time of each step of one stream. It is on the hot path: see benchmarks/metering.py."""
 
-    __slots__ = ("_bounds", "_counts", "_exchange", "_last", "_postprocess", "_settled", "_sink", "_tokens", "_told")
+    __slots__ = (
+        "_bounds",
+        "_counts",
+        "_exchange",
+        "_last",
+        "_postprocess",
+        "_reader",
+        "_settled",
+        "_sink",
+        "_tokens",
+        "_told",
+    )
 
     def __init__(self, exchange: Exchange, sink: Sink) -> None:
         latency = exchange.metrics.inter_token
@@ -43,11 +62,15 @@ class Metered:
         self._sink = sink
         self._tokens = sink.tokens
         self._postprocess = sink if isinstance(sink, Postprocess) else None
+        self._reader = self._postprocess or Endless
         self._last = 0.0
         self._settled = (0.0, 0)
         self._told = 0
 
     def tokens(self, ids: list[int]) -> None:
+        if self._reader.done:
+            # What a worker still sends after a stop was found is nobody's.
+            return
         now = perf_counter()
         if self._last:
             count = len(ids) or 1
@@ -306,3 +329,7 @@ def error_type(status: int, error: DynamoException | None) -> str:
     if status < 400:
         return ""
     return "validation" if status < 500 else "internal"
+
+
+EXCHANGE = web.RequestKey("exchange", Exchange)
+"""Where a request keeps its own."""

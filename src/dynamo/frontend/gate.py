@@ -13,7 +13,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
 from dynamo.frontend.errors import error_response
-from dynamo.frontend.exchange import PROBES, Exchange, Exchanges, one_line
+from dynamo.frontend.exchange import EXCHANGE, PROBES, Exchange, Exchanges, one_line
 from dynamo.frontend.keys import ApiKeys
 from dynamo.frontend.metrics import FrontendMetrics
 from dynamo.frontend.tracing import Tracing
@@ -29,9 +29,6 @@ from dynamo.protocols.errors import (
 log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
-ErrorResponse = Callable[[DynamoException, str, int | None], web.Response]
-"""An error as the clients of a route know it: (error, request id, the status in place of its own)."""
-EXCHANGE = web.RequestKey("exchange", Exchange)
 CLIENT_LEFT = 499
 BUSY = (Unavailable, ResourceExhausted)
 """Nothing is broken: these are told by the line that every request has, and by no other."""
@@ -52,9 +49,7 @@ class Gate:
         self._cors = Cors(config.cors_allow_origins)
         self._tracing = tracing
 
-    def guard(
-        self, handler: Handler, answer: ErrorResponse = error_response
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    def guard(self, handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Every failure of `handler` becomes an answer, with the id under which the log tells more."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
@@ -75,7 +70,7 @@ class Gate:
                 self._left(request)
                 return web.Response(status=CLIENT_LEFT)
             except Exception as error:
-                response = self._failed(exchange, error, answer)
+                response = self._failed(exchange, error)
                 status = response.status
             finally:
                 self._over(request, exchange, status)
@@ -129,7 +124,7 @@ class Gate:
         if request.transport is None and request[EXCHANGE].endpoint:
             self.exchanges.metrics.disconnected.at().value += 1
 
-    def _failed(self, exchange: Exchange, error: Exception, answer: ErrorResponse) -> web.Response:
+    def _failed(self, exchange: Exchange, error: Exception) -> web.Response:
         match error:
             case DynamoException():
                 known: DynamoException = error
@@ -146,7 +141,7 @@ class Gate:
                 known = Unknown(f"internal error: {type(error).__name__}")
         exchange.error = known
         status = self._config.overload_status_code if isinstance(known, ResourceExhausted) else None
-        return answer(known, exchange.request_id, status)
+        return error_response(known, exchange.request_id, exchange.path, status)
 
     def _over(self, request: web.Request, exchange: Exchange, status: int) -> None:
         if isinstance(request.protocol, Connection):

@@ -6,9 +6,9 @@ from dynamo.frontend.exchange import Exchange
 from dynamo.frontend.models import ServedModel
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.migration import Migration
-from dynamo.pipeline.parse import OutputParser
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared
+from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 
@@ -29,17 +29,32 @@ class Generation:
     def instance_ids(self) -> list[int]:
         return [migration.instance_id for _, migration in self._running if migration.instance_id is not None]
 
-    async def add(self, prepared: Prepared, choice: ChoiceSink, parser: OutputParser | None = None) -> None:
-        """Send one choice's request; its text is told to `choice`."""
-        assert self._model.preprocessor
+    @property
+    def first_output_time(self) -> float | None:
+        """When the first worker said something, on the clock of `time.time`."""
+        return min((at for _, migration in self._running if (at := migration.first_output_time)), default=None)
+
+    async def add(
+        self,
+        prepared: Prepared,
+        choice: ChoiceSink,
+        asked: ChatRequest | None = None,
+        reason_of_calls: str = "tool_calls",
+    ) -> None:
+        """Send one choice's request; its text is told to `choice`, parsed as the chat request asks for."""
+        preprocessor = self._model.preprocessor
+        assert preprocessor
         context = self._next_context()
         sink = Postprocess(
             prepared.request,
-            self._model.preprocessor.decoder(prepared),
+            preprocessor.decoder(prepared),
             choice,
-            parser=parser,
+            parser=preprocessor.parser(asked, prepared.prompt) if asked else None,
+            one_call=bool(asked and asked.parallel_tool_calls is False),
+            reason_of_calls=reason_of_calls,
             stop_worker=context.stop_generating,
         )
+        choice.begin(sink.usage)
         metered = self._exchange.metered(sink, len(prepared.request.token_ids)) if self._exchange else sink
         await self._start(Migration(
             self._model.router, prepared.request, context, metered, limit=self._model.card.migration_limit

@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
@@ -21,8 +22,17 @@ from dynamo.runtime import DistributedRuntime, records
 from dynamo.runtime.discovery import Delete, Put, Synced
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.names import CARDS, INSTANCES, split_key
+from dynamo.runtime.plane.base import Channel
 
 log = logging.getLogger(__name__)
+
+
+class BusyThresholds(msgspec.Struct, kw_only=True):
+    """Above which load a worker takes no more requests; None is never."""
+
+    active_decode_blocks_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    active_prefill_tokens_threshold: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    active_prefill_tokens_threshold_frac: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class ServedModel:
@@ -33,6 +43,7 @@ class ServedModel:
         self.card = card
         self.created = int(time.time())
         self.router = router
+        self.thresholds = BusyThresholds()
         self.preprocessor = Preprocessor(card, loaded) if loaded else None
         """None for a worker that takes text: it does its own."""
 
@@ -127,6 +138,10 @@ class Models:
 
     def instances(self) -> list[Instance]:
         return list(self._records.values())
+
+    def channel(self, instance: Instance) -> Channel:
+        """The way to any instance, whether it serves a model or not."""
+        return self._runtime.plane.channel(instance)
 
     def get(self, name: str) -> ServedModel:
         group = self._groups.get(name)

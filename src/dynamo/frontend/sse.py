@@ -7,8 +7,10 @@ loop joins what one turn writes. This is the one place that knows how bytes leav
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
+import msgspec
 from aiohttp import web
 
 log = logging.getLogger(__name__)
@@ -80,14 +82,14 @@ class EventStream:
             if request.transport:
                 request.transport.write(self._framed(KEEP_ALIVE))
 
-    async def open(self, request: web.Request, headers: dict[str, str]) -> None:
-        """Send the headers, if they are not out yet, and everything that waits."""
+    async def open(self, request: web.Request, headers: dict[str, str], before: bytes = b"") -> None:
+        """Send the headers, if they are not out yet, what comes before all events, and everything that waits."""
         if self._response is None:
             await self._prepare(request, headers)
         waiting, self._waiting = self._waiting or [], None
         self._transport = request.transport
-        if waiting:
-            self.write(b"".join(waiting))
+        if before or waiting:
+            self.write(before + b"".join(waiting))
 
     async def _prepare(self, request: web.Request, headers: dict[str, str]) -> None:
         response = web.StreamResponse(headers=headers)
@@ -104,10 +106,16 @@ class EventStream:
     async def close(self) -> web.StreamResponse:
         assert self._response
         self._transport = None
-        await self._response.write_eof()
+        with contextlib.suppress(ConnectionError):  # the client left while the last event was written
+            await self._response.write_eof()
         return self._response
 
     def _cut_off(self, transport: asyncio.Transport) -> None:
         log.warning("cutting off a client that does not read: %d bytes wait for it", transport.get_write_buffer_size())
         self._transport = None
         transport.abort()
+
+
+def unescaped(text: str) -> str:
+    """What stands between the quotes of a JSON string, as text again."""
+    return msgspec.json.decode(f'"{text}"', type=str)
