@@ -8,7 +8,7 @@ DEV    := $(VENV)/.ready-dev
 .PHONY: run test test-engines lint bench clean
 
 run: $(READY)
-	@$(BIN)/dynamo-run in=http out=echo_full --model-name echo
+	@$(BIN)/dynamo-run in=http
 
 test: $(DEV)
 	$(BIN)/python -m pytest
