@@ -1,7 +1,7 @@
 """An engine of your own: a token worker that answers with the prompt it was given.
 
-    python examples/python_engine.py MODEL         # a folder, a GGUF file or a Hugging Face id
-    dynamo-run in=http out=dyn                     # in another terminal
+python examples/python_engine.py MODEL         # a folder, a GGUF file or a Hugging Face id
+dynamo-run in=http out=dyn                     # in another terminal
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """An engine of your own that speaks OpenAI itself: requests come as they were sent, chunks go out as they are.
 
-    python examples/python_engine_text.py
-    dynamo-run in=http out=dyn                     # in another terminal
+python examples/python_engine_text.py
+dynamo-run in=http out=dyn                     # in another terminal
 """
 
 import asyncio
