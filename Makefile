@@ -5,10 +5,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: run test test-engines lint bench clean
+.PHONY: run docs test test-engines lint bench clean
 
 run: $(READY)
-	@$(BIN)/dynamo-run in=http out=echo_full --model-name echo
+	@$(BIN)/dynamo-run in=http
+
+docs: $(READY)
+	@$(BIN)/python docs/update.py
 
 test: $(DEV)
 	$(BIN)/python -m pytest

@@ -119,6 +119,7 @@ def test_what_is_shown_instead_of_run(line: str, show: str) -> None:
         ("in=http out=auto --kv-cache-block-size 5", ["--kv-cache-block-size belongs to the workers"]),
         ("in=http out=dyn --extra-engine-args a.json", ["belongs to the workers"]),
         ("in=http out=dyn model", ["--model-name"]),
+        ("in=http --tls-cert-path a.pem", ["need each other"]),
         ("--node-rank 1 m", ["less than --num-nodes"]),
         ("--num-nodes 2 m", ["--leader-addr"]),
         ("in=none m", ["--num-nodes and --node-rank"]),
@@ -161,7 +162,8 @@ def some_value(flag: flags.Flag) -> st.SearchStrategy[Any]:
     return st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
 
 
-SAFE = [flag for flag in flags.FLAGS if flag.name not in ("--num-nodes", "--node-rank", "--model-path")]
+ALONE_WRONG = ("--num-nodes", "--node-rank", "--model-path", "--tls-cert-path", "--tls-key-path")
+SAFE = [flag for flag in flags.FLAGS if flag.name not in ALONE_WRONG]
 
 
 @st.composite

@@ -98,7 +98,10 @@ def shell(line: Line) -> list[str]:
     command = line.command.replace("--http-port 8080", "--http-port 0")
     for written, here in STAND_INS.items():
         command = command.replace(written, here)
-    return ["sh", "-c", f"exec {command}" if command[:4] not in ("echo", "DYN_") else command]
+    # One process, so that a signal to it reaches the command.
+    if command.startswith("DYN_"):
+        command = f"env {command}"
+    return ["sh", "-c", command if "|" in command else f"exec {command}"]
 
 
 def finished(line: Line, home: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -141,7 +144,7 @@ def test_chats(line: Line, home: Path, env: dict[str, str], tmp_path: Path) -> N
 @of("pipe")
 def test_pipes(line: Line, home: Path, env: dict[str, str]) -> None:
     done = finished(line, home, env)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
     assert done.stdout
 
 
@@ -153,7 +156,7 @@ def test_servers(line: Line, home: Path, env: dict[str, str]) -> None:
         answer = json.loads(subprocess.run(["sh", "-c", f"{curl} -s"], capture_output=True, check=True).stdout)
         assert answer["choices"][0]["finish_reason"] in ("stop", "length")
         assert url in curl
-        assert server.end() in (0, -15, 143)
+        assert server.end() == 0
 
 
 @of("ingress")

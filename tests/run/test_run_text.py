@@ -219,6 +219,17 @@ def test_markdown_is_rendered_as_it_comes(start: Start) -> None:
     chat.sees("a \x1b[0m\x1b[1mbold\x1b[0m word")
 
 
+def test_thoughts_are_dimmed_and_not_kept(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "thinker.py").write_text(
+        "async def generate(request):\n"
+        "    for key, text in (('reasoning_content', 'hmm'), ('content', 'Yes.')):\n"
+        "        yield {'choices': [{'index': 0, 'delta': {key: text}, 'finish_reason': None}]}\n"
+    )
+    chat = start("out=pystr:thinker.py").ready()
+    chat.says("really?", "\x1b[2mhmm\x1b[0m\r\n\r\nYes.\r\n")
+    assert chat.saved() == [("user", "really?"), ("assistant", "Yes.")]
+
+
 def test_the_commands(start: Start, tmp_path: Path) -> None:
     chat = start("out=echo", "--model-name", "parrot").ready()
     chat.says("/help", "/system TEXT")

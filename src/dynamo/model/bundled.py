@@ -8,11 +8,12 @@ from pathlib import Path
 from dynamo.model.errors import ModelError
 
 NAME = "tiny"
+_FILES = ("config.json", "tokenizer.json", "model.safetensors")
 
 
 def bundled() -> Path:
     """Its folder; ModelError where this installation was made without it."""
     folder = Path(str(files("dynamo.model") / NAME))
-    if not (folder / "config.json").is_file() or not (folder / "tokenizer.json").is_file():
+    if not all((folder / name).is_file() for name in _FILES):
         raise ModelError(f"this installation has no bundled model ({folder}): name a model, such as Qwen/Qwen3-0.6B")
     return folder

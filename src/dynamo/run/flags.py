@@ -66,6 +66,8 @@ FLAGS = (
     ),
     Flag(name="--http-host", metavar="ADDRESS", group=HTTP, about="listen here (127.0.0.1); 0.0.0.0 is everywhere"),
     Flag(name="--http-port", metavar="PORT", kind="int", high=65535, group=HTTP, about="and here (8080)"),
+    Flag(name="--tls-cert-path", metavar="FILE", kind="file", group=HTTP, about="serve HTTPS with this certificate"),
+    Flag(name="--tls-key-path", metavar="FILE", kind="file", group=HTTP, about="and its key, both PEM"),
     Flag(
         name="--request-template", metavar="FILE", kind="file", group=REQUESTS, about="JSON: what requests leave out"
     ),

@@ -62,6 +62,8 @@ class Command(Struct, frozen=True, kw_only=True):
     extra_engine_args: str | None = None
     http_host: str | None = None
     http_port: int | None = None
+    tls_cert_path: str | None = None
+    tls_key_path: str | None = None
     request_template: str | None = None
     batch_concurrency: int = 64
     migration_limit: int = 0
@@ -254,6 +256,8 @@ def _check(command: Command) -> None:
                 raise UsageError(f"{name} belongs to the workers: give it where the engine runs, not with out=dyn")
         if command.model:
             raise UsageError(f"out=dyn serves what workers offer, not {command.model}; to pick one use --model-name")
+    if (command.tls_cert_path is None) != (command.tls_key_path is None):
+        raise UsageError("--tls-cert-path and --tls-key-path need each other")
     if command.node_rank >= command.num_nodes:
         raise UsageError(f"--node-rank must be less than --num-nodes ({command.num_nodes}), not {command.node_rank}")
     if command.num_nodes > 1 and not command.leader_addr:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.server import Server
@@ -21,6 +22,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         environ,
         host=command.http_host,
         port=command.http_port,
+        tls_cert_path=Path(command.tls_cert_path) if command.tls_cert_path else None,
+        tls_key_path=Path(command.tls_key_path) if command.tls_key_path else None,
         request_template=request_template(command.request_template),
         **router_flags(command),
     )
@@ -36,9 +39,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
                 await server.models.wait_for(card.name)
                 _greet(server, config, card.name)
                 await server.serve()
-    except BaseException:
+    finally:
         await server.stop()
-        raise
     return 0
 
 

@@ -1,0 +1,28 @@
+#!/bin/sh
+# A server and two workers that find each other, on one machine here. On several machines start etcd, set
+# ETCD_ENDPOINTS=http://HOST:2379 everywhere, and run each command where it belongs.
+#
+#   examples/distributed.sh [MODEL]           OUT=echo_full PORT=8081 examples/distributed.sh
+set -eu
+OUT=${OUT:-mistralrs}
+PORT=${PORT:-8080}
+
+dynamo-run in=http out=dyn --http-port "$PORT" &
+server=$!
+dynamo-run in=dyn://example.backend.generate "out=$OUT" --model-name example "$@" &
+first=$!
+dynamo-run in=dyn://example.backend.generate "out=$OUT" --model-name example "$@" &
+second=$!
+trap 'kill $server $first $second 2>/dev/null || true; wait' EXIT
+trap 'exit 1' INT TERM
+
+ask() {
+    curl -s "http://127.0.0.1:$PORT/v1/chat/completions" -H 'Content-Type: application/json' \
+        -d '{"model": "example", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+}
+
+until curl -s "http://127.0.0.1:$PORT/v1/models" | grep -q '"example"'; do sleep 0.2; done
+echo "both workers:" && ask && echo
+kill $first && wait $first
+until [ "$(curl -s "http://127.0.0.1:$PORT/health" | grep -o '"instance_id"' | wc -l)" -eq 1 ]; do sleep 0.2; done
+echo "one has left:" && ask && echo
