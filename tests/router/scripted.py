@@ -56,6 +56,13 @@ def asking(letters: str, length: int = 3, **routing: Any) -> PreprocessedRequest
     )
 
 
+def network(events: str) -> RuntimeConfig:
+    """`events` is memory, zmq, or the address of a NATS server."""
+    environ = {"NATS_SERVER": events} if events.startswith("nats:") else {}
+    kind = "nats" if environ else events
+    return RuntimeConfig.from_env(environ, discovery_backend="memory", request_plane="memory", event_plane=kind)
+
+
 class Held:
     """A request at a worker that waits for the test's word."""
 
@@ -73,7 +80,7 @@ class ScriptedWorker:
     """Keeps every prompt it computes; `hold` makes requests wait in `held`."""
 
     def __init__(self, local: Local, *, events: str = "memory", hold: bool = False) -> None:
-        config = RuntimeConfig.from_env({}, discovery_backend="memory", request_plane="memory", event_plane=events)
+        config = network(events)
         self.runtime = DistributedRuntime(config=structs.replace(config, graceful_shutdown_timeout=0.1), local=local)
         self.id = self.runtime.instance_id
         self.index = Index()
@@ -163,8 +170,7 @@ class RouterSide:
     def __init__(
         self, local: Local, config: RouterConfig, events: str, card: CardRuntime, follow: FollowConfig
     ) -> None:
-        network = RuntimeConfig.from_env({}, discovery_backend="memory", request_plane="memory", event_plane=events)
-        self.runtime = DistributedRuntime(config=network, local=local)
+        self.runtime = DistributedRuntime(config=network(events), local=local)
         self._config = config
         self._card = card
         self._follow = follow

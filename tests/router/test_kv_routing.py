@@ -16,6 +16,7 @@ from dynamo.router.kv.slots import Worker
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
 from router.scripted import Asked, RouterSide, ScriptedWorker, asking, prompt, routing, until
+from services import Nats
 
 
 def traffic(side: RouterSide) -> int:
@@ -157,6 +158,24 @@ async def test_what_happened_during_an_outage_of_the_event_plane_is_made_good() 
         await work([side], [one, two], rng, 20)
         one.clear()
         local.bus.planes.add(side.runtime.events)  # type: ignore[arg-type]
+        await converged([side], [one, two])
+
+
+async def test_an_outage_of_nats_is_made_good_too(nats: Nats) -> None:
+    local, rng = Local(), random.Random(6)
+    async with (
+        ScriptedWorker(local, events=nats.url) as one,
+        ScriptedWorker(local, events=nats.url) as two,
+        routing(local, events=nats.url) as side,
+    ):
+        await side.settled(2)
+        await work([side], [one, two], rng, 10)
+        await converged([side], [one, two])
+        nats.stop()
+        await work([side], [one, two], rng, 10)
+        one.clear()
+        nats.start()
+        await work([side], [one, two], rng, 10)
         await converged([side], [one, two])
 
 
