@@ -1,7 +1,7 @@
 """A closed loop of chat clients on raw sockets, cheap enough not to be what is measured.
 
-Each user keeps one connection and sends its next request when the last one is answered. As a program it prints one JSON
-object, so that several of them can share the work of driving one server.
+Each user keeps one connection and sends its next request when the last one is answered. As a program it writes what it
+saw to a file, so that several of them can share the work of driving one server.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import uvloop
 from msgspec import Struct
@@ -223,6 +225,7 @@ async def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hold", action="store_true", help="connect, print 'ready', and begin when a line is read")
+    parser.add_argument("--json", type=Path, required=True, help="where to write what was seen")
     options = parser.parse_args()
     row = requests(Prompts(options.seed), options.requests, options.prompt, options.output, stream=True)
     users = Users(options.url, quickack=False)
@@ -234,7 +237,7 @@ async def main() -> None:
     replies = await users.run(row, stream=True)
     users.close()
     gaps = sorted(gap for reply in replies for gap in reply.gaps)
-    told = {
+    told: dict[str, Any] = {
         "cpu": time.process_time() - cpu,
         "times": [(reply.sent, reply.first, reply.ended) for reply in replies],
         "tokens": sum(reply.tokens for reply in replies),
@@ -242,7 +245,7 @@ async def main() -> None:
         "gaps": gaps[:: max(1, len(gaps) // 20_000)],
         "errors": [reply.error for reply in replies if reply.error],
     }
-    print(json.dumps(told), flush=True)
+    options.json.write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
