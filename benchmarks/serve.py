@@ -29,7 +29,7 @@ from words import MODEL, Prompts, make_model
 SPEEDUP = {"fast": "1000000", "paced": "1"}
 CELLS = {
     "fast": "64x64:1,64x64:16,64x64:64,64x64:64:full,2048x32:1,2048x32:64",
-    "paced": "64x256:64",
+    "paced": "64x64:64,64x256:64",
 }
 COLUMNS = {
     "CPU µs/token": "frontend_us_per_token",
@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--regimes", default="fast,paced")
     parser.add_argument("--fast", default=CELLS["fast"], help="cells PxT:clients[:full] (%(default)s)")
     parser.add_argument("--paced", default=CELLS["paced"], help="cells of the paced regime (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of one measurement (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=1.5, help="length of one measurement (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--router-mode", default="round-robin")
