@@ -1,6 +1,6 @@
-"""Where the microseconds of a streamed token go, and those of a request before its first one.
+"""Where the microseconds of a streamed token go.
 
-The stages of a token are measured by building the chain up one real object at a time: what a stage costs is what the
+Stages are measured by building the chain up one real object at a time: what a stage costs is what the
 chain costs with it, less what it cost without. The last step is live: the same frames, one every 6 ms, go through the
 whole chain and aiohttp to clients in another process. Sending as many bytes at the same pace with bare send() calls and
 through the loop's transports gives the kernel's share and uvloop's. All figures are CPU time of this process.
@@ -32,15 +32,14 @@ from dynamo.pipeline.choice import Finish
 from dynamo.pipeline.migration import Migration
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared, Preprocessor
-from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.runtime import Context
 from dynamo.runtime.plane import frames
+from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.frames import FrameDecoder, Kind
-from dynamo.runtime.plane.link import ClientLink
 from dynamo.runtime.stream import Sink
 from figures import table
 from load import body
@@ -218,40 +217,6 @@ def drain(port: int) -> None:
     uvloop.run(read())
 
 
-async def request_stages(preprocessor: Preprocessor, prompt: int) -> list[tuple[str, float]]:
-    """CPU µs of each stage of a request with this many prompt tokens, every prompt new."""
-    count = 300
-    prompts = Prompts(3)
-    bodies = [body(prompts.next(prompt), 64, stream=True) for _ in range(count)]
-    decoder: BodyDecoder[ChatRequest] = BodyDecoder(ChatRequest)
-    clock = time.process_time
-    marks = [clock()]
-    asked = [decoder.decode(one, False) for one in bodies]
-    marks.append(clock())
-    for one in asked:
-        validate_chat(one)
-    marks.append(clock())
-    for one in asked:
-        preprocessor.render(one)
-    marks.append(clock())
-    prepared = [await preprocessor.chat(one) for one in asked]
-    marks.append(clock())
-    for one in prepared:
-        payload = frames.encode_payload(one.request)
-        frames.frame(Kind.REQUEST, frames.Request(1, "path", "id", payload, True))
-    marks.append(clock())
-    body_decode, validate, render, chat, encode = (
-        1e6 * (after - before) / count for before, after in itertools.pairwise(marks)
-    )
-    return [
-        ("body decode", body_decode),
-        ("validation", validate),
-        ("chat template", render),
-        ("tokenisation and options", chat - render),
-        ("request frame", encode),
-    ]
-
-
 async def measure(options: argparse.Namespace, folder: Path) -> None:
     local = resolve(str(make_model(folder / "model")), config=HubConfig.from_env(os.environ), weights=False)
     card = build_card(local, name=MODEL, model_type=ModelType.Backend)
@@ -274,12 +239,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
     rows = [[name, f"{cost:.2f}", f"{100 * cost / live:.0f} %"] for name, cost in parts]
     print(table([f"a token, {STREAMS} streams, a step each {1e3 * PACE:g} ms", "CPU µs", "share"], rows))
     lives = [run[0] for run in runs]
-    print(f"{options.rounds} rounds, live {min(lives):.1f} to {max(lives):.1f}", end="\n\n")
-    shapes = {prompt: dict(await request_stages(preprocessor, prompt)) for prompt in (64, 2048)}
-    rows = [[name, *(f"{shapes[prompt][name]:.1f}" for prompt in shapes)] for name in shapes[64]]
-    rows.append(["sum", *(f"{sum(shapes[prompt].values()):.1f}" for prompt in shapes)])
-    print(table(["a request (without HTTP and routing)", *(f"{p} tokens, CPU µs" for p in shapes)], rows))
-    print(f"\nload average at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"\n{options.rounds} rounds, live {min(lives):.1f} to {max(lives):.1f}")
+    print(f"load average at the end {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 def main() -> None:

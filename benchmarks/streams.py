@@ -71,8 +71,11 @@ def ten_thousand(folder: Path, model: Path, options: argparse.Namespace) -> str:
     streams, output = options.streams, options.output
     with Stack(folder / "many") as stack:
         frontend = stack.frontend()
-        blocks = f"--num-gpu-blocks-override={16 * streams}"
-        worker = stack.mocker(model, MODEL, f"--max-num-seqs={streams}", "--speedup-ratio=1", blocks)
+        # Room for every stream to take part in each step: otherwise the worker's queue is what is measured.
+        room = [f"--max-num-seqs={streams}", f"--max-num-batched-tokens={4 * streams}"]
+        room.append(f"--num-gpu-blocks-override={16 * streams}")
+        # A step each 0.3 s or so, as slow as a step of this size is: a faster one would pile tokens up.
+        worker = stack.mocker(model, MODEL, "--speedup-ratio=1", "--decode-speedup-ratio=0.03", *room)
         stack.until("/v1/models", f'"{MODEL}"'.encode())
         start = frontend.rss() / 1e6
         drivers = [Driver(stack, streams // options.clients, output, number) for number in range(options.clients)]
@@ -188,7 +191,7 @@ def neighbours(folder: Path, model: Path, options: argparse.Namespace) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=10_000)
-    parser.add_argument("--output", type=int, default=128, help="tokens of each of the many streams (%(default)s)")
+    parser.add_argument("--output", type=int, default=48, help="tokens of each of the many streams (%(default)s)")
     parser.add_argument("--clients", type=int, default=4, help="client processes (%(default)s)")
     parser.add_argument("--seconds", type=float, default=4.0, help="length of a measurement of the pace")
     parser.add_argument("--rounds", type=int, default=2)
