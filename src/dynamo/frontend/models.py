@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
@@ -21,8 +22,17 @@ from dynamo.runtime import DistributedRuntime, records
 from dynamo.runtime.discovery import Delete, Put, Synced
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.names import CARDS, INSTANCES, split_key
+from dynamo.runtime.plane.base import Channel
 
 log = logging.getLogger(__name__)
+
+
+class BusyThresholds(msgspec.Struct, kw_only=True):
+    """Above which load a worker takes no more requests; None is never."""
+
+    active_decode_blocks_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    active_prefill_tokens_threshold: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    active_prefill_tokens_threshold_frac: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class ServedModel:
@@ -33,6 +43,7 @@ class ServedModel:
         self.card = card
         self.created = int(time.time())
         self.router = router
+        self.thresholds = BusyThresholds()
         self.preprocessor = Preprocessor(card, loaded) if loaded else None
         """None for a worker that takes text: it does its own."""
 
@@ -78,10 +89,17 @@ class Group:
 class Models:
     """Follows discovery from `start` to `close`; what it says is the last known truth, also during an outage."""
 
-    def __init__(self, runtime: DistributedRuntime, make_policy: Callable[[], Policy], hub: HubConfig) -> None:
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        make_policy: Callable[[], Policy],
+        hub: HubConfig,
+        serves_namespace: Callable[[str], bool] = lambda namespace: True,
+    ) -> None:
         self._runtime = runtime
         self._make_policy = make_policy
         self._hub = hub
+        self._serves_namespace = serves_namespace
         self._groups: dict[str, Group] = {}
         self._names: dict[str, str] = {}
         self._records: dict[str, Instance] = {}
@@ -121,6 +139,10 @@ class Models:
     def instances(self) -> list[Instance]:
         return list(self._records.values())
 
+    def channel(self, instance: Instance) -> Channel:
+        """The way to any instance, whether it serves a model or not."""
+        return self._runtime.plane.channel(instance)
+
     def get(self, name: str) -> ServedModel:
         group = self._groups.get(name)
         if group and group.model and len(group.instances):
@@ -135,6 +157,8 @@ class Models:
         changed = self._card_changed if prefix == CARDS else self._instance_changed
         async with contextlib.aclosing(self._runtime.discovery.watch(prefix)) as changes:
             async for change in changes:
+                if not isinstance(change, Synced) and not self._concerns_us(change.key.removeprefix(prefix)):
+                    continue
                 match change:
                     case Put(key, value):
                         changed(key.removeprefix(prefix), key, value)
@@ -142,6 +166,9 @@ class Models:
                         changed(key.removeprefix(prefix), key, None)
                     case Synced():
                         self._synced[prefix].set()
+
+    def _concerns_us(self, place: str) -> bool:
+        return self._serves_namespace(place.partition("/")[0])
 
     def _instance_changed(self, place: str, key: str, value: bytes | None) -> None:
         if value is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from msgspec import structs
@@ -26,6 +27,9 @@ class Migration:
     def __init__(self, router: Router, request: Any, context: Context, sink: Sink, *, limit: int = 0) -> None:
         self.instance_id: int | None = None
         self.migrations = 0
+        self.restarts = 0
+        """Those of the migrations that happened before anything was generated."""
+        self.first_output_time: float | None = None
         self._router = router
         self._request = request
         self._context = context
@@ -33,7 +37,6 @@ class Migration:
         self._pinned = pinned_instance(request)
         self._left = limit if can_migrate(request) else 0
         self._generated: list[int] = []
-        self._begun = False
         self._failed: set[int] = set()
         self._retry: asyncio.Task[None] | None = None
 
@@ -53,13 +56,15 @@ class Migration:
             await asyncio.gather(self._retry, return_exceptions=True)
 
     def tokens(self, ids: list[int]) -> None:
-        self._begun = True
+        if self.first_output_time is None:
+            self.first_output_time = time.time()
         if self._left:
             self._generated += ids
         self._sink.tokens(ids)
 
     def item(self, value: Any) -> None:
-        self._begun = True
+        if self.first_output_time is None:
+            self.first_output_time = time.time()
         if isinstance(value, EngineOutput):
             if self._left:
                 self._generated += value.token_ids
@@ -83,7 +88,7 @@ class Migration:
             self._sink.end()
             return
         self._failed.add(self.instance_id)
-        refused = isinstance(error, EngineShutdown) and not self._begun and self._pinned is None
+        refused = isinstance(error, EngineShutdown) and self.first_output_time is None and self._pinned is None
         if not refused and self._left == 0:
             self._sink.fail(error)
             return
@@ -91,6 +96,7 @@ class Migration:
             # A worker that refused has done nothing: trying the next one is not a migration.
             self._left -= 1
             self.migrations += 1
+            self.restarts += self.first_output_time is None
             log.warning(
                 "request %s: instance %x failed after %d tokens (%s), moving it to another",
                 self._context.id(),
@@ -109,7 +115,7 @@ class Migration:
             await self.start()
         except DynamoException as next_error:
             log.warning("request %s: nowhere left to move it: %s", self._context.id(), next_error)
-            self._sink.fail(error if self._begun else next_error)
+            self._sink.fail(next_error if self.first_output_time is None else error)
 
     def _continuation(self) -> Any:
         return continuation(self._request, self._generated) if self._generated else self._request

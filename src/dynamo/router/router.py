@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.policy import Policy
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import Channel
@@ -20,6 +21,9 @@ class Router:
     ) -> tuple[int, Channel]:
         """An instance for this request and the open way to it; a pinned one is taken whatever its state."""
         if pinned is not None:
+            if pinned not in self.instances:
+                message = f"there is no instance {pinned} of {self.instances.name} (any more)."
+                raise InvalidRequest(message, "nvext.backend_instance_id", "instance_not_found")
             channel = self.instances.channel(pinned)
             if not channel.ready:
                 await channel.open()
