@@ -26,6 +26,8 @@ import uvloop
 from aiohttp import web
 
 from dynamo.frontend.chunks import ChatChoice, Chunks
+from dynamo.frontend.exchange import Exchanges, Metered
+from dynamo.frontend.metrics import FrontendMetrics
 from dynamo.frontend.sse import EventStream
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.choice import Finish
@@ -36,6 +38,7 @@ from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.protocols.openai_fields import StreamOptions
 from dynamo.runtime import Context
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.client_link import ClientLink
@@ -74,6 +77,7 @@ class Bench:
         self.preprocessor = preprocessor
         self.prepared = prepared
         self.steps = steps
+        self.exchanges = Exchanges(FrontendMetrics())
         rng = random.Random(1)
         words = [preprocessor.model.tokenizer.encode(f" {word}")[0] for word in Prompts(2).next(500).split()]
         self.ids = [[rng.choice(words) for _ in range(STREAMS)] for _ in range(steps)]
@@ -89,12 +93,19 @@ class Bench:
 
     def choice(self, events: Any) -> ChatChoice:
         head: dict[str, Any] = {"id": f"chatcmpl-{Context().id()}", "created": int(time.time()), "model": MODEL}
-        chunks = Chunks(events, **head, object="chat.completion.chunk", choices=1, include_usage=True)
+        chunks = Chunks(
+            events, **head, object="chat.completion.chunk", choices=1, options=StreamOptions(include_usage=True)
+        )
         return ChatChoice(chunks, 0)
 
-    def postprocess(self, choice: Any) -> Postprocess:
+    def postprocess(self, choice: Any) -> Metered:
         decoder = self.preprocessor.decoder(self.prepared)
-        return Postprocess(self.prepared.request, decoder, choice, stop_worker=lambda: None)
+        return self.metered(Postprocess(self.prepared.request, decoder, choice, stop_worker=lambda: None))
+
+    def metered(self, sink: Any) -> Metered:
+        exchange = self.exchanges.begin("POST", "/v1/chat/completions", "id")
+        exchange.served_by(MODEL)
+        return exchange.metered(sink)
 
     def migration(self, sink: Any) -> Migration:
         # Only `start` asks the router, and this stream has been started by hand.
@@ -117,6 +128,7 @@ class Bench:
         chains: list[tuple[str, Callable[[], Sink]]] = [
             ("dispatch to the stream's sink", lambda: end),
             ("migration", lambda: self.migration(end)),
+            ("metrics", lambda: self.migration(self.metered(end))),
             ("postprocess: ends, limits, id → escaped text", lambda: self.migration(self.postprocess(end))),
             ("SSE event build", lambda: self.migration(self.postprocess(self.choice(end)))),
         ]
