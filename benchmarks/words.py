@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -17,10 +17,14 @@ _TEMPLATE = (
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def vocabulary(size: int = 3000) -> list[str]:
+def vocabulary(size: int = 12_000) -> list[str]:
+    """So many that, as in real vocabularies, hardly a token in a hundred is only part of a character."""
     syllables = ["".join(pair) for pair in product("bdfgklmnprstvz", "aeiou")]
-    words = ["".join(pair) for pair in islice(product(syllables, repeat=2), 2 * size)]
-    return random.Random(11).sample(words, size)
+    draw = random.Random(11)
+    words: dict[str, None] = {}
+    while len(words) < size:
+        words["".join(draw.choices(syllables, k=draw.choice((2, 3))))] = None
+    return list(words)
 
 
 class Prompts:
@@ -41,7 +45,7 @@ def make_model(folder: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=8000,
+        vocab_size=32_000,
         show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         special_tokens=_SPECIAL,
