@@ -5,18 +5,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
-SPECIAL = (PAD, START, END)
-# Not special, so that decoding keeps them: parsers of tool calls and reasoning look for these.
-MARKS = (
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<tools>",
-    "</tools>",
-)
+RESERVED = ("<|reserved_0|>", "<|reserved_1|>", "<|reserved_2|>", "<|reserved_3|>")
+SPECIAL = (PAD, START, END, *RESERVED)
+# The marks the model only reads are tokens of their own. Those it writes (<think>, <tool_call>) are plain text on
+# purpose: some engines drop every added token in angle brackets from the text they return.
+MARKS = ("<tool_response>", "</tool_response>", "<tools>", "</tools>")
 THINK = "Think first."
 TOOLS = "You may call tools:"
 
@@ -49,7 +42,8 @@ TEMPLATE = """\
 {%- if message.content or not loop.first -%}{{- '\\n' -}}{%- endif -%}
 {%- set function = call.function if call.function else call -%}
 {{- '<tool_call>\\n{"name": "' + function.name + '", "arguments": ' -}}
-{%- if function.arguments is string -%}{{- function.arguments -}}{%- else -%}{{- function.arguments | tojson -}}{%- endif -%}
+{%- if function.arguments is string -%}{{- function.arguments -}}
+{%- else -%}{{- function.arguments | tojson -}}{%- endif -%}
 {{- '}\\n</tool_call>' -}}
 {%- endfor -%}
 {%- endif -%}

@@ -8,8 +8,11 @@ from pathlib import Path
 import gguf
 import numpy as np
 from chat import END, MARKS, PAD, TEMPLATE
-from model import Shape
 from safetensors.numpy import load_file
+from tokenizer import write as write_tokenizer
+from tokenizers import Tokenizer
+
+from model import Shape
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -107,11 +110,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("src/dynamo/model/tiny"))
     options = parser.parse_args()
     shape = Shape()
+    # The template may have changed since the tokenizer was trained.
+    write_tokenizer(Tokenizer.from_file(str(options.folder / "tokenizer.json")), options.folder)
     shutil.copyfile(options.checkpoint, options.folder / "model.safetensors")
     _save(options.folder / "config.json", shape.config())
     _save(
         options.folder / "generation_config.json",
-        {"eos_token_id": 2, "pad_token_id": 0, "do_sample": False, "temperature": 0.0},
+        {"eos_token_id": 2, "pad_token_id": 0, "do_sample": False},
     )
     write_gguf(load_file(options.checkpoint), shape, options.folder / "tokenizer.json", options.folder / "tiny.gguf")
     for path in sorted(options.folder.iterdir()):

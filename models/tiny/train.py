@@ -7,7 +7,6 @@ import os
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
-from contextlib import nullcontext
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -17,10 +16,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from chat import pieces, prompt
-from data import Item, conversation, exam
-from model import Llama, Shape, greedy
-from safetensors.torch import save_file
+from data import Dialogue, Item, conversation, exam
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+
+from model import Llama, Shape, greedy
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 CONVERSATIONS = 4000
@@ -30,17 +30,25 @@ Batch = tuple[np.ndarray, np.ndarray]
 class Writer:
     """Lives in a worker process: writes conversations and gathers those of similar length into batches."""
 
-    def __init__(self, tokenizer: str, tokens: int) -> None:
+    def __init__(self, tokenizer: str, tokens: int, marked: float) -> None:
         self.tokenizer = Tokenizer.from_file(tokenizer)
         self.tokens = tokens
+        self.marked = marked
         self.waiting: dict[int, list[tuple[list[int], list[bool]]]] = defaultdict(list)
+
+    def _conversation(self, rng: Random) -> Dialogue:
+        wanted = rng.random() < self.marked
+        dialogue = conversation(rng)
+        while wanted and not (dialogue.tools or dialogue.thinking):
+            dialogue = conversation(rng)
+        return dialogue
 
     def batches(self, seed: int) -> list[Batch]:
         """The batches that became full: token ids, and which of them are learnt."""
         rng = Random(seed)
         texts, learnt, owners = [], [], []
         for number in range(CONVERSATIONS):
-            dialogue = conversation(rng)
+            dialogue = self._conversation(rng)
             separators = (", ", ": ") if rng.random() < 0.7 else (",", ":")
             for text, learn in pieces(
                 dialogue.messages, dialogue.tools, dialogue.thinking, dialogue.learn_from, separators
@@ -74,10 +82,10 @@ def _padded(rows: list[tuple[list[int], list[bool]]], size: int) -> Batch:
 _writer: Writer | None = None
 
 
-def _start_writer(tokenizer: str, tokens: int) -> None:
+def _start_writer(tokenizer: str, tokens: int, marked: float) -> None:
     global _writer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _writer = Writer(tokenizer, tokens)
+    _writer = Writer(tokenizer, tokens, marked)
 
 
 def _write(seed: int) -> list[Batch]:
@@ -94,7 +102,7 @@ def written(pool: Pool, seeds: range, ahead: int) -> Iterator[Batch]:
 
 
 def rate(step: int, steps: int, highest: float) -> float:
-    warm = min(1.0, (step + 1) / 200)
+    warm = min(1.0, (step + 1) / min(200, steps / 10))
     return highest * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
@@ -132,6 +140,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32768, help="tokens per step")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--start", type=Path, help="a checkpoint to go on from")
+    parser.add_argument("--marked", type=float, default=0.0, help="at least this share with tools or thinking")
+    parser.add_argument("--exam", type=int, default=100, help="examination questions of each topic at the end")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -141,6 +152,8 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     model = Llama(Shape()).to(device)
+    if options.start:
+        model.load_state_dict({name: weight.float() for name, weight in load_file(str(options.start)).items()})
     print(sum(weight.numel() for weight in model.parameters()), "parameters", flush=True)
     decayed = [weight for weight in model.parameters() if weight.ndim > 1]
     plain = [weight for weight in model.parameters() if weight.ndim == 1]
@@ -149,13 +162,16 @@ def main() -> None:
         betas=(0.9, 0.98),
         fused=device == "cuda",
     )
-    mixed = torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
+    mixed = torch.autocast(device, torch.bfloat16)
     tokenizer = Tokenizer.from_file(str(options.tokenizer))
 
-    with get_context("spawn").Pool(options.workers, _start_writer, (str(options.tokenizer), options.tokens)) as pool:
+    with get_context("spawn").Pool(
+        options.workers, _start_writer, (str(options.tokenizer), options.tokens, options.marked)
+    ) as pool:
         seeds = range(options.seed * 1_000_000 + 1, (options.seed + 1) * 1_000_000)
         stream = written(pool, seeds, options.workers * 3)
         steps, losses, started = options.steps, [], None
+        every = min(500, max(2, steps // 20))
         step = 0
         while step < steps:
             ids, learn = (torch.from_numpy(part).to(device) for part in next(stream))
@@ -172,12 +188,12 @@ def main() -> None:
             optimizer.step()
             losses.append(loss.detach())
             step += 1
-            if step == 100:
+            if step == 1:
                 started = time.monotonic()
-            if step % 500 == 0:
+            if step % every == 0:
                 now = time.monotonic()
-                recent = torch.stack(losses[-500:]).mean().item()
-                each = (now - (started or began)) / (step - 100)
+                recent = torch.stack(losses[-every:]).mean().item()
+                each = (now - (started or began)) / (step - 1)
                 if math.isfinite(options.seconds):
                     left = max(0, int((options.seconds - (now - began)) / each))
                     steps = min(steps, step + left)
@@ -193,8 +209,7 @@ def main() -> None:
     wrong = []
     for held in (False, True):
         print("held out" if held else "known", flush=True)
-        wrong += report(examine(model, tokenizer, exam(held=held, each=100, every=False)))
-    wrong += report(examine(model, tokenizer, exam(held=True, each=0, every=True)))
+        wrong += report(examine(model, tokenizer, exam(held=held, each=options.exam)))
     (options.out / "wrong.json").write_text(json.dumps(wrong, ensure_ascii=False, indent=1))
     print(f"done in {time.monotonic() - began:.0f} s", flush=True)
 

@@ -24,12 +24,12 @@ from dynamo.protocols.card import ModelInput, ModelType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Cancelled
 from dynamo.router import make_policy
-from dynamo.runtime import DistributedRuntime, Endpoint, RuntimeConfig
+from dynamo.runtime import Context, DistributedRuntime, Endpoint, RuntimeConfig
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.distributed import Local
 from dynamo.runtime.names import instance_key
-from dynamo.runtime.stream import Sink
-from dynamo.worker import serve_engine
+from dynamo.runtime.stream import Outlet, Sink
+from dynamo.worker.serve import engine_handler
 from models import byte_level_model
 
 MODEL = "tiny"
@@ -37,7 +37,11 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 
 
 class Served:
-    def __init__(self, server: Server, runtime: DistributedRuntime, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, server: Server, runtime: DistributedRuntime, http: aiohttp.ClientSession, contexts: list[Context]
+    ) -> None:
+        self.contexts = contexts
+        """Those the worker was given, one for each request it got."""
         self.server = server
         self.runtime = runtime
         self.http = http
@@ -82,6 +86,14 @@ async def serving(
     network = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1.0)
     local = Local()
     model = byte_level_model(folder / "model", max_position_embeddings=context)
+    contexts: list[Context] = []
+    submit = engine_handler(engine)
+    request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
+
+    def handler(request: Any, context: Context, outlet: Outlet) -> None:
+        contexts.append(context)
+        submit(request, context, outlet)
+
     async with AsyncExitStack() as stack:
         tasks = []
         runtimes = [await stack.enter_async_context(DistributedRuntime(config=network, local=local))]
@@ -89,15 +101,15 @@ async def serving(
             runtime = await stack.enter_async_context(DistributedRuntime(config=network, local=local))
             runtimes.append(runtime)
             endpoint = runtime.namespace(worker_namespace).component("backend").endpoint("generate")
-            await register_llm(ModelInput.Tokens, ModelType.Backend, endpoint, model, MODEL, **(card or {}))
-            tasks.append(asyncio.create_task(serve_engine(endpoint, engine)))
+            await register_llm(engine.model_input, ModelType.Backend, endpoint, model, MODEL, **(card or {}))
+            tasks.append(asyncio.create_task(endpoint.serve(handler, request_type)))
             await registered(endpoint)
         hub = HubConfig(cache=folder)
         server = Server(runtimes[0], settings, lambda: make_policy("round-robin"), hub, tracing=tracing)
         try:
             await server.start()
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-                yield Served(server, runtimes[0], http)
+                yield Served(server, runtimes[0], http, contexts)
         finally:
             await server.stop()
             for runtime in runtimes:
@@ -117,11 +129,10 @@ async def registered(endpoint: Endpoint) -> None:
 class Held:
     """A request of the engine below."""
 
-    def __init__(self, engine: Holding, request: PreprocessedRequest, sink: Sink) -> None:
+    def __init__(self, request: PreprocessedRequest, sink: Sink) -> None:
         self.request = request
         self.sink = sink
         self.cancelled = asyncio.Event()
-        self._engine = engine
 
     def cancel(self) -> None:
         if not self.cancelled.is_set():
@@ -141,7 +152,7 @@ class Holding:
         return EngineInfo()
 
     def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
-        held = Held(self, request, sink)
+        held = Held(request, sink)
         self.requests.put_nowait(held)
         return held
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from serving import Holding, serving
 
+from dynamo.engines.echo import EchoFull
+from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import Disconnected, Unknown
 
@@ -32,7 +34,8 @@ async def test_a_request_is_counted_with_its_tokens_and_times(tmp_path: Path) ->
     assert metrics[at("output_sequence_tokens_sum")] == 3 * generated
     assert metrics[at("output_tokens_total")] == 3 * generated
     assert metrics[at("time_to_first_token_seconds_count")] == 2
-    assert metrics[at("inter_token_latency_seconds_count")] == 3 * (generated - 1)
+    # The echo does not know an end-of-turn token: each choice ends with the step that follows it.
+    assert metrics[at("inter_token_latency_seconds_count")] == 3 * generated
     assert 0 < metrics[at("inter_token_latency_seconds_sum")] < metrics[at("request_duration_seconds_sum")] * 2
     assert metrics[at("request_duration_seconds_count")] == 2
     assert metrics[at("inflight_requests")] == metrics[at("queued_requests")] == 0
@@ -65,6 +68,47 @@ async def test_a_running_request_shows_up_as_it_proceeds(tmp_path: Path) -> None
         assert metrics[at("output_tokens_total")] == 3
         assert metrics[at("cached_tokens_sum")] == 4
         assert metrics[at("inflight_requests")] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_worker_that_takes_text_is_timed_by_its_chunks(tmp_path: Path, stream: bool) -> None:
+    async with serving(tmp_path, EchoFull(0.0)) as stack:
+        await (await stack.chat(stream=stream)).read()
+        metrics = await stack.metrics()
+    assert metrics[TOTAL.format("", "tiny", "stream" if stream else "unary", "success")] == 1
+    assert metrics[at("time_to_first_token_seconds_count")] == 1
+    # One for each character after the first, and the chunk with the finish reason.
+    assert metrics[at("inter_token_latency_seconds_count")] == len("hello world")
+
+
+async def test_what_comes_after_a_stop_is_not_measured(tmp_path: Path) -> None:
+    engine = Holding()
+    async with serving(tmp_path, engine) as stack:
+        asking = asyncio.create_task(stack.chat(max_tokens=2))
+        held = await engine.requests.get()
+        for _ in range(5):
+            held.sink.tokens([100])
+        assert (await asking).status == 200
+        metrics = await stack.metrics()
+    assert metrics[at("output_tokens_total")] == 2
+    # The third step is the one that ends it.
+    assert metrics[at("inter_token_latency_seconds_count")] == 2
+
+
+async def test_a_worker_that_takes_text_may_tell_its_tokens(tmp_path: Path) -> None:
+    engine = Holding()
+    engine.model_input = ModelInput.Text
+    chunk = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}
+    async with serving(tmp_path, engine) as stack:
+        asking = asyncio.create_task(stack.chat())
+        held = await engine.requests.get()
+        held.sink.item({**chunk, "usage": {"prompt_tokens": "many", "completion_tokens": None}})
+        held.sink.item({**chunk, "usage": {"prompt_tokens": 5, "completion_tokens": 3}})
+        held.sink.end()
+        assert (await asking).status == 200
+        metrics = await stack.metrics()
+    assert metrics[at("input_sequence_tokens_sum")] == 5
+    assert metrics[at("output_tokens_total")] == 3
 
 
 async def test_several_tokens_in_one_step_share_its_time(tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ async def test_one_line_tells_about_each_request(tmp_path: Path, caplog: pytest.
         await stack.chat(model="no\nsuch", headers={"x-request-id": "two"})
         await stack.http.get(f"{stack.url}/a%0Ab", headers={"x-request-id": "three"})
         await stack.http.get(f"{stack.url}/health")
-        worker = stack.server._models.instances()[0].instance_id
+        worker = stack.server.models.instances()[0].instance_id
     lines = [record.getMessage() for record in caplog.records if record.name == "dynamo.frontend.exchange"]
     assert len(lines) == 3
     assert lines[0].startswith(f"POST /v1/chat/completions 200 model=tiny worker={worker:x} in=13 out=7 ttft=")
@@ -200,14 +200,17 @@ async def test_a_body_that_is_a_bomb_is_measured_unpacked(tmp_path: Path) -> Non
         assert answer.status == 413
 
 
-@pytest.mark.parametrize("status", [503, 529])
-async def test_more_requests_than_the_limit_are_told_to_retry(tmp_path: Path, status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "kind"), [(503, "service_unavailable_error"), (529, "overloaded_error"), (429, "rate_limit_error")]
+)
+async def test_more_requests_than_the_limit_are_told_to_retry(tmp_path: Path, status: int, kind: str) -> None:
     engine = Holding()
     async with serving(tmp_path, engine, max_concurrent_requests=1, overload_status_code=status) as stack:
         first = asyncio.create_task(stack.chat())
         held = await engine.requests.get()
         refused = await stack.chat()
         assert refused.status == status
+        assert (await refused.json())["error"]["type"] == kind
         assert refused.headers["Retry-After"] == "1"
         assert (await stack.http.get(f"{stack.url}/v1/models")).status == 200
         metrics = await stack.metrics()
@@ -252,7 +255,9 @@ async def test_a_star_allows_all_origins_and_no_flag_none(tmp_path: Path) -> Non
         assert (await stack.http.options(f"{stack.url}/v1/models", headers=ask)).status == 405
 
 
-async def test_while_draining_running_requests_finish_and_new_ones_are_refused(tmp_path: Path) -> None:
+async def test_while_draining_running_requests_finish_and_new_ones_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = Holding()
     async with serving(tmp_path, engine) as stack:
         running = asyncio.create_task(stack.chat(stream=True))
@@ -273,6 +278,7 @@ async def test_while_draining_running_requests_finish_and_new_ones_are_refused(t
         held.sink.end()
         assert (await answer.text()).endswith("data: [DONE]\n\n")
         await serving_task
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
         with pytest.raises(OSError, match="onnect"):
             await asyncio.open_connection("127.0.0.1", stack.port)
 
@@ -284,6 +290,7 @@ async def test_what_does_not_finish_in_time_is_ended(tmp_path: Path) -> None:
         held = await engine.requests.get()
         stack.runtime.shutdown()
         await stack.server.serve()
+        await stack.server.stop()
         assert held.cancelled.is_set()
         with pytest.raises(Exception, match=r"disconnect|reset"):
             await asking

@@ -1,6 +1,7 @@
 """How to use Dynamo: each fact is an answer and the ways people ask for it.
 
-`how` completes "How do I …", `what` completes "What is …", `ask` is a whole question. A leading `~` holds a wording out.
+`how` completes "How do I …", `what` completes "What is …", `ask` is a whole question. A leading `~` holds a wording
+    out.
 """
 
 from dataclasses import dataclass
@@ -25,31 +26,41 @@ FACTS = [
     # Starting
     _fact(
         "Run `make run`. It builds .venv, starts the server on port 8080 and serves the bundled model tiny.",
-        "start Dynamo|get started|start Dynamo from a checkout|begin with Dynamo|try Dynamo|make a first start|run Dynamo"
-        "|start the whole thing|run Dynamo the first time|start using Dynamo|get Dynamo running|start from zero|start it all|begin|take the first step|~get going with Dynamo|~run Dynamo for the first time",
+        "start Dynamo|get started|start Dynamo from a checkout|begin with Dynamo|try Dynamo|make a first start"
+        "|run Dynamo"
+        "|start the whole thing|run Dynamo the first time|start using Dynamo|get Dynamo running|start from zero"
+        "|start it all|begin|take the first step|go ahead with Dynamo|get up and running|~get going with Dynamo"
+        "|~run Dynamo for the first time",
         "the quickest start|the fastest way to start|the quick start",
         "What do I do first?|Where do I start?|What does make run do?",
     ),
     _fact(
         "Run `dynamo-run in=http`. The server listens on port 8080.",
         "start the HTTP server|start a server|start the web server|serve over HTTP|open the HTTP port"
-        "|start the OpenAI server|run the HTTP frontend|serve the bundled model|serve a model|start serving|make the model available over HTTP|provide an API|offer the model over HTTP|start the API server|open the API"
+        "|start the OpenAI server|run the HTTP frontend|serve the bundled model|serve a model|start serving"
+        "|make the model available over HTTP|provide an API|offer the model over HTTP|start the API server|open the API"
         "|start an OpenAI compatible server|~bring up the HTTP server|~serve tiny over HTTP",
     ),
     _fact(
         "Run `dynamo-run`. Without `in=` you chat in the terminal.",
         "chat in the terminal|chat in my terminal|talk to a model in the terminal|start an interactive chat"
-        "|use the text interface|start text mode|chat on the command line|talk to the model|chat with the model|talk to tiny|use an interactive session|have a chat|start a chat|open a chat in my terminal|~chat in a shell|~talk to the model interactively",
+        "|use the text interface|start text mode|chat on the command line|talk to the model|chat with the model"
+        "|talk to tiny|use an interactive session|have a chat|start a chat|open a chat in my terminal"
+        "|talk to a model interactively|use the model interactively|talk to the model by keyboard|~chat in a shell"
+        "|~talk to the model interactively",
         "the text interface",
     ),
     _fact(
         "Run `dynamo-run Qwen/Qwen3-0.6B`. The model is downloaded from Hugging Face and you can chat with it.",
         "run a model from Hugging Face|use a Hugging Face model|download a model|chat with Qwen|run Qwen3"
-        "|run a Hugging Face repository|chat with a Hugging Face model|try a model from the hub|use a model of the hub|chat with a model from Hugging Face|load a model from Hugging Face|~fetch a model from Hugging Face|~try a Qwen model",
+        "|run a Hugging Face repository|chat with a Hugging Face model|try a model from the hub"
+        "|use a model of the hub|chat with a model from Hugging Face|load a model from Hugging Face"
+        "|~fetch a model from Hugging Face|~try a Qwen model",
     ),
     _fact(
         "Run `dynamo-run in=http Qwen/Qwen3-0.6B`.",
-        "serve a Hugging Face model over HTTP|serve Qwen over HTTP|serve Qwen3|put a Hugging Face model behind HTTP|serve a model of Hugging Face|offer a Hugging Face model over HTTP|serve a hub model"
+        "serve a Hugging Face model over HTTP|serve Qwen over HTTP|serve Qwen3|put a Hugging Face model behind HTTP"
+        "|serve a model of Hugging Face|offer a Hugging Face model over HTTP|serve a hub model"
         "|start the server with a Hugging Face model|~serve a model from Hugging Face|~start the server with Qwen",
     ),
     _fact(
@@ -59,13 +70,17 @@ FACTS = [
         "the command for a GGUF",
     ),
     _fact(
-        "Give the folder: `dynamo-run in=http ~/llms/Qwen3-0.6B`. It needs config.json, tokenizer.json and safetensors.",
-        "run a local model|serve a local folder|use a model from my disk|load a model from a folder|run a model from a path"
-        "|serve a local checkpoint|serve a folder|run safetensors from a folder|use my own model folder|load safetensors|use a local checkout|~serve a model from my disk|~run a folder with safetensors",
+        "Give the folder: `dynamo-run in=http ~/llms/Qwen3-0.6B`. It needs config.json, tokenizer.json and "
+        "safetensors.",
+        "run a local model|serve a local folder|use a model from my disk|load a model from a folder"
+        "|run a model from a path"
+        "|serve a local checkpoint|serve a folder|run safetensors from a folder|use my own model folder"
+        "|load safetensors|use a local checkout|~serve a model from my disk|~run a folder with safetensors",
     ),
     _fact(
         "Pipe it: `echo 'What is the capital of France?' | dynamo-run`.",
         "pipe a prompt|use stdin|ask one question from a script|send a prompt by pipe|read the prompt from stdin"
+        "|pipe text into dynamo-run|pipe something into it|feed a question by pipe|pipe a question"
         "|use in=stdin|~pipe a question into dynamo-run",
         "in=stdin",
     ),
@@ -100,7 +115,8 @@ FACTS = [
     ),
     _fact(
         "Run `pip install .` in the checkout, or simply `make run`.",
-        "install Dynamo|install it|install from source|set Dynamo up|install the package|~install Dynamo from a checkout",
+        "install Dynamo|install it|install from source|set Dynamo up|install the package"
+        "|~install Dynamo from a checkout",
         "the installation command",
         "How is Dynamo installed?|Is there an installer?",
     ),
@@ -115,12 +131,14 @@ FACTS = [
     _fact(
         "dynamo-run is the command line tool: `dynamo-run in=INPUT out=ENGINE MODEL`.",
         "",
-        "dynamo-run|the dynamo-run tool|the syntax of dynamo-run|the usage of dynamo-run|~the form of a dynamo-run command",
+        "dynamo-run|the dynamo-run tool|the syntax of dynamo-run|the form of the command line|a dynamo-run command"
+        "|the usage of dynamo-run|~the form of a dynamo-run command",
         "What does dynamo-run do?|How is dynamo-run used?|Explain dynamo-run.",
     ),
     _fact(
         "tiny is the bundled model: a Llama of 8 MB that needs no download. Run `dynamo-run in=http`.",
         "use the bundled model|use the built-in model|run without a download|run without internet|run offline"
+        "|use the model that is included|use the included model|run the model that ships with Dynamo"
         "|use the model tiny|~use the model that comes with Dynamo",
         "the bundled model|the default model|tiny|the built-in model|the model tiny|~the model that is bundled",
         "Which model is bundled?|Which model is the default?|Do I need to download a model?",
@@ -135,14 +153,17 @@ FACTS = [
         "Engines are mistralrs, llamacpp, vllm, sglang, trtllm, mocker, echo_core and echo_full.",
         "",
         "the list of engines|the supported engines|the engines",
-        "Which engines are there?|Which engines are supported?|What engines can I use?|What engines does Dynamo support?"
-        "|List the engines.|Name the engines.|What are the engines?|~Which engines does Dynamo have?|~What engines exist?",
+        "Which engines are there?|Which engines are supported?|What engines can I use?"
+        "|What engines does Dynamo support?"
+        "|List the engines.|Name the engines.|What are the engines?|~Which engines does Dynamo have?"
+        "|~What engines exist?",
     ),
     _fact(
         "Inputs are http, text, stdin, batch:FILE, dyn://PATH and none.",
         "",
         "the list of inputs|the possible inputs",
-        "Which inputs are there?|What can in= be?|Which inputs does dynamo-run take?|List the inputs.|What are the inputs?"
+        "Which inputs are there?|What can in= be?|Which inputs does dynamo-run take?|List the inputs."
+        "|What are the inputs?"
         "|Which values does in= take?|~What inputs are supported?",
     ),
     _fact(
@@ -168,14 +189,16 @@ FACTS = [
     ),
     _fact(
         "Use `--http-host`: `dynamo-run in=http --http-host 127.0.0.1`.",
-        "bind to localhost only|set the host|choose the address to listen on|listen only on localhost|change the bind address"
+        "bind to localhost only|set the host|choose the address to listen on|listen only on localhost"
+        "|change the bind address"
         "|~bind to one address",
         "the flag for the host",
     ),
     _fact(
         "The address is http://localhost:8080/v1.",
         "connect a client|point my client at Dynamo",
-        "the base URL|the URL of the API|the address of the server|the API address|the endpoint URL|~the URL of the server",
+        "the base URL|the URL of the API|the address of the server|the API address|the endpoint URL"
+        "|~the URL of the server",
         "Which base URL do I use?|Which URL do I use for OpenAI clients?|Where is the API?",
     ),
     _fact(
@@ -195,13 +218,15 @@ FACTS = [
     _fact(
         'Add `"stream": true` to the request and use `curl -N`.',
         "stream the answer|get a stream|stream tokens|turn streaming on|receive tokens one by one|stream with curl"
+        "|see each token as it comes|get the answer piece by piece|see the tokens as they come"
         "|~switch on streaming|~see the answer token by token",
         "the option for streaming",
         "Does it stream?|Can it stream?",
     ),
     _fact(
         "Use `OpenAI(base_url='http://localhost:8080/v1', api_key='none')`.",
-        "use the OpenAI client|use the OpenAI Python library|connect with the openai package|use the openai library"
+        "use the OpenAI client|use the OpenAI Python library|connect with the openai package"
+        "|connect the official openai package|use the Python OpenAI client|use the openai library"
         "|talk to it from Python|call it from Python|~use the official OpenAI client|~query it from Python",
         "the Python client code",
     ),
@@ -249,14 +274,16 @@ FACTS = [
     ),
     _fact(
         "Run `curl localhost:8080/metrics`. The format is Prometheus.",
-        "see the metrics|get metrics|scrape metrics|use Prometheus|monitor the server|read the metrics"
+        "see the metrics|get metrics|scrape metrics|use Prometheus|monitor the server|monitor it"
+        "|watch the performance|set up monitoring|read the metrics"
         "|connect Prometheus|~fetch the metrics|~monitor Dynamo",
         "the metrics endpoint|the path of the metrics",
         "Where are the metrics?|Are there metrics?",
     ),
     _fact(
         "Open http://localhost:8080 in your browser.",
-        "open the web page|chat in the browser|use the browser|see the web interface|use the web UI"
+        "open the web page|chat in the browser|use the browser|see the web interface|open the chat page"
+        "|chat on the web page|use the web chat|use the web UI"
         "|~talk to it in a browser|~open the web chat",
         "the web page|the web interface",
         "Is there a web page?|Is there a user interface?",
@@ -275,7 +302,8 @@ FACTS = [
     ),
     _fact(
         'Set `"temperature": 0` in the request.',
-        "make answers deterministic|get greedy answers|turn off sampling|get the same answer each time|set the temperature"
+        "make answers deterministic|get greedy answers|turn off sampling|get the same answer each time"
+        "|set the temperature"
         "|change the temperature|~make it deterministic",
         "the temperature option",
     ),
@@ -303,7 +331,8 @@ FACTS = [
     ),
     _fact(
         'Send `"response_format": {"type": "json_object"}` with the request.',
-        "get JSON|force JSON output|get structured output|make the model answer in JSON|use JSON mode|~receive JSON answers",
+        "get JSON|force JSON output|get structured output|make the model answer in JSON|get answers as JSON"
+        "|receive JSON|get a JSON answer|use JSON mode|~receive JSON answers",
         "JSON mode|structured output|the response_format",
     ),
     _fact(
@@ -314,7 +343,8 @@ FACTS = [
     ),
     _fact(
         "Use `--model-path`, or give the model as the last word of the command.",
-        "set the model path|choose the model|pick a model|select the model|say which model to use|~specify a model",
+        "set the model path|choose the model|pick a model|select the model|say which model to use"
+        "|specify which model to run|give the model|name the model to load|~specify a model",
         "--model-path|the flag for the model",
     ),
     _fact(
@@ -331,31 +361,36 @@ FACTS = [
     ),
     _fact(
         "Run `dynamo-run in=http out=vllm Qwen/Qwen3-4B`, or `python -m dynamo.vllm` as a worker.",
-        "use vLLM|run vLLM|start vllm|serve with vLLM|use the vllm engine|run with vllm|~start a model with vLLM"
+        "use vLLM|run vLLM|start vllm|start a model on vLLM|run a model through vllm|serve with vLLM"
+        "|use the vllm engine|run with vllm|~start a model with vLLM"
         "|~serve through vllm",
         "the vllm engine|the command for vLLM",
     ),
     _fact(
         "Run `dynamo-run in=http out=sglang Qwen/Qwen3-4B`, or `python -m dynamo.sglang` as a worker.",
-        "use SGLang|run SGLang|start sglang|serve with SGLang|use the sglang engine|run with sglang"
+        "use SGLang|run SGLang|start sglang|start a model on SGLang|run a model through sglang|serve with SGLang"
+        "|use the sglang engine|run with sglang"
         "|~start a model with SGLang|~serve through sglang",
         "the sglang engine|the command for SGLang",
     ),
     _fact(
         "Run `dynamo-run in=http out=trtllm MODEL`, or `python -m dynamo.trtllm` as a worker.",
-        "use TensorRT-LLM|run TensorRT-LLM|start trtllm|serve with TensorRT|use the trtllm engine|use TRT-LLM"
+        "use TensorRT-LLM|run TensorRT-LLM|start trtllm|start a model on TensorRT-LLM|run a model through trtllm"
+        "|serve with TensorRT|use the trtllm engine|use TRT-LLM"
         "|~start a model with TensorRT-LLM|~serve through trtllm",
         "the trtllm engine|the command for TensorRT-LLM",
     ),
     _fact(
         "Run `dynamo-run in=http out=llamacpp model.gguf`, or `python -m dynamo.llama_cpp` as a worker.",
-        "use llama.cpp|run llama.cpp|start llamacpp|serve with llama.cpp|use the llamacpp engine|run with llama_cpp"
+        "use llama.cpp|run llama.cpp|start llamacpp|start a model on llama.cpp|run a model through llama.cpp"
+        "|serve a model with llamacpp|serve with llama.cpp|use the llamacpp engine|run with llama_cpp"
         "|~start a model with llama.cpp|~serve through llamacpp",
         "the llamacpp engine|the command for llama.cpp",
     ),
     _fact(
         "Run `dynamo-run in=http out=mistralrs MODEL`. It is the default, so `out=` may be left out.",
-        "use mistralrs|run mistral.rs|start mistralrs|serve with mistral.rs|use the mistralrs engine"
+        "use mistralrs|run mistral.rs|start mistralrs|start a model on mistral.rs|run a model through mistralrs"
+        "|serve a model with mistralrs|serve with mistral.rs|use the mistralrs engine"
         "|~start a model with mistralrs|~serve through mistral.rs",
         "the mistralrs engine|the command for mistralrs",
     ),
@@ -432,11 +467,13 @@ FACTS = [
         "The mocker simulates a vLLM engine: real timing and KV events, no real model.",
         "",
         "the mocker|the mocker engine|a mocker",
-        "What does the mocker do?|What is the mocker for?|Explain the mocker.|~What is out=mocker?",
+        "What does the mocker do?|What does out=mocker do?|Why is there a mocker?|What is the mocker for?"
+        "|Explain the mocker.|~What is out=mocker?",
     ),
     _fact(
         'Write `{"speedup_ratio": 10.0}` to a file and pass it with `--extra-engine-args`.',
-        "make the mocker faster|speed up the mocker|set the speedup ratio|configure the mocker|~run the mocker faster",
+        "make the mocker faster|speed up the mocker|set the speedup ratio|let the mocker run fast"
+        "|speed the simulation up|configure the mocker|~run the mocker faster",
         "speedup_ratio|the speedup ratio",
     ),
     _fact(
@@ -447,7 +484,8 @@ FACTS = [
     ),
     _fact(
         "For trtllm, `--extra-engine-args` takes a YAML file.",
-        "pass options to TensorRT-LLM|give arguments to trtllm|configure trtllm|~set TensorRT-LLM options",
+        "pass options to TensorRT-LLM|give arguments to trtllm|configure trtllm|give TensorRT-LLM its options"
+        "|pass trtllm options|~set TensorRT-LLM options",
         "the file format of the trtllm arguments",
     ),
     _fact(
@@ -458,7 +496,8 @@ FACTS = [
     ),
     _fact(
         "Use `--base-gpu-id N`: the engine starts at that GPU.",
-        "choose the first GPU|start from GPU 4|set the base GPU|skip the first GPUs|~start at another GPU",
+        "choose the first GPU|start from GPU 4|set the base GPU|begin at a later GPU|start with GPU 2"
+        "|skip the first GPUs|~start at another GPU",
         "--base-gpu-id|the base GPU id",
     ),
     _fact(
@@ -505,20 +544,22 @@ FACTS = [
     ),
     _fact(
         "`--node-rank` is the number of this node. The leader is 0.",
-        "set the node rank|~number the nodes",
+        "set the node rank|give each node a number|give the node its number|~number the nodes",
         "--node-rank|the node rank|the rank of the leader",
     ),
     _fact(
         "Yes. mistralrs and llamacpp run on the CPU.",
         "run on the CPU|run without a GPU|use only the CPU|work without a graphics card|~run it on CPU only",
         "",
-        "Do I need a GPU?|Does it run on CPU?|Can I use it without a GPU?|Is a GPU required?|~Is a GPU needed?",
+        "Do I need a GPU?|Does it run on CPU?|Can I use it without a GPU?|Is a GPU required?|Must I have a GPU?"
+        "|Is a graphics card needed?|~Is a GPU needed?",
     ),
     # Own engines
     _fact(
         "Write a file with `async def generate(request)` and run `dynamo-run out=pystr:engine.py`.",
         "write my own engine|make my own engine|bring my own engine|write a Python engine|use my own Python engine"
-        "|run a Python file as an engine|add my own engine|~plug in my own engine|~build a custom engine",
+        "|run a Python file as an engine|add my own engine|create a custom engine|make a custom engine"
+        "|connect my own engine|~plug in my own engine|~build a custom engine",
         "pystr|a Python engine|out=pystr",
     ),
     _fact(
@@ -560,7 +601,8 @@ FACTS = [
     # Batch
     _fact(
         "Run `dynamo-run in=batch:prompts.jsonl`. The answers go to output.jsonl beside it.",
-        "run a batch|use batch mode|answer many prompts|evaluate a file of prompts|process a jsonl file|run many prompts"
+        "run a batch|use batch mode|answer many prompts|evaluate a file of prompts|process a jsonl file"
+        "|process many prompts from a file|answer a file of questions|run many prompts"
         "|do a batch run|start a batch|~run a file of prompts|~process many prompts at once",
         "batch mode|in=batch|the batch command",
     ),
@@ -580,7 +622,8 @@ FACTS = [
         "Each line has text, response, tokens_in, tokens_out and elapsed_ms.",
         "",
         "the format of output.jsonl|the format of the batch output",
-        "What is in output.jsonl?|Which fields has the batch output?|~What does a line of output.jsonl hold?",
+        "What is in output.jsonl?|What does output.jsonl hold?|What is in a line of output.jsonl?"
+        "|Which fields has the batch output?|~What does a line of output.jsonl hold?",
     ),
     # Distributed
     _fact(
@@ -604,7 +647,8 @@ FACTS = [
     ),
     _fact(
         "Run `python -m dynamo.frontend --interactive`.",
-        "chat with remote workers|start an interactive frontend|use the interactive frontend|~chat through the frontend",
+        "chat with remote workers|chat over the frontend|chat with workers through the frontend"
+        "|start an interactive frontend|use the interactive frontend|~chat through the frontend",
         "--interactive|the interactive frontend",
     ),
     _fact(
@@ -644,14 +688,17 @@ FACTS = [
         "What does instance mean?|Explain instances.|~What is an instance for?",
     ),
     _fact(
-        "Start the frontend with `dynamo-run in=http out=dyn` and each worker with `dynamo-run in=dyn://MODEL out=ENGINE PATH`.",
-        "run on two machines|build a cluster|run a distributed system|separate frontend and worker|run on several machines"
+        "Start the frontend with `dynamo-run in=http out=dyn` and each worker with `dynamo-run in=dyn://MODEL "
+        "out=ENGINE PATH`.",
+        "run on two machines|build a cluster|run a distributed system|separate frontend and worker"
+        "|run on several machines"
         "|spread over machines|set up a cluster|~run over several machines|~make a cluster",
         "the distributed setup|the cluster setup",
     ),
     _fact(
         "Start the same worker command again, with the same dyn:// address. The router spreads the requests.",
         "run two instances of a model|serve one model twice|do data parallel|start two workers for one model"
+        "|put one model on two workers|run one model on several workers"
         "|balance the load|load balance|~run the same model on two workers",
         "data parallelism",
     ),
@@ -667,18 +714,21 @@ FACTS = [
         "run without etcd|run without NATS|run without services|work without etcd and NATS|avoid etcd|~do without etcd"
         "|~start without NATS",
         "",
-        "Do I need etcd?|Do I need NATS?|Is etcd required?|Is NATS required?|Do I need etcd and NATS?|Must I install etcd?"
+        "Do I need etcd?|Do I need NATS?|Is etcd required?|Must etcd run?|Do etcd and NATS have to run?"
+        "|Is NATS necessary?|Are etcd and NATS needed?|Is NATS required?|Do I need etcd and NATS?|Must I install etcd?"
         "|~Is etcd necessary?|~Must NATS be running?",
     ),
     _fact(
         "Set `ETCD_ENDPOINTS=http://host:2379` or pass `--discovery-backend etcd`.",
-        "use etcd|connect to etcd|set the etcd address|say where etcd is|give the etcd address|configure etcd|point Dynamo at etcd|discover with etcd"
+        "use etcd|connect to etcd|set the etcd address|say where etcd is|give the etcd address|configure etcd"
+        "|point Dynamo at etcd|discover with etcd"
         "|~tell Dynamo where etcd is|~connect Dynamo to etcd",
         "ETCD_ENDPOINTS|the etcd variable|the variable for etcd",
     ),
     _fact(
         "Set `NATS_SERVER=nats://host:4222`.",
-        "use NATS|connect to NATS|set the NATS address|say where NATS is|give the NATS address|configure NATS|point Dynamo at NATS|~tell Dynamo where NATS is"
+        "use NATS|connect to NATS|set the NATS address|say where NATS is|give the NATS address|configure NATS"
+        "|point Dynamo at NATS|~tell Dynamo where NATS is"
         "|~connect Dynamo to NATS",
         "NATS_SERVER|the NATS variable|the variable for NATS",
     ),
@@ -732,7 +782,9 @@ FACTS = [
         "Discovery is how the frontend finds the workers: by memory, files or etcd.",
         "",
         "discovery|the discovery",
-        "How does the frontend find workers?|How are workers found?|How does discovery work?|How do frontends find workers?|How is a worker discovered?|How does Dynamo know its workers?|Explain discovery."
+        "How does the frontend find workers?|How are workers found?|How does discovery work?"
+        "|How do frontends find workers?|How is a worker discovered?|How does Dynamo know its workers?"
+        "|Explain discovery."
         "|~How do workers get discovered?",
     ),
     _fact(
@@ -788,7 +840,8 @@ FACTS = [
         "KV routing sends a request to the worker that already holds most of its prefix in the KV cache.",
         "",
         "KV routing|KV-aware routing|the KV router|kv mode",
-        "How does KV routing work?|What does the KV router do?|Explain KV routing.|Why KV routing?|What does kv mode do?"
+        "How does KV routing work?|What does the KV router do?|Explain KV routing.|Why KV routing?"
+        "|What does kv mode do?"
         "|~What does KV-aware routing do?|~How does the KV router choose?",
     ),
     _fact(
@@ -844,7 +897,8 @@ FACTS = [
         "Yes, the router prefers workers with less load and with more of the prompt cached, in kv mode.",
         "",
         "",
-        "Does the router know the load?|Does the router look at load?|Is the router load aware?|~Does routing consider load?",
+        "Does the router know the load?|Does the router look at load?|Is the router load aware?"
+        "|~Does routing consider load?",
     ),
     # Failure
     _fact(
@@ -863,12 +917,14 @@ FACTS = [
         "With migration the request goes on at another worker. Without it the client gets an error.",
         "",
         "",
-        "What happens when a worker dies?|What happens if a worker crashes?|What if a worker fails?|A worker died, what now?"
+        "What happens when a worker dies?|What happens if a worker crashes?|What if a worker fails?"
+        "|A worker died, what now?"
         "|~What happens when a worker goes away?",
     ),
     _fact(
         "Dynamo cancels the request down to the engine.",
-        "cancel a request|stop a running request|~abort a request",
+        "cancel a request|break off a request|cancel a generation|interrupt a request|stop a running request"
+        "|~abort a request",
         "",
         "What happens when the client leaves?|What happens if I close the connection?|What if the client disconnects?"
         "|Are requests cancelled?|~What happens when a client disconnects?",
@@ -877,7 +933,8 @@ FACTS = [
         "The last known workers stay in use, and processes register again when etcd is back.",
         "",
         "",
-        "What happens when etcd dies?|What if etcd is down?|What happens if etcd fails?|Does Dynamo survive an etcd outage?"
+        "What happens when etcd dies?|What if etcd is down?|What happens if etcd fails?"
+        "|Does Dynamo survive an etcd outage?"
         "|~What happens when etcd goes away?",
     ),
     _fact(
@@ -913,7 +970,8 @@ FACTS = [
     # Logs and environment
     _fact(
         "Set `DYN_LOG=debug`, or use `-v`.",
-        "turn on debug logs|see debug logs|enable debug logging|debug Dynamo|get more logs|make it verbose|see more output|see what happens|find out what it does|watch what Dynamo does|look inside"
+        "turn on debug logs|see debug logs|enable debug logging|debug Dynamo|get more logs|make it verbose"
+        "|see more output|see what happens|find out what it does|watch what Dynamo does|look inside"
         "|show debug output|~activate debug logging|~see what is going on",
         "the flag for debug logs",
     ),
@@ -924,7 +982,8 @@ FACTS = [
     ),
     _fact(
         "`DYN_LOG` sets the log level, for example `DYN_LOG=info,dynamo.router=debug`.",
-        "set the log level|change the log level|configure logging|choose the log level|~adjust logging",
+        "set the log level|change the log level|configure logging|adjust the log level|tune the logs"
+        "|choose the log level|~adjust logging",
         "DYN_LOG|the log variable|the variable for logs|the syntax of DYN_LOG",
         "Which variable sets the log level?",
     ),
@@ -964,13 +1023,15 @@ FACTS = [
     ),
     _fact(
         "Set `HF_HOME` to another folder.",
-        "change the model cache|move the download folder|set the cache folder|store models elsewhere|~move the model cache",
+        "change the model cache|move the download folder|set the cache folder|store models elsewhere"
+        "|~move the model cache",
         "HF_HOME",
         "Where are models stored?|Where are downloads kept?",
     ),
     _fact(
         "Set `HF_HUB_OFFLINE=1`.",
-        "forbid downloads|stay offline|use only cached models|~prevent downloads",
+        "forbid downloads|stop downloads|block downloads|avoid downloads|stay offline|use only cached models"
+        "|~prevent downloads",
         "HF_HUB_OFFLINE",
     ),
     _fact(
@@ -1017,14 +1078,16 @@ FACTS = [
     ),
     _fact(
         "`DYN_SYSTEM_PORT` gives a worker its own port for health and metrics.",
-        "get the metrics of a worker|check the health of a worker|open a port on a worker|~see a worker's metrics",
+        "get the metrics of a worker|see metrics of a worker|read worker metrics|check the health of a worker"
+        "|open a port on a worker|~see a worker's metrics",
         "DYN_SYSTEM_PORT|the variable for the system port|the system port",
     ),
     _fact(
         "A flag beats the environment, the environment beats the default.",
         "",
         "the order of configuration|the precedence of settings",
-        "What wins, flag or variable?|Which setting wins?|Does a flag beat the environment?|~Which has priority, flag or environment?",
+        "What wins, flag or variable?|Which setting wins?|Does a flag beat the environment?"
+        "|~Which has priority, flag or environment?",
     ),
     _fact(
         "Set `RAYON_NUM_THREADS=1` for small models with mistralrs.",
@@ -1044,13 +1107,15 @@ FACTS = [
         "Prefill is reading the prompt: it fills the KV cache.",
         "",
         "prefill|the prefill phase|a prefill",
-        "What does prefill mean?|Explain prefill.|~What happens in prefill?",
+        "What does prefill mean?|What happens during prefill?|What is done in the prefill phase?|Explain prefill."
+        "|~What happens in prefill?",
     ),
     _fact(
         "Decode is writing the answer, token by token.",
         "",
         "decode|the decode phase|decoding",
-        "What does decode mean?|Explain decode.|~What happens in decode?",
+        "What does decode mean?|What happens during decode?|What is done in the decode phase?|Explain decode."
+        "|~What happens in decode?",
     ),
     _fact(
         "A token is a piece of text. Models read and write tokens.",
@@ -1123,26 +1188,30 @@ FACTS = [
         "run without Docker|work without containers|avoid Docker|start without Docker|use it without a container"
         "|~do it without Docker",
         "",
-        "Do I need Docker?|Is Docker required?|Do I need a container?|Must I use Docker?|Can I run it without Docker?"
+        "Do I need Docker?|Is Docker required?|Is Docker needed?|Is a container necessary?|Do I need a container?"
+        "|Must I use Docker?|Can I run it without Docker?"
         "|~Is Docker necessary?",
     ),
     _fact(
         "No. It runs on any machine, Kubernetes is not needed.",
         "run without Kubernetes",
         "",
-        "Do I need Kubernetes?|Is Kubernetes required?|Must I use Kubernetes?|~Is Kubernetes necessary?",
+        "Do I need Kubernetes?|Is Kubernetes required?|Is Kubernetes needed?|Is a Kubernetes cluster necessary?"
+        "|Must I use Kubernetes?|~Is Kubernetes necessary?",
     ),
     _fact(
         "No. This Dynamo is written in Python, and needs no Rust compiler.",
         "run without Rust",
         "",
-        "Do I need Rust?|Is Rust required?|Do I need cargo?|Must I install Rust?|~Is Rust necessary?",
+        "Do I need Rust?|Is Rust required?|Is Rust needed?|Is a Rust compiler necessary?|Do I need cargo?"
+        "|Must I install Rust?|~Is Rust necessary?",
     ),
     _fact(
         "Python 3.11 or newer.",
         "",
         "the required Python version|the Python version",
-        "Which Python do I need?|Which Python version is needed?|Does it run on Python 3.10?|~What Python version do I need?",
+        "Which Python do I need?|Which Python version is needed?|Does it run on Python 3.10?"
+        "|~What Python version do I need?",
     ),
     _fact(
         "Dynamo is under the Apache 2.0 license.",
@@ -1154,18 +1223,21 @@ FACTS = [
         "Dynamo is written in Python.",
         "",
         "the programming language of Dynamo",
-        "In which language is Dynamo written?|Is Dynamo written in Rust?|What is Dynamo written in?|~Which language is Dynamo made in?",
+        "In which language is Dynamo written?|Is Dynamo written in Rust?|What is Dynamo written in?"
+        "|~Which language is Dynamo made in?",
     ),
     _fact(
         "Send many requests at once: the engine batches them by itself.",
-        "send many requests at once|make concurrent requests|use continuous batching|batch requests on the server"
+        "send many requests at once|make concurrent requests|send parallel requests|make several requests in parallel"
+        "|use continuous batching|batch requests on the server"
         "|~send requests in parallel",
         "continuous batching",
         "Does it batch requests?",
     ),
     _fact(
         "Compare `--router-mode kv` with `--router-mode round-robin` under your own load.",
-        "measure KV routing|benchmark the router|see if KV routing helps|compare router modes|~find out if KV routing pays",
+        "measure KV routing|benchmark the router|see if KV routing helps|compare router modes"
+        "|~find out if KV routing pays",
         "the way to benchmark routing",
     ),
 ]
@@ -1199,23 +1271,33 @@ def _new(wordings: tuple[str, ...]) -> list[str]:
     return [wording[1:] for wording in wordings if wording.startswith("~")]
 
 
-def _forms(fact: Fact) -> Forms:
-    known = [
-        *(opening.replace("{x}", x) for x in _known(fact.how) for opening in HOW),
-        *(opening.replace("{x}", x) for x in _known(fact.what) for opening in WHAT),
-        *_known(fact.ask),
-    ]
-    held = [
-        *(opening.replace("{x}", x) for x in _new(fact.how) for opening in HOW[:2]),
-        *(opening.replace("{x}", x) for x in _known(fact.how)[:2] for opening in HOW_HELD),
-        *(opening.replace("{x}", x) for x in _new(fact.what) for opening in WHAT[:2]),
-        *(opening.replace("{x}", x) for x in _known(fact.what)[:1] for opening in WHAT_HELD),
-        *_new(fact.ask),
-    ]
-    return Forms(tuple(known), tuple(held))
+def _opened(openings: list[str], wordings: list[str]) -> tuple[str, ...]:
+    return tuple(opening.replace("{x}", x) for x in wordings for opening in openings)
 
 
-_QUESTIONS = [Question("Dynamo", _forms(fact), (fact.answer,), thought="This is about Dynamo.") for fact in FACTS]
+def _asked(fact: Fact) -> list[Question]:
+    """One question per way of asking, so that the few whole questions are drawn as often as the many openings."""
+    ways = [
+        Forms(_opened(HOW, _known(fact.how)), _opened(HOW_HELD, _known(fact.how)[:2])),
+        Forms(_opened(WHAT, _known(fact.what)), _opened(WHAT_HELD, _known(fact.what)[:1])),
+        Forms(tuple(_known(fact.ask))),
+    ]
+    return [Question("Dynamo", way, (fact.answer,), thought="This is about Dynamo.") for way in ways if way.known]
+
+
+def _reworded(fact: Fact) -> Question:
+    """The wordings held out whole: harder than a new opening around known words."""
+    held = (*_opened(HOW[:2], _new(fact.how)), *_opened(WHAT[:2], _new(fact.what)), *_new(fact.ask))
+    return Question("Dynamo, new wordings", Forms((), held), (fact.answer,))
+
+
+_BY_FACT = [_asked(fact) for fact in FACTS]
+_REWORDED = [_reworded(fact) for fact in FACTS]
+
+
+def _draw(rng: Random) -> Question:
+    return rng.choice(rng.choice(_BY_FACT))
+
 
 # Words people swap freely; training swaps them too, so that a fact hangs on its meaning-bearing words.
 SYNONYMS = {
@@ -1276,4 +1358,7 @@ def reword(rng: Random, text: str) -> str:
     return " ".join(words)
 
 
-TOPICS: list[Topic] = [Topic("Dynamo", 42, lambda rng: rng.choice(_QUESTIONS), _QUESTIONS)]
+TOPICS: list[Topic] = [
+    Topic("Dynamo", 42, _draw, [question for questions in _BY_FACT for question in questions]),
+    Topic("Dynamo, new wordings", 0, lambda rng: rng.choice(_REWORDED), _REWORDED),
+]

@@ -23,6 +23,10 @@ class Item:
     thinking: bool = False
 
 
+_PLAIN = [topic for topic in TOPICS if topic.weight]
+_NO_TOOL_NEEDED = [topic for topic in _PLAIN if topic.name not in ("sums", "no tool")]
+
+
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
@@ -46,20 +50,20 @@ def _every(held: bool) -> list[Item]:
 def _drawn(rng: Random, held: bool, each: int) -> list[Item]:
     found: list[Item] = []
     for topic in TOPICS:
-        count = 0
-        while count < each:
+        count = each if held or topic.weight else 0
+        while count:
             question = topic.draw(rng)
             forms = question.forms.held if held else question.forms.known
             if forms:
                 found.append(_from(question, rng.choice(forms), held))
-                count += 1
+                count -= 1
     return found
 
 
 def _thinking(rng: Random, held: bool, each: int) -> list[Item]:
     found: list[Item] = []
     while len(found) < each:
-        question = rng.choice(TOPICS).draw(rng)
+        question = rng.choice(_PLAIN).draw(rng)
         forms = question.forms.held if held else question.forms.known
         if forms and question.thought:
             answers = tuple(thought(question.thought, answer) for answer in question.answers)
@@ -82,7 +86,7 @@ def _with_tools(rng: Random, held: bool, each: int) -> list[Item]:
         asked, call, *reports, said = dialogue.messages
         found.append(Item("tool calls", held, [asked], (call["content"],), offered))
         found.append(Item("tool answers", held, [asked, call, *reports], (said["content"],), offered))
-        question = rng.choice(TOPICS[:9]).draw(rng)
+        question = rng.choice(_NO_TOOL_NEEDED).draw(rng)
         forms = question.forms.held if held else question.forms.known
         if forms:
             asked = _user(plain(question, rng.choice(forms)))
@@ -112,7 +116,7 @@ def _over_turns(rng: Random, held: bool, each: int) -> list[Item]:
             form = rng.choice(INTRODUCE.held if held else INTRODUCE.known)
             messages += [_user(form.format(n=name)), _assistant(f"Nice to meet you, {name}!")]
         for _ in range(rng.randint(0, 6)):
-            question = rng.choice(TOPICS).draw(rng)
+            question = rng.choice(_PLAIN).draw(rng)
             messages += [_user(plain(question, rng.choice(question.forms.known))), _assistant(question.answers[0])]
         recall = rng.choice(RECALL.held if held else RECALL.known)
         answer = f"Your name is {name}." if number % 4 else STRANGER

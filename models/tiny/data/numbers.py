@@ -228,10 +228,7 @@ def _comparing(rng: Random) -> Question:
         return Question("comparing", AFTER, (f"After {a} comes {a + 1}.",), _slots(a), f"{a} plus 1 is {a + 1}.")
     if shape < 0.6:
         return Question("comparing", BEFORE, (f"Before {a + 1} comes {a}.",), _slots(a + 1), f"{a}.")
-    if a == b:
-        said = f"{a} and {b} are equal."
-    else:
-        said = f"{max(a, b)} is bigger than {min(a, b)}."
+    said = f"{a} and {b} are equal." if a == b else f"{max(a, b)} is bigger than {min(a, b)}."
     return Question("comparing", BIGGER, (said,), _slots(a, b), said)
 
 
@@ -244,5 +241,5 @@ TOPICS: list[Topic] = [
     Topic("times tables", 5, lambda rng: rng.choice(_PRODUCTS), _PRODUCTS),
     Topic("divisions", 3, lambda rng: rng.choice(_QUOTIENTS), _QUOTIENTS),
     Topic("counting", 4, _counting),
-    Topic("comparing", 5, _comparing),
+    Topic("comparing", 9, _comparing),
 ]

@@ -11,8 +11,9 @@ _KEYS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def plain(question: Question, form: str) -> str:
-    """The form as written, for examinations."""
-    return upper_first(form.format(**question.slots))
+    """The form as written, for examinations; a word to be copied keeps its case."""
+    text = form.format(**question.slots)
+    return text if question.exact and form.startswith("{") else upper_first(text)
 
 
 def typed(rng: Random, question: Question, form: str) -> str:
@@ -45,9 +46,11 @@ def typed(rng: Random, question: Question, form: str) -> str:
     return text if text.strip() else form.format(**slots)
 
 
-_BEFORE = """Question: |Quick question: |I have a question. |I wonder: |My question is: |Hey tiny, |Tiny, |Let me ask: |Tell me: |One
+_BEFORE = """Question: |Quick question: |I have a question. |I wonder: |My question is: |Hey tiny, |Tiny,
+    |Let me ask: |Tell me: |One
     more: |Next question: |Say, |Well, |Right. |I am curious: |Sorry, |Just asking: |Listen, """
-_AFTER = """ Thanks!| Thank you.| Any idea?| I need to know.| Just curious.| For school.| It is urgent.| Do you know?| My friend.
+_AFTER = """ Thanks!| Thank you.| Any idea?| I need to know.| Just curious.| For school.| It is urgent.| Do you know?
+    | My friend.
     | tiny?| right now?| here?| for me| exactly?| again?| then?| today?"""
 _OPENINGS = [" ".join(opening.split()) + " " for opening in _BEFORE.split("|")]
 _ENDINGS = [" " + " ".join(ending.split()) for ending in _AFTER.split("|")]

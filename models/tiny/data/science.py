@@ -232,20 +232,38 @@ AFTER = split(
     "~What planet comes after {p}?",
 )
 _SINGLES = [
-    ("Jupiter is the largest planet.", "the largest planet", "the biggest planet", "~the greatest planet in size"),
+    (
+        "Jupiter is the largest planet.",
+        "the largest planet",
+        "the biggest planet",
+        "the largest of all planets",
+        "the planet that is biggest",
+        "~the greatest planet in size",
+    ),
     (
         "Mercury is the smallest planet.",
         "the smallest planet",
         "the tiniest planet",
+        "the smallest of all planets",
+        "the planet that is smallest",
         "~the smallest one of the planets",
     ),
-    ("Venus is the hottest planet.", "the hottest planet", "the warmest planet", "~the hottest one of the planets"),
+    (
+        "Venus is the hottest planet.",
+        "the hottest planet",
+        "the warmest planet",
+        "the hottest of all planets",
+        "the planet that is hottest",
+        "~the hottest one of the planets",
+    ),
     (
         "Neptune is the coldest of the far planets and the one farthest from the Sun.",
         "the farthest planet from the Sun",
         "the last planet",
         "the planet farthest from the Sun",
         "the outermost planet",
+        "the most far away planet",
+        "the planet that is most distant from the Sun",
         "~the most distant planet",
     ),
     (
@@ -322,7 +340,14 @@ _LIST = split(
     "~Which planets does the solar system have?",
 )
 _PLUTO = split(
-    "Is Pluto a planet?", "What is Pluto?", "Is pluto still a planet?", "Tell me about Pluto.", "~Is Pluto one?"
+    "Is Pluto a planet?",
+    "What is Pluto?",
+    "Is pluto still a planet?",
+    "Is Pluto a dwarf planet?",
+    "Does Pluto count as a planet?",
+    "Pluto?",
+    "Tell me about Pluto.",
+    "~Is Pluto one?",
 )
 
 

@@ -5,7 +5,7 @@ from random import Random
 from .question import Question, Topic, split
 
 _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwz", "aeiou"
-_WORDS = """apple banana orange cherry lemon grape peach tiger rabbit horse monkey elephant dolphin penguin spider
+_WORD_LIST = """apple banana orange cherry lemon grape peach tiger rabbit horse monkey elephant dolphin penguin spider
     garden window kitchen table chair mirror pillow carpet castle bridge tower street market village city river ocean
     mountain forest desert island valley meadow summer winter autumn spring morning evening midnight thunder lightning
     rainbow snow storm cloud star planet rocket engine wheel hammer screw needle button ribbon pencil paper letter
@@ -19,7 +19,9 @@ _WORDS = """apple banana orange cherry lemon grape peach tiger rabbit horse monk
     question answer reason science history nature animal flower tree leaf root seed branch feather wing claw tail
     big small fast slow old young new good bad red blue black white the a and is in on with under over my your our
     cat dog bird fish mouse cow pig sheep goat duck bee ant sees eats likes finds wants makes takes gives runs sleeps
-    jumps sings plays reads writes opens closes brings Anna Peter London Paris Berlin today tomorrow always never""".split()
+    jumps sings plays reads writes opens closes brings Anna Peter London Paris Berlin today tomorrow always
+    never"""
+_WORDS = _WORD_LIST.split()
 
 REPEAT = split(
     "Repeat: {t}",
@@ -58,6 +60,8 @@ SPELL = split(
     "Spell this word: {t}",
     "Spell: {t}",
     "Could you spell {t}?",
+    "Can you spell the word {t}?",
+    "Would you please spell {t}?",
     "I want you to spell {t}.",
     "Letter by letter, please: {t}",
     "~How would you spell {t}?",
@@ -103,6 +107,8 @@ BACKWARDS = split(
     "Write {t} backwards.",
     "Say {t} backwards.",
     "Reverse {t}",
+    "How is {t} spelled backwards?",
+    "How is {t} read backwards?",
     "Reverse {t}.",
     "{t} backwards",
     "How do you write {t} backwards?",
@@ -118,6 +124,10 @@ UPPER = split(
     "Uppercase {t}",
     "Make {t} upper case.",
     "Convert {t} to upper case.",
+    "Convert {t} to capital letters.",
+    "Change {t} to capitals.",
+    "Turn {t} to upper case.",
+    "Turn the word {t} into capitals.",
     "Change {t} into uppercase letters.",
     "Turn {t} into upper case.",
     "{t} in capital letters",
@@ -199,4 +209,4 @@ def _letters(rng: Random) -> Question:
     return Question("spelling", UPPER, (chosen.upper(),), slots, spelled, exact=True)
 
 
-TOPICS: list[Topic] = [Topic("repeating", 9, _repeat), Topic("spelling", 13, _letters)]
+TOPICS: list[Topic] = [Topic("repeating", 9, _repeat), Topic("spelling", 24, _letters)]

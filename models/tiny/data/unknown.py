@@ -23,21 +23,26 @@ _TASKS = """bake a cake|fix my car|learn the piano|cook rice|lose weight|make mo
     |write an essay about freedom|make a website|clean a window|repair a clock|catch a fish|climb a mountain
     |get to the station|open this jar|remove a stain|boil an egg|buy a house|sell my car|pay my taxes|call my mother"""
 
-_NOUNS = """apple banana lemon tiger rabbit horse monkey elephant garden window kitchen table chair mirror pillow castle
-    bridge tower street market village river ocean mountain forest desert island valley storm cloud rocket wheel hammer
-    needle button pencil paper picture guitar piano violin drum dance song novel teacher doctor farmer baker pilot
-    sailor soldier painter writer singer machine keyboard screen stone metal glass cotton sugar pepper butter honey
-    chocolate biscuit tomato potato onion carrot pumpkin family brother sister child shadow circle triangle reason
-    science history nature animal flower leaf root seed branch feather wing bank bottle camera church cinema clock coat
-    college company concert cup dentist dinner door dragon dress egg factory fridge game gate ghost gift hat hospital
-    hotel ice jacket job key knife ladder lake lamp library lion lock map medicine money museum nurse oil oven park
-    party pen phone plate pocket police pot prison prize radio ring road robot roof rope salad school shirt shoe shop
-    soap soup spoon stadium station suitcase taxi team ticket toy train truck umbrella university wall wallet zoo""".split()
-_VERBS = """find buy sell see paint break clean wash carry open close draw build burn hide steal lift paint repair visit
-    describe enjoy grow eat drink wear lose invent measure cut throw catch feed climb cross""".split()
-_ADJECTIVES = (
-    "old new big small red blue cheap famous heavy broken strange beautiful dangerous quiet empty best".split()
-)
+_NOUN_LIST = """apple banana lemon tiger rabbit horse monkey elephant garden window kitchen table chair mirror
+    pillow castle bridge tower street market village river ocean mountain forest desert island
+    valley storm cloud rocket wheel hammer needle button pencil paper picture guitar piano violin
+    drum dance song novel teacher doctor farmer baker pilot sailor soldier painter writer singer
+    machine keyboard screen stone metal glass cotton sugar pepper butter honey chocolate biscuit
+    tomato potato onion carrot pumpkin family brother sister child shadow circle triangle reason
+    science history nature animal flower leaf root seed branch feather wing bank bottle camera
+    church cinema clock coat college company concert cup dentist dinner door dragon dress egg
+    factory fridge game gate ghost gift hat hospital hotel ice jacket job key knife ladder lake lamp
+    library lion lock map medicine money museum nurse oil oven park party pen phone plate pocket
+    police pot prison prize radio ring road robot roof rope salad school shirt shoe shop soap soup
+    spoon stadium station suitcase taxi team ticket toy train truck umbrella university wall wallet
+    zoo"""
+_NOUNS = _NOUN_LIST.split()
+_VERB_LIST = """find buy sell see paint break clean wash carry open close draw build burn hide steal lift paint
+    repair visit describe enjoy grow eat drink wear lose invent measure cut throw catch feed climb
+    cross"""
+_VERBS = _VERB_LIST.split()
+_ADJECTIVE_LIST = "old new big small red blue cheap famous heavy broken strange beautiful dangerous quiet empty best"
+_ADJECTIVES = _ADJECTIVE_LIST.split()
 
 
 def _split(text: str) -> list[str]:
@@ -62,11 +67,13 @@ _KNOWN = """Who was {p}?|When was {p} born?|When did {p} die?|Where was {p} born
     |What is the symbol of {m}?|What does {m} mean?|What is {m}?|Who is {m}?|Tell me about {m}.|What is {m} in German?
     |What is the opposite of {m}?|On which continent is {m}?|How do I {m} Dynamo?|Do you know {m}?
     |Who won the world cup?|Who is the richest person in the world?|What is the best film?|Which book should I read?
-    |What should I cook today?|What is the tallest building in the world?|What is the longest river?|Who painted the Mona Lisa?
+    |What should I cook today?|What is the tallest building in the world?|What is the longest river?
+    |Who painted the Mona Lisa?
     |What is the speed of light?|How far away is the Moon?|What is the boiling point of water?|Why is the sky blue?
     |What happened yesterday?|What is in the news?|Who will win the election?|What will happen tomorrow?
     |Where is my phone?|What did I eat today?|How old am I?|Where do I live?|What am I thinking?|Do I have a dog?
-    |What is the square root of {n}?|What is {n} to the power of {n}?|What is the logarithm of {n}?|Is {n} a prime number?
+    |What is the square root of {n}?|What is {n} to the power of {n}?|What is the logarithm of {n}?
+    |Is {n} a prime number?
     |Integrate x squared.|What is the derivative of x?|Solve x + {n} = y.|What is pi?|What is the factorial of {n}?
     |Who sang this song?|What is the lyrics of this song?|Recommend a restaurant.|Where can I eat?|Book a table.
     |Write a program.|Write code in Java.|Fix this bug.|What is a pointer?|What is recursion?|Write a haiku about {x}.
@@ -86,7 +93,8 @@ _KNOWN = """Who was {p}?|When was {p} born?|When did {p} die?|Where was {p} born
     |What does the {o} mean?|Where can I {v} a {o} in {c}?|What is the name of the {o}?|What is {p}'s {o}?
     |What does the fox say?|Translate this sentence.|Translate my letter into Chinese.|What is {x} in Japanese?
     |Correct my text.|Make a plan for my day.|Roll a dice.|Flip a coin.|Guess my number.|Play a game with me."""
-_HELD = """Who exactly was {p}?|What is {p} known for?|Which year was {p} born in?|Can you explain {x}?|What is {x} made of?
+_HELD = """Who exactly was {p}?|What is {p} known for?|Which year was {p} born in?|Can you explain {x}?
+    |What is {x} made of?
     |What do you know about {x}?|How would I {t}?|Could you {t} for me?|What are the steps to {t}?
     |Which currency does {c} have?|Who rules {c}?|How many inhabitants does {c} have?|What is the best food in {c}?
     |What is the cube root of {n}?|Who scored the first goal?|What is the deepest ocean?|Who wrote Faust?

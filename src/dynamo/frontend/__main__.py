@@ -168,7 +168,9 @@ async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise fail("--interactive is a chat and needs a terminal", code=2)
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
-    models = Models(runtime, lambda: make_policy(config.router_mode), HubConfig.from_env(os.environ))
+    models = Models(
+        runtime, lambda: make_policy(config.router_mode), HubConfig.from_env(os.environ), config.serves_namespace
+    )
     await run_until_signalled(runtime, talk(runtime, models, os.environ))
 
 

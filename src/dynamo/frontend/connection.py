@@ -20,6 +20,7 @@ from dynamo.protocols.errors import HttpError
 log = logging.getLogger(__name__)
 
 
+FOREVER = 10 * 365 * 86400.0
 LINGER = 2.0
 """Seconds to go on reading a body that was answered before its end, so that the client sees the answer."""
 
@@ -43,7 +44,7 @@ class Connection(web.RequestHandler):
             server,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # the library's own way to say: none
-            keepalive_timeout=limits.idle,
+            keepalive_timeout=limits.idle or FOREVER,
             lingering_time=LINGER,
         )
         self._limits = limits

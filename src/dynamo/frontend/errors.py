@@ -6,7 +6,14 @@ import msgspec
 from aiohttp import web
 
 from dynamo.protocols.anthropic_answers import AnthropicError
-from dynamo.protocols.errors import DynamoException, HttpError, InvalidArgument, ModelNotFound, to_wire
+from dynamo.protocols.errors import (
+    DynamoException,
+    HttpError,
+    InvalidArgument,
+    ModelNotFound,
+    ResourceExhausted,
+    to_wire,
+)
 from dynamo.protocols.openai_answers import ErrorAnswer, ErrorDetail
 
 _TYPES = {
@@ -25,8 +32,9 @@ RETRY_AFTER = frozenset((429, 503, 529))
 ANTHROPIC_PATH = "/v1/messages"
 
 
-def error_answer(error: DynamoException, request_id: str) -> ErrorAnswer:
-    _, message, status = to_wire(error)
+def error_answer(error: DynamoException, request_id: str, status: int | None = None) -> ErrorAnswer:
+    _, message, own = to_wire(error)
+    status = status or own
     if status >= 500 and not isinstance(error, HttpError) and status != 503:
         message = f"{message} (request id {request_id})"
     fallback = "invalid_request_error" if 400 <= status < 500 else "internal_server_error"
@@ -50,11 +58,11 @@ def error_response(error: DynamoException, request_id: str, path: str = "", stat
     """In the shape of the API that the path belongs to; `status` replaces the error's own."""
     status = status or to_wire(error)[2]
     headers = {"x-request-id": request_id}
-    if status in RETRY_AFTER:
+    if status in RETRY_AFTER or isinstance(error, ResourceExhausted):
         headers["Retry-After"] = "1"
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     anthropic = path.startswith(ANTHROPIC_PATH)
-    answer = AnthropicError.of(error, request_id) if anthropic else error_answer(error, request_id)
+    answer = AnthropicError.of(error, request_id) if anthropic else error_answer(error, request_id, status)
     body = msgspec.json.encode(answer)
     return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

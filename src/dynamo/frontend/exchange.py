@@ -32,10 +32,27 @@ PROBES = frozenset(("/health", "/live", "/metrics"))
 """Asked every few seconds by machines: their lines would drown the others."""
 
 
+class Endless:
+    """A reader that takes all a worker sends."""
+
+    done = False
+
+
 class Metered:
     """The stage that takes the time of each step of one stream. It is on the hot path: see benchmarks/metering.py."""
 
-    __slots__ = ("_bounds", "_counts", "_exchange", "_last", "_postprocess", "_settled", "_sink", "_tokens", "_told")
+    __slots__ = (
+        "_bounds",
+        "_counts",
+        "_exchange",
+        "_last",
+        "_postprocess",
+        "_reader",
+        "_settled",
+        "_sink",
+        "_tokens",
+        "_told",
+    )
 
     def __init__(self, exchange: Exchange, sink: Sink) -> None:
         latency = exchange.metrics.inter_token
@@ -45,11 +62,15 @@ class Metered:
         self._sink = sink
         self._tokens = sink.tokens
         self._postprocess = sink if isinstance(sink, Postprocess) else None
+        self._reader = self._postprocess or Endless
         self._last = 0.0
         self._settled = (0.0, 0)
         self._told = 0
 
     def tokens(self, ids: list[int]) -> None:
+        if self._reader.done:
+            # What a worker still sends after a stop was found is nobody's.
+            return
         now = perf_counter()
         if self._last:
             count = len(ids) or 1
@@ -66,10 +87,16 @@ class Metered:
             self._output(value, now)
         else:
             self._step(now, 1)
-            usage = value.get("usage") if isinstance(value, dict) else None
-            if isinstance(usage, dict) and isinstance(told := usage.get("completion_tokens"), int):
-                self._told = told
+            self._usage(value.get("usage") if isinstance(value, dict) else None)
         self._sink.item(value)
+
+    def _usage(self, usage: Any) -> None:
+        """A worker that takes text may tell what it counted, in any of its chunks."""
+        if isinstance(usage, dict):
+            generated, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
+            if isinstance(generated, int) and isinstance(prompt, int):
+                self._told = generated
+                self._exchange.input_tokens = prompt
 
     def _output(self, output: EngineOutput, now: float) -> None:
         if output.token_ids or output.text:
@@ -262,7 +289,8 @@ class Exchange:
         if self._model:
             first = "-" if self.time_to_first is None else f"{self.time_to_first * 1e3:.1f}ms"
             workers = ",".join(f"{worker:x}" for worker in self.workers) or "-"
-            about = f" model={self.model} worker={workers} in={self.input_tokens} out={self.output_tokens} ttft={first}"
+            tokens = f"in={self.input_tokens or '-'} out={self.output_tokens or '-'}"
+            about = f" model={self.model} worker={workers} {tokens} ttft={first}"
         if self.error is not None:
             about += f" error={one_line(self.error.message)!r}"
         log.log(

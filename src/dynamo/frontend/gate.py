@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request, str], Awaitable[web.StreamResponse]]
 CLIENT_LEFT = 499
+BUSY = (Unavailable, ResourceExhausted)
+"""Nothing is broken: these are told by the line that every request has, and by no other."""
 UNREAD = frozenset((408, 413))
 """Answers given while the rest of a body may still be under way."""
 
@@ -148,7 +150,7 @@ class Gate:
         if not self.running:
             self._idle.set()
         error = exchange.error
-        if error is not None and to_wire(error)[2] >= 500:
+        if error is not None and to_wire(error)[2] >= 500 and not isinstance(error, BUSY):
             log.error(
                 "%s %s failed (%d): %s [%s]",
                 exchange.method, exchange.path, to_wire(error)[2], one_line(error.message), exchange.request_id,

@@ -17,6 +17,7 @@ class Generation:
     """Everything a request has running at workers. `close` ends it, whatever state it is in."""
 
     def __init__(self, model: ServedModel, context: Context, exchange: Exchange | None = None) -> None:
+        """Without an exchange nothing is measured."""
         self._model = model
         self._context = context
         self._exchange = exchange

@@ -7,6 +7,8 @@ import resource
 
 log = logging.getLogger(__name__)
 
+FEW = 4096
+
 
 def raise_limit(target: int) -> int:
     """Let this process open `target` files, or as many as it may; returns how many that are. 0 leaves things alone."""
@@ -19,6 +21,6 @@ def raise_limit(target: int) -> int:
     except (OSError, ValueError) as error:
         log.warning("cannot raise the limit of open files from %d to %d: %s", soft, wanted, error)
         return soft
-    if wanted < target:
+    if wanted < FEW:
         log.warning("at most %d connections can be open: the limit of open files allows no more", wanted)
     return wanted

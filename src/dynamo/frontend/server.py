@@ -81,6 +81,8 @@ class Server:
         await self._runtime.wait_for_shutdown()
         self._gate.draining = True
         await self._finished()
+        if self._listener:
+            self._listener.close()
 
     async def stop(self) -> None:
         """End what still runs; safe in whatever state the server is."""

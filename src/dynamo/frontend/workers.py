@@ -93,6 +93,9 @@ class Worker:
         return served
 
     def stop(self, number: int = signal.SIGTERM) -> None:
+        if self._stopping.is_set() and number == signal.SIGTERM:
+            # A second one would mean: at once.
+            return
         self._stopping.set()
         if self.process and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

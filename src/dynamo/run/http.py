@@ -37,9 +37,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
                 await server.models.wait_for(card.name)
                 _greet(server, config, card.name)
                 await server.serve()
-    except BaseException:
+    finally:
         await server.stop()
-        raise
     return 0
 
 
