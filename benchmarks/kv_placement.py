@@ -1,6 +1,6 @@
 """How much of the traffic each placement rule finds cached, beside the best anyone could do. Pure simulation.
 
-usage: PYTHONPATH=src python benchmarks/kv_placement.py [--seeds 5] [--only NAME]
+usage: PYTHONPATH=src python benchmarks/kv_placement.py [--seeds 5] [--first-seed 42] [--only NAME]
 
 The conversations are those of the end-to-end benchmark: 40 over 10 system prompts, 5 turns, canned history, staggered
 starts, exponential thinking time. `optimum` is an upper bound for every rule and every cache size: each different block
@@ -228,6 +228,7 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
 def main() -> None:
     ap = argparse.ArgumentParser()
     ap.add_argument("--seeds", type=int, default=5)
+    ap.add_argument("--first-seed", type=int, default=42)
     ap.add_argument("--only")
     o = ap.parse_args()
     for variant in VARIANTS:
@@ -235,7 +236,7 @@ def main() -> None:
             continue
         print(f"\n{variant.name}")
         for name, rule in RULES.items():
-            results = [simulate(variant, rule, 42 + seed) for seed in range(o.seeds)]
+            results = [simulate(variant, rule, o.first_seed + seed) for seed in range(o.seeds)]
             mean = sum(sum(r.ttft) / len(r.ttft) for r in results) / len(results) * 1000
             p99 = sum(r.quantile(0.99) for r in results) / len(results)
             cached = 100 * sum(r.cached for r in results) / len(results)

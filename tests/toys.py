@@ -20,7 +20,6 @@ from dynamo.llm import ModelInput, ModelRuntimeConfig, ModelType
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, Tokenizer, build_card, resolve
 from dynamo.protocols.card import ModelCard
-from dynamo.router import RoundRobin
 from dynamo.runtime import Context, DistributedRuntime, Local, RuntimeConfig
 from models import write
 
@@ -153,7 +152,7 @@ class Live:
 
     async def __aenter__(self) -> Live:
         runtime = await self._stack.enter_async_context(self._runtime())
-        self.server = Server(runtime, self._config, RoundRobin, OFFLINE)
+        self.server = Server(runtime, self._config, OFFLINE)
         await self.server.start()
         self._stack.push_async_callback(self.server.stop)
         self.url = self.server.url

@@ -23,7 +23,6 @@ from dynamo.model import HubConfig
 from dynamo.protocols.card import ModelInput, ModelType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Cancelled
-from dynamo.router import make_policy
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, RuntimeConfig
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.distributed import Local
@@ -105,7 +104,7 @@ async def serving(
             tasks.append(asyncio.create_task(endpoint.serve(handler, request_type)))
             await registered(endpoint)
         hub = HubConfig(cache=folder)
-        server = Server(runtimes[0], settings, lambda: make_policy("round-robin"), hub, tracing=tracing)
+        server = Server(runtimes[0], settings, hub, tracing=tracing)
         try:
             await server.start()
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:

@@ -108,7 +108,7 @@ def test_what_is_shown_instead_of_run(line: str, show: str) -> None:
         ("--context-length 0", ["at least 1"]),
         ("--batch-concurrency 0", ["at least 1"]),
         ("--router-temperature nan", ["must be"]),
-        ("--router-mode kvv", ["round-robin, random or kv", "did you mean 'kv'?"]),
+        ("--router-mode kvv", ["round-robin, random, least-loaded, power-of-two, direct or kv", "did you mean 'kv'?"]),
         ("--discovery-backend zookeeper", ["memory, file or etcd"]),
         ("--use-kv-events=perhaps", ["true or false"]),
         ("--completion tcsh", ["bash, zsh or fish"]),

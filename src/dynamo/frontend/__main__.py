@@ -23,7 +23,7 @@ from dynamo.frontend.tracing import TracingError, tracing_from_env
 from dynamo.frontend.workers import Parent, supervise
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
-from dynamo.router import MODES, make_policy
+from dynamo.router import add_router_flags, router_flags
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.config import PLANES
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
@@ -91,7 +91,6 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
 
     network = flags.add_argument_group("network")
-    network.add_argument("--router-mode", help=f"how workers are chosen: {', '.join(MODES)} (DYN_ROUTER_MODE)")
     network.add_argument("--namespace", help="serve models of this namespace only (DYN_NAMESPACE)")
     network.add_argument(
         "--namespace-prefix", metavar="PREFIX", help="serve models of namespaces that begin so (DYN_NAMESPACE_PREFIX)"
@@ -99,6 +98,8 @@ def parser() -> argparse.ArgumentParser:
     network.add_argument("--discovery-backend", help="memory, file or etcd (file; DYN_DISCOVERY_BACKEND)")
     network.add_argument("--request-plane", help=f"{', '.join(PLANES)} (tcp; DYN_REQUEST_PLANE)")
     network.add_argument("--event-plane", help="memory, zmq or nats (zmq; DYN_EVENT_PLANE)")
+
+    add_router_flags(flags)
 
     observing = flags.add_argument_group("observing")
     observing.add_argument(
@@ -126,7 +127,6 @@ def main(argv: list[str] | None = None) -> None:
             api_keys=flags.api_key and tuple(flags.api_key),
             protect_metrics=flags.protect_metrics,
             cors_allow_origins=flags.cors_allow_origin and tuple(flags.cors_allow_origin),
-            router_mode=flags.router_mode,
             namespace=flags.namespace,
             namespace_prefix=flags.namespace_prefix,
             body_limit_mb=flags.http_body_limit_mb,
@@ -140,6 +140,7 @@ def main(argv: list[str] | None = None) -> None:
             sse_keep_alive_secs=flags.sse_keep_alive_secs,
             graceful_shutdown_timeout=flags.graceful_shutdown_timeout_secs,
             metrics_prefix=flags.metrics_prefix,
+            **router_flags(flags),
         )
         network = RuntimeConfig.from_env(
             os.environ,
@@ -168,9 +169,7 @@ async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise fail("--interactive is a chat and needs a terminal", code=2)
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
-    models = Models(
-        runtime, lambda: make_policy(config.router_mode), HubConfig.from_env(os.environ), config.serves_namespace
-    )
+    models = Models(runtime, config.router, HubConfig.from_env(os.environ), config.serves_namespace)
     await run_until_signalled(runtime, talk(runtime, models, os.environ))
 
 
@@ -188,7 +187,6 @@ async def serve(
     server = Server(
         runtime,
         config,
-        lambda: make_policy(config.router_mode),
         HubConfig.from_env(os.environ),
         siblings=siblings,
         tracing=tracing,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from dynamo.frontend.answer import json_response
-from dynamo.frontend.models import BusyThresholds, ServedModel
+from dynamo.frontend.models import ServedModel
 from dynamo.frontend.one_item import OneItem
 from dynamo.protocols.errors import DynamoException, from_exception
 from dynamo.protocols.instance import Instance
@@ -36,6 +37,14 @@ class ClearedBlocks(Struct, kw_only=True):
     cleared_workers: list[WorkerResult] | UnsetType = UNSET
     failed_workers: list[WorkerResult] | UnsetType = UNSET
     message: str | UnsetType = UNSET
+
+
+class BusyThresholds(msgspec.Struct, kw_only=True):
+    """Above which load a worker takes no more requests; None is never."""
+
+    active_decode_blocks_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    active_prefill_tokens_threshold: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    active_prefill_tokens_threshold_frac: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class ThresholdRequest(BusyThresholds, kw_only=True, forbid_unknown_fields=True):
@@ -110,9 +119,9 @@ async def set_thresholds(frontend: Frontend, request: web.Request, request_id: s
     asked = frontend.bodies.threshold.decode(await frontend.body(request), frontend.ignore_unknown_fields)
     model = frontend.models.get(asked.model)
     given = {name: value for name in BusyThresholds.__struct_fields__ if (value := getattr(asked, name)) is not None}
-    model.thresholds = structs.replace(model.thresholds, **given)
+    model.router.thresholds = structs.replace(model.router.thresholds, **given)
     return json_response(_told(model), request_id)
 
 
 def _told(model: ServedModel) -> ModelThresholds:
-    return ModelThresholds(model=model.name, **structs.asdict(model.thresholds))
+    return ModelThresholds(model=model.name, **structs.asdict(model.router.thresholds))

@@ -13,6 +13,7 @@ from dynamo.frontend.answer import KEEP_ALIVE_SECONDS
 from dynamo.frontend.chat import chat
 from dynamo.frontend.completions import completions
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.decisions import decisions
 from dynamo.frontend.docs import Documents, docs, openapi_json
 from dynamo.frontend.embeddings import embeddings
 from dynamo.frontend.errors import ANTHROPIC_PATH, error_response
@@ -23,6 +24,7 @@ from dynamo.frontend.messages import count_tokens, messages
 from dynamo.frontend.models import Models, ServedModel
 from dynamo.frontend.request_template import fill_body
 from dynamo.frontend.responses import responses
+from dynamo.frontend.router_metrics import router_metrics
 from dynamo.frontend.siblings import Siblings
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.body import BodyDecoder
@@ -78,6 +80,7 @@ class Frontend:
         self._add(app, "/docs", GET=docs)
         self._add(app, "/clear_kv_blocks", POST=admin.clear_kv_blocks)
         self._add(app, "/busy_threshold", GET=admin.get_thresholds, POST=admin.set_thresholds)
+        self._add(app, "/router/decisions", GET=decisions)
         self._add(app, "/metrics", GET=listing.metrics)
         app.router.add_route("*", r"/{path:[\s\S]*}", self._guarded(nothing_here))
         app.on_response_prepare.append(self.gate.on_prepare)
@@ -126,7 +129,10 @@ class Frontend:
     def snapshot(self) -> list[Snapshot]:
         """The metrics of this process."""
         self.gate.exchanges.settle()
-        return self.gate.exchanges.metrics.snapshot(model.card for model in self.models.served())
+        served = self.models.served()
+        metrics = self.gate.exchanges.metrics
+        routers = router_metrics(metrics.prefix, ((model.name, model.router) for model in served))
+        return [*metrics.snapshot(model.card for model in served), *routers]
 
     async def families(self) -> list[Snapshot]:
         """The metrics of all processes on this port."""

@@ -12,7 +12,8 @@ from msgspec import Struct
 from dynamo.frontend.connection import ConnectionLimits
 from dynamo.frontend.metrics import clean_prefix
 from dynamo.frontend.request_template import RequestTemplate
-from dynamo.router import MODES
+from dynamo.router import RouterConfig
+from dynamo.router.config import SETTINGS
 from dynamo.runtime.logging import truthy
 from dynamo.runtime.names import DEFAULT_NAMESPACE
 
@@ -28,7 +29,7 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
     api_keys: tuple[str, ...] = ()
     protect_metrics: bool = False
     cors_allow_origins: tuple[str, ...] = ()
-    router_mode: str = "round-robin"
+    router: RouterConfig = RouterConfig()
     namespace: str | None = None
     namespace_prefix: str | None = None
     body_limit_mb: int = 45
@@ -56,8 +57,6 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
             raise ValueError("--tls-cert-path and --tls-key-path need each other: give both or neither")
         if any(not key.strip() or not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise ValueError("--api-key must be printable ASCII and not empty")
-        if self.router_mode not in MODES:
-            raise ValueError(f"--router-mode must be one of {', '.join(MODES)}, not '{self.router_mode}'")
         if self.body_limit_mb < 1:
             raise ValueError(f"DYN_HTTP_BODY_LIMIT_MB must be at least 1, not {self.body_limit_mb}")
         if self.max_concurrent_requests < 0:
@@ -90,8 +89,9 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: object) -> FrontendConfig:
-        """`flags` that are None were not given."""
-        values: dict[str, Any] = {}
+        """`flags` that are None were not given; those of the router go to `RouterConfig`."""
+        routing = {name: flags.pop(name) for name in [setting.name for setting in SETTINGS] if name in flags}
+        values: dict[str, Any] = {"router": RouterConfig.from_env(environ, **routing)}
         for field, name, read in _ENVIRONMENT:
             text = environ.get(name, "").strip()
             if text and flags.get(field) is None:
@@ -129,7 +129,6 @@ _ENVIRONMENT: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
     ("api_keys", "DYN_API_KEY", _list),
     ("protect_metrics", "DYN_PROTECT_METRICS", truthy),
     ("cors_allow_origins", "DYN_HTTP_CORS_ALLOW_ORIGIN", _list),
-    ("router_mode", "DYN_ROUTER_MODE", str),
     ("namespace", "DYN_NAMESPACE", str),
     ("namespace_prefix", "DYN_NAMESPACE_PREFIX", str),
     ("body_limit_mb", "DYN_HTTP_BODY_LIMIT_MB", int),

@@ -32,6 +32,12 @@ def served_routes() -> tuple[Route, ...]:
         ),
         Route(
             method="get",
+            path="/router/decisions",
+            summary="The last choices of workers with their reasons (limit=, candidates=, model=)",
+            statuses=(400, 401),
+        ),
+        Route(
+            method="get",
             path="/busy_threshold",
             summary="From which load on workers are busy",
             answer=ThresholdList,

@@ -74,6 +74,8 @@ class Extras:
         instances = self._generation.instance_ids
         if "worker_id" in self._fields and instances:
             told["worker_id"] = {"prefill_worker_id": instances[0], "decode_worker_id": instances[0]}
+        if "routing" in self._fields:
+            told["routing"] = self._generation.routing
         if "timing" in self._fields:
             told["timing"] = self._timing()
         if "stop_reason" in self._fields:

@@ -7,7 +7,6 @@ import errno
 import gc
 import logging
 import ssl
-from collections.abc import Callable
 
 from aiohttp import web
 
@@ -21,7 +20,6 @@ from dynamo.frontend.tls import TlsError, server_context
 from dynamo.frontend.tracing import Tracing
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
-from dynamo.router import Policy
 from dynamo.runtime import DistributedRuntime
 
 log = logging.getLogger(__name__)
@@ -39,7 +37,6 @@ class Server:
         self,
         runtime: DistributedRuntime,
         config: FrontendConfig,
-        make_policy: Callable[[], Policy],
         hub: HubConfig,
         *,
         siblings: Siblings | None = None,
@@ -47,7 +44,7 @@ class Server:
     ) -> None:
         self._runtime = runtime
         self._config = config
-        self.models = Models(runtime, make_policy, hub, config.serves_namespace)
+        self.models = Models(runtime, config.router, hub, config.serves_namespace)
         self._gate = Gate(config, tracing)
         self._siblings = siblings
         self._tracing = tracing

@@ -17,7 +17,7 @@ from dynamo.protocols.openai_fields import GenerationFields, NvExt
 
 MAX_CHOICES = 128
 MAX_INPUTS = 2048
-EXTRA_FIELDS = ("worker_id", "timing", "stop_reason")
+EXTRA_FIELDS = ("worker_id", "routing", "timing", "stop_reason")
 _NO_PLACE_HERE = {
     "audio": "audio output is not supported",
     "moderation": "moderation is not supported",

@@ -16,6 +16,8 @@ INHIBITED_SECONDS = 5.0
 """How long an instance that failed is passed over, unless discovery says something new about it first."""
 
 Choose = Callable[[Sequence[int]], int]
+Follower = Callable[[int, Instance | None], None]
+"""Told an instance that came or changed, or, with None, the id of one that left."""
 
 
 class InstanceSet:
@@ -28,6 +30,8 @@ class InstanceSet:
         self._channels: dict[int, Channel] = {}
         self._inhibited: dict[int, float] = {}
         self._changed = asyncio.Event()
+        self._followers: list[Follower] = []
+        self._ids: tuple[int, ...] | None = ()
 
     def __len__(self) -> int:
         return len(self._instances)
@@ -43,14 +47,34 @@ class InstanceSet:
         if self._instances.get(instance.instance_id) != instance:
             self._instances[instance.instance_id] = instance
             self._channels[instance.instance_id] = self._plane.channel(instance)
+            self._tell(instance.instance_id, instance)
         self._changed.set()
         self._changed.clear()
 
     def remove(self, instance_id: int) -> None:
         """Out of rotation; streams that run on its connection go on."""
-        self._instances.pop(instance_id, None)
+        known = self._instances.pop(instance_id, None)
         self._channels.pop(instance_id, None)
         self._inhibited.pop(instance_id, None)
+        if known is not None:
+            self._tell(instance_id, None)
+
+    def follow(self, follower: Follower) -> Callable[[], None]:
+        """Tell of all that are there now and of every change; returns a function that ends it."""
+        self._followers.append(follower)
+        for instance_id, instance in self._instances.items():
+            follower(instance_id, instance)
+
+        def end() -> None:
+            if follower in self._followers:
+                self._followers.remove(follower)
+
+        return end
+
+    def _tell(self, instance_id: int, instance: Instance | None) -> None:
+        self._ids = None
+        for follower in tuple(self._followers):
+            follower(instance_id, instance)
 
     def ids(self) -> list[int]:
         return list(self._instances)
@@ -73,6 +97,16 @@ class InstanceSet:
             return living
         now = asyncio.get_running_loop().time()
         return [id for id in living if self._inhibited.get(id, 0.0) < now] or living
+
+    def fit(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
+        """As `routable`, without asking each whether it drains: whoever chooses asks the one chosen."""
+        if not self._inhibited and not avoid:
+            if self._ids is None:
+                self._ids = tuple(self._instances)
+            return self._ids
+        living = tuple(id for id in self._instances if id not in avoid)
+        now = asyncio.get_running_loop().time()
+        return tuple(id for id in living if self._inhibited.get(id, 0.0) < now) or living
 
     def inhibit(self, instance_id: int) -> None:
         if instance_id in self._instances:
