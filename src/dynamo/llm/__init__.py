@@ -1,5 +1,7 @@
-"""What an engine author needs beside `dynamo.runtime`: describe a model and put it on the network."""
+"""What an engine author needs beside `dynamo.runtime`: put a model on the network, tell routers of its cache and load."""
 
+from dynamo.llm.kv_events import KvEventPublisher
+from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.llm.register import fetch_llm, register_llm, unregister_llm
 from dynamo.protocols.card import ModelInput, ModelType, WorkerType
 from dynamo.protocols.card import RuntimeConfig as ModelRuntimeConfig
@@ -9,9 +11,11 @@ unregister_model = unregister_llm
 fetch_model = fetch_llm
 
 __all__ = [
+    "KvEventPublisher",
     "ModelInput",
     "ModelRuntimeConfig",
     "ModelType",
+    "WorkerMetricsPublisher",
     "WorkerType",
     "fetch_llm",
     "fetch_model",
