@@ -1,4 +1,4 @@
-"""What an engine author needs beside `dynamo.runtime`: put a model on the network, tell routers of its cache and load."""
+"""What an engine author needs beside `dynamo.runtime`: put a model on the network, tell of its cache and load."""
 
 from dynamo.llm.kv_events import KvEventPublisher
 from dynamo.llm.load_metrics import WorkerMetricsPublisher

@@ -8,15 +8,16 @@ from array import array
 from collections.abc import Callable
 from itertools import count
 
-from dynamo.engines.base import EngineInfo
+from dynamo.engines.base import EngineInfo, KvChange, KvListener, LoadListener, RankLoad
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
+from dynamo.protocols.kv import Cleared, Removed, Stored, StoredBlock
+from dynamo.router.kv.hashing import BASE_SEED, salt_seed
 from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs
-from .blocks import KvEvent
-from .hashing import SEED, salt_seed
+from .blocks import BlockRemoved, BlockStored, KvEvent
 from .profile import timing_for
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # Timers are no finer than this: what ends within it goes out at once, and the clock keeps the debt.
 _SLACK = 1e-3
+_LOAD_SECONDS = 0.1
+"""Load is told when it may have changed, but not more often than this."""
 
 EventListener = Callable[[int, list[KvEvent]], None]
 """Told (dp rank, events) once per iteration, before the tokens of that iteration go out."""
@@ -73,6 +76,9 @@ class MockerEngine:
         self._timer: asyncio.Handle | None = None
         self._awake = False
         self._computed: Iteration | None = None
+        self._on_load: LoadListener | None = None
+        self._load_timer: asyncio.TimerHandle | None = None
+        self._load_told = 0.0
         self._handover = {"mocker": True} if args.disaggregation_mode == "prefill" else None
 
     async def start(self) -> EngineInfo:
@@ -88,9 +94,20 @@ class MockerEngine:
             data_parallel_size=self.args.dp_size,
         )
 
+    def on_kv_events(self, listener: KvListener) -> None:
+        """Tell of the blocks of every rank, before the tokens of the same iteration go out."""
+        self._on_events = lambda rank, events: listener(rank, [change_of(event) for event in events])
+        self._ranks.record_events()
+
+    def on_load(self, listener: LoadListener) -> None:
+        self._on_load = listener
+
     async def stop(self) -> None:
         """Fail what is still running; nothing is accepted afterwards."""
         self._loop = None
+        if self._load_timer is not None:
+            self._load_timer.cancel()
+            self._load_timer = None
         self._rest()
         self._fail_all(EngineShutdown("mocker is shutting down"))
 
@@ -116,6 +133,7 @@ class MockerEngine:
     def cancel(self, request_id: int) -> None:
         sink = self._sinks.pop(request_id, None)
         self._ranks.cancel(request_id)
+        self._tell_load_soon()
         if sink is not None:
             sink.item(EngineOutput(finish_reason="cancelled"))
             sink.end()
@@ -143,11 +161,14 @@ class MockerEngine:
         if routing is None:
             self._ranks.add(request_id, prompt, answer)
             return
-        salt = salt_seed(routing.lora_name, routing.cache_salt) if routing.lora_name or routing.cache_salt else SEED
+        salt = (
+            salt_seed(routing.lora_name, routing.cache_salt) if routing.lora_name or routing.cache_salt else BASE_SEED
+        )
         self._ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
 
     def _tick(self) -> None:
         """Tell what was computed, compute the next iteration, and come back when that ends."""
+        self._tell_load_soon()
         try:
             if self._computed is not None:
                 computed, self._computed = self._computed, None
@@ -217,6 +238,27 @@ class MockerEngine:
             for rank, of_rank in events:
                 self._on_events(rank, of_rank)
 
+    def _tell_load_soon(self) -> None:
+        if self._on_load is not None and self._load_timer is None and self._loop is not None:
+            due = max(self._loop.time(), self._load_told + _LOAD_SECONDS)
+            self._load_timer = self._loop.call_at(due, self._tell_load)
+
+    def _tell_load(self) -> None:
+        self._load_timer = None
+        if self._on_load is None or self._loop is None:
+            return
+        self._load_told = self._loop.time()
+        for rank, load in enumerate(self._ranks.load()):
+            self._on_load(
+                RankLoad(
+                    dp_rank=rank,
+                    active_decode_blocks=load.active_decode_blocks,
+                    active_prefill_tokens=load.active_prefill_tokens,
+                    kv_used_blocks=load.kv_used_blocks,
+                    kv_total_blocks=load.kv_total_blocks,
+                )
+            )
+
     def _rest(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -230,3 +272,13 @@ class MockerEngine:
         for request_id, sink in sinks:
             self._ranks.cancel(request_id)
             sink.fail(from_exception(error))
+
+
+def change_of(event: KvEvent) -> KvChange:
+    match event:
+        case BlockStored():
+            blocks = [StoredBlock(*pair) for pair in zip(event.block_hashes, event.local_hashes, strict=True)]
+            return Stored(blocks, event.parent_hash)
+        case BlockRemoved():
+            return Removed(event.block_hashes)
+    return Cleared()
