@@ -9,12 +9,15 @@ from msgspec import Struct
 
 from dynamo.engines.base import Engine, EngineError
 from dynamo.model import LocalModel
+from dynamo.protocols.card import ModelInput
 
 
 class EngineSpec(Struct, kw_only=True, frozen=True):
     """All a user can say about an engine, whichever it is; each engine refuses what it cannot follow."""
 
     model: LocalModel | None = None
+    model_config: LocalModel | None = None
+    """Where the tokenizer is, if not with the model: `--model-config`."""
     model_name: str = ""
     context_length: int | None = None
     kv_cache_block_size: int | None = None
@@ -31,6 +34,24 @@ class EngineSpec(Struct, kw_only=True, frozen=True):
     environ: Mapping[str, str] = {}
 
 
+def _mistralrs(spec: EngineSpec) -> Engine:
+    from dynamo.engines.mistralrs import MistralRsEngine
+
+    return MistralRsEngine(spec)
+
+
+def _pystr(spec: EngineSpec) -> Engine:
+    from dynamo.engines.python_file import PythonFileEngine
+
+    return PythonFileEngine(spec, ModelInput.Text)
+
+
+def _pytok(spec: EngineSpec) -> Engine:
+    from dynamo.engines.python_file import PythonFileEngine
+
+    return PythonFileEngine(spec, ModelInput.Tokens)
+
+
 def _echo_core(spec: EngineSpec) -> Engine:
     from dynamo.engines.echo import EchoCore, delay_from_env
 
@@ -44,6 +65,9 @@ def _echo_full(spec: EngineSpec) -> Engine:
 
 
 ENGINES: dict[str, Callable[[EngineSpec], Engine]] = {
+    "mistralrs": _mistralrs,
+    "pystr": _pystr,
+    "pytok": _pytok,
     "echo_core": _echo_core,
     "echo_full": _echo_full,
 }

@@ -9,12 +9,13 @@ import sys
 import uvloop
 
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.models import Models
 from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
 from dynamo.router import MODES, make_policy
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.config import PLANES
-from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 
 
@@ -27,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--request-plane", help=f"{', '.join(PLANES)} (tcp; DYN_REQUEST_PLANE)")
     flags.add_argument("--event-plane", help="memory, zmq or nats (zmq; DYN_EVENT_PLANE)")
     flags.add_argument("--ignore-unknown-fields", action="store_true", default=None, help="accept what we do not know")
+    flags.add_argument("-i", "--interactive", action="store_true", help="a chat on this terminal instead of HTTP")
     flags.add_argument("-v", action="count", default=0, dest="verbosity", help="log more: -v debug, -vv all")
     return flags
 
@@ -34,7 +36,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     flags = parser().parse_args(argv)
     try:
-        configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=flags.verbosity))
+        environ = quiet(os.environ) if flags.interactive else os.environ
+        configure_dynamo_logging(LogConfig.from_env(environ, verbosity=flags.verbosity))
         config = FrontendConfig.from_env(
             os.environ,
             host=flags.http_host,
@@ -50,7 +53,17 @@ def main(argv: list[str] | None = None) -> None:
         )
     except Exception as error:
         raise fail(str(error), code=2, error=error) from None
-    uvloop.run(serve(config, network))
+    uvloop.run(interact(config, network) if flags.interactive else serve(config, network))
+
+
+async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
+    from dynamo.frontend.terminal import talk
+
+    if not sys.stdin.isatty() or not sys.stdout.isatty():
+        raise fail("--interactive is a chat and needs a terminal", code=2)
+    runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
+    models = Models(runtime, lambda: make_policy(config.router_mode), HubConfig.from_env(os.environ))
+    await run_until_signalled(runtime, talk(runtime, models, os.environ))
 
 
 async def serve(config: FrontendConfig, network: RuntimeConfig) -> None:

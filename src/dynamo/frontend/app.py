@@ -19,6 +19,7 @@ from dynamo.frontend.errors import error_response
 from dynamo.frontend.generation import Generation
 from dynamo.frontend.models import Models, ServedModel
 from dynamo.frontend.relay import RelayedAnswer, RelayedStream
+from dynamo.frontend.request_template import fill_body
 from dynamo.frontend.sse import EventStream
 from dynamo.pipeline.validate import validate_chat, validate_completion
 from dynamo.protocols.body import BodyDecoder
@@ -223,7 +224,8 @@ class Frontend:
         kind = request.content_type
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise HttpError(415, f"Content-Type must be application/json, not {kind}")
-        return await request.read()
+        body = await request.read()
+        return fill_body(self._config.request_template, body) if self._config.request_template else body
 
     def _model(self, name: str, kind: ModelType) -> ServedModel:
         model = self.models.get(name)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from dynamo.frontend.request_template import RequestTemplate
 from dynamo.router import MODES
 
 
@@ -17,6 +18,7 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
     ignore_unknown_fields: bool = False
     sse_keep_alive_secs: float = 0.0
     graceful_shutdown_timeout: float = 30.0
+    request_template: RequestTemplate | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

@@ -47,6 +47,8 @@ class Group:
         self.checksum: str | None = None
         self.model: ServedModel | None = None
         self.loading: asyncio.Task[None] | None = None
+        self.error: ModelError | None = None
+        """Why its card cannot be opened here."""
         self._count: Counter[str] = Counter()
 
     def put(self, place: str, card: ModelCard, checksum: str) -> None:
@@ -85,6 +87,7 @@ class Models:
         self._records: dict[str, Instance] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._synced = {CARDS: asyncio.Event(), INSTANCES: asyncio.Event()}
+        self._more = asyncio.Event()
 
     async def start(self) -> None:
         """Returns when everything that was there is known and can be served."""
@@ -102,6 +105,18 @@ class Models:
 
     def served(self) -> list[ServedModel]:
         return [group.model for group in self._groups.values() if group.model and len(group.instances)]
+
+    async def wait_for(self, name: str | None = None) -> ServedModel:
+        """The model of that name, or any, as soon as it can be served; ModelError where it never will be."""
+        while True:
+            self._more.clear()
+            group = self._groups.get(name) if name else None
+            if group and group.error:
+                raise group.error
+            for model in self.served():
+                if name in (None, model.name):
+                    return model
+            await self._more.wait()
 
     def instances(self) -> list[Instance]:
         return list(self._records.values())
@@ -178,7 +193,7 @@ class Models:
         group.loading = None
         if group.model:
             log.info("model '%s' is gone: its last worker left", group.name)
-        group.model = None
+        group.model = group.error = None
         if card is None:
             return
         group.loading = asyncio.create_task(self._load(group, card))
@@ -194,6 +209,7 @@ class Models:
         if record is not None and group.agrees(place):
             try:
                 group.instances.put(record)
+                self._more.set()
             except ValueError as error:
                 log.warning("cannot use the worker at %s: %s", place, error)
         elif record is None:
@@ -207,6 +223,9 @@ class Models:
                 loaded = await asyncio.to_thread(open_card, card, self._hub)
             except ModelError as error:
                 log.error("cannot serve model '%s': %s", group.name, error)
+                group.error = error
+                self._more.set()
                 return
         group.model = ServedModel(card, Router(group.instances, self._make_policy()), loaded)
+        self._more.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))

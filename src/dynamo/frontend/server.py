@@ -31,8 +31,8 @@ class Server:
     ) -> None:
         self._runtime = runtime
         self._config = config
-        self._models = Models(runtime, make_policy, hub)
-        self._frontend = Frontend(self._models, config)
+        self.models = Models(runtime, make_policy, hub)
+        self._frontend = Frontend(self.models, config)
         self._runner: web.AppRunner | None = None
         self.url = ""
 
@@ -54,7 +54,7 @@ class Server:
             raise ServerError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        await self._models.start()
+        await self.models.start()
         # What was made until now stays for good: later collections need not look at it.
         gc.collect()
         gc.freeze()
@@ -73,7 +73,7 @@ class Server:
         """End what still runs; safe in whatever state the server is."""
         if self._runner:
             await self._runner.cleanup()
-        await self._models.close()
+        await self.models.close()
 
     async def _finished(self) -> None:
         try:

@@ -1,5 +1,6 @@
 """Where a model comes from, and what turns text into token ids and back."""
 
+from dynamo.model.bundled import bundled
 from dynamo.model.card import LoadedModel, build_card, open_card
 from dynamo.model.detokenize import Decoder, json_escaped
 from dynamo.model.errors import ModelError, TemplateError
@@ -17,6 +18,7 @@ __all__ = [
     "TemplateError",
     "Tokenizer",
     "build_card",
+    "bundled",
     "default_name",
     "json_escaped",
     "open_card",

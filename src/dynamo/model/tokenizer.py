@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import fastokens
@@ -71,6 +71,20 @@ class Tokenizer:
     @property
     def backend(self) -> str:
         return "tokenizers" if self._fast is None else "fastokens"
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether tokens are written with GPT-2's stand-ins for bytes, rather than as text with `▁` for a space."""
+        return self._tables is not None
+
+    @property
+    def tokens(self) -> Mapping[int, str]:
+        """Every id and its token, as the vocabulary writes it."""
+        return self._tokens
+
+    def to_json(self) -> str:
+        """The vocabulary as a tokenizer.json, as the library writes it today."""
+        return self._hf.to_str()
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """NUL characters are dropped and lone surrogates become U+FFFD: no model has seen either."""

@@ -50,6 +50,11 @@ class LogConfig(Struct, frozen=True, kw_only=True):
         )
 
 
+def quiet(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """For programs that talk to a person or a pipe: only what went wrong is worth a line, unless DYN_LOG asks."""
+    return environ if environ.get("DYN_LOG") else {**environ, "DYN_LOG": "warn"}
+
+
 def truthy(text: str | None) -> bool:
     return (text or "").strip().lower() in ("1", "true", "on", "yes")
 

@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.distributed import DistributedRuntime
@@ -73,3 +73,16 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         await runtime.close()
+
+
+async def unless_shut_down(runtime: DistributedRuntime, work: Coroutine[Any, Any, T]) -> T | None:
+    """Run `work`, or as much of it as there is time for: a shutdown cancels it, and then this is None."""
+    task = asyncio.create_task(work)
+    leaving = asyncio.create_task(runtime.wait_for_shutdown())
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        task.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+    return None if task.cancelled() else task.result()

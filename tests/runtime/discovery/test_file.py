@@ -62,9 +62,11 @@ async def test_a_forked_child_does_not_keep_its_parents_lease(kv: Path) -> None:
     parent.open()
     parent.put("v1/worker", b"1")
     await frontend.start()
-    go = multiprocessing.get_context("fork").Event()
-    child = multiprocessing.get_context("fork").Process(target=go.wait, daemon=True)
+    fork = multiprocessing.get_context("fork")
+    begun, go = fork.Event(), fork.Event()
+    child = fork.Process(target=lambda: (begun.set(), go.wait()), daemon=True)
     child.start()
+    begun.wait()
     assert await frontend.get_prefix("") == {"v1/worker": b"1"}
     parent.let_go()  # as the kernel does when the parent is killed
     assert await frontend.get_prefix("") == {}

@@ -16,9 +16,10 @@ from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.names import new_instance_id
 from dynamo.runtime.nats import NatsConnection, NatsError, Subscription
 from dynamo.runtime.plane.base import served_path
-from dynamo.runtime.plane.link import ClientLink, ServerLink
+from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
+from dynamo.runtime.plane.server_link import ServerLink
 
 log = logging.getLogger(__name__)
 

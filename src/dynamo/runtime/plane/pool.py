@@ -8,7 +8,7 @@ from typing import Any
 
 from dynamo.protocols.errors import CannotConnect, Disconnected
 from dynamo.runtime.context import Context
-from dynamo.runtime.plane.link import ClientLink
+from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.stream import Sink
 
 

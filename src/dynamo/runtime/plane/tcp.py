@@ -14,9 +14,10 @@ from msgspec import Struct
 from dynamo.protocols.errors import CannotConnect, Disconnected
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.plane.base import PlaneError, served_path
-from dynamo.runtime.plane.link import ClientLink, ServerLink
+from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
+from dynamo.runtime.plane.server_link import ServerLink
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,6 @@
+"""`out=mistralrs`: the default engine, mistral.rs in this process, with exact token ids in and out."""
+
+from dynamo.engines.mistralrs.engine import MistralRsEngine
+from dynamo.engines.mistralrs.load import MistralRsArgs
+
+__all__ = ["MistralRsArgs", "MistralRsEngine"]

@@ -1,0 +1,163 @@
+"""One answer: a thread follows what mistral.rs says, the event loop tells its sink."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from dynamo.engines.mistralrs.load import one_line
+from dynamo.engines.mistralrs.options import Plan
+from dynamo.engines.mistralrs.vocabulary import Vocabulary
+from dynamo.protocols.engine import EngineOutput, TopLogprob, Usage
+from dynamo.protocols.errors import Cancelled, DynamoException, InvalidArgument, Unknown, from_exception
+from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
+
+
+class Answer:
+    """`follow` runs in a thread of the pool; everything else belongs to the event loop."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        vocabulary: Vocabulary,
+        sink: Sink,
+        open_stream: Callable[[dict[str, Any]], Any],
+        post: Callable[[Callable[[Any], None], Any], None],
+        forget: Callable[[Answer], None],
+    ) -> None:
+        self._plan = plan
+        self._vocabulary = vocabulary
+        self._sink = sink
+        self._open = open_stream
+        self._post = post
+        self._forget = forget
+        self._made: list[int] = []
+        self._count = 0
+        self._done = False
+        self.waiting: Future[None] | None = None
+
+    def cancel(self) -> None:
+        self.fail(Cancelled("request was cancelled"))
+
+    def fail(self, error: DynamoException) -> None:
+        if not self._done:
+            self._finish()
+            self._sink.fail(error)
+
+    def _finish(self) -> None:
+        """From here on the thread, at its next token, lets go of the stream, and with it of the engine's slot."""
+        self._done = True
+        self._forget(self)
+        if self.waiting is not None:
+            self.waiting.cancel()
+
+    def _deliver(self, what: list[int] | EngineOutput | DynamoException) -> None:
+        if self._done:
+            return
+        try:
+            if isinstance(what, list):
+                self._sink.tokens(what)
+            elif isinstance(what, DynamoException):
+                self.fail(what)
+            else:
+                self._sink.item(what)
+                if what.finish_reason is not None and not self._done:
+                    self._finish()
+                    self._sink.end()
+        except Exception as error:  # one reader's failure must not reach the others' answers
+            log.exception("cannot pass an answer on")
+            self.fail(from_exception(error))
+
+    def follow(self) -> None:
+        """Run the answer to its end. Until it has `min_tokens`, mistral.rs is kept from ending it."""
+        plan = self._plan
+        try:
+            ended = False
+            if plan.min_tokens:
+                ended = self._follow(plan.min_tokens, may_end=False)
+            if not ended and self._count < plan.max_tokens:
+                self._follow(plan.max_tokens - self._count, may_end=True)
+        except BaseException as error:  # a panic in the library is no Exception, and a thread has no other way out
+            self._post(self._deliver, self._explain(error))
+
+    def _follow(self, limit: int, *, may_end: bool) -> bool:
+        """Pass tokens on until mistral.rs has made `limit` of them or the answer ends; tells whether it did."""
+        asked = self._plan.request(self._vocabulary, self._made, limit, may_end=may_end)
+        before = self._count
+        for chunk in self._open(asked):
+            if self._done:
+                return True
+            choice = chunk.choices[0]
+            if choice.logprobs is not None and self._token(choice.logprobs):
+                return True
+            reason = choice.finish_reason
+            if reason is None:
+                continue
+            # The engine's count is right also where it could not report a token.
+            self._count = before + chunk.usage.completion_tokens
+            self._check(chunk.usage.prompt_tokens, len(self._plan.prompt) + before)
+            if reason == "length" and not may_end and self._count < self._plan.max_tokens:
+                return False
+            self._end("length" if reason == "length" else "stop", hidden=choice.logprobs is None)
+            return True
+        if not self._done:
+            raise RuntimeError("mistralrs ended the answer without a reason")
+        return True
+
+    def _token(self, sampled: Any) -> bool:
+        """Pass one token on; tells whether the answer ends with it."""
+        piece = bytes(sampled.bytes or b"")
+        id = self._vocabulary.id_of(piece)
+        self._count += 1
+        if id is None:
+            self._post(self._deliver, EngineOutput(text=piece.decode(errors="replace")))
+            return False
+        self._made.append(id)
+        plan = self._plan
+        ends = id in plan.ends and self._count >= plan.min_tokens
+        if not ends and plan.logprobs is None:
+            self._post(self._deliver, [id])
+            return False
+        output = EngineOutput(token_ids=[id])
+        if plan.logprobs is not None:
+            output.log_probs = [sampled.logprob]
+            output.top_logprobs = [
+                [
+                    TopLogprob(token_id=top.token, logprob=top.logprob, rank=rank)
+                    for rank, top in enumerate(sampled.top_logprobs, 1)
+                ]
+            ]
+        if ends:
+            output.finish_reason = "stop"
+            output.stop_reason = id if id in plan.stop_ids else None
+            output.completion_usage = self._usage()
+        self._post(self._deliver, output)
+        return ends
+
+    def _end(self, reason: str, *, hidden: bool) -> None:
+        output = EngineOutput(finish_reason=reason, completion_usage=self._usage())
+        end = self._vocabulary.end
+        if reason == "stop" and hidden and end in self._plan.ends:
+            output.token_ids = [end]
+        self._post(self._deliver, output)
+
+    def _usage(self) -> Usage:
+        prompt = len(self._plan.prompt)
+        return Usage(prompt_tokens=prompt, completion_tokens=self._count, total_tokens=prompt + self._count)
+
+    def _check(self, counted: int, sent: int) -> None:
+        if counted != sent:
+            log.warning("mistralrs read a prompt of %d tokens as %d", sent, counted)
+
+    def _explain(self, error: BaseException) -> DynamoException:
+        if isinstance(error, DynamoException):
+            return error
+        message = one_line(error)
+        if self._plan.parameters.get("grammar") and "grammar" in message.lower():
+            return InvalidArgument(f"guided_decoding: {message}")
+        log.error("mistralrs failed: %s", message, exc_info=error)
+        return Unknown(f"mistralrs failed: {message}")

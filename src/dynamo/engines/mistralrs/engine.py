@@ -1,0 +1,150 @@
+"""The engine: a bounded pool of threads, each of which follows one answer, and one way back to the event loop.
+
+mistral.rs batches the answers itself. Its calls block, and its `Runner` can only be entered by one thread at a time:
+sending is done under a lock and returns at once; the iterator it returns is then followed without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dynamo.engines.base import EngineError, EngineInfo, Running
+from dynamo.engines.mistralrs.answer import Answer
+from dynamo.engines.mistralrs.load import MistralRsArgs, describe, load
+from dynamo.engines.mistralrs.options import plan
+from dynamo.engines.mistralrs.vocabulary import Vocabulary
+from dynamo.engines.registry import EngineSpec
+from dynamo.protocols.card import ModelInput
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import EngineShutdown, InvalidArgument
+from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
+
+
+class MistralRsEngine:
+    """mistral.rs behind token ids. No more than `max_seqs` answers run at a time; the others wait their turn here."""
+
+    model_input = ModelInput.Tokens
+
+    def __init__(self, spec: EngineSpec) -> None:
+        if spec.model is None:
+            raise EngineError("mistralrs needs a model: a folder, a GGUF file or a Hugging Face id")
+        self._spec = spec
+        self._model = spec.model
+        self._args = MistralRsArgs.from_spec(spec)
+        self._answers: set[Answer] = set()
+        self._send = threading.Lock()
+        self._told_of_seed = False
+        self._runner: Any = None
+
+    async def start(self) -> EngineInfo:
+        # Loading holds the interpreter's lock for most of its time, so nothing else runs meanwhile: start before
+        # serving. The thread is for the rest of it, as reading a large file.
+        begun = time.perf_counter()
+        version = importlib.metadata.version("mistralrs")
+        log.info("loading %s with mistralrs %s", self._model.path, version)
+        self._room = tempfile.TemporaryDirectory(prefix="dynamo-mistralrs-", ignore_cleanup_errors=True)
+        try:
+            self.context_length = await asyncio.to_thread(self._load)
+        except BaseException:
+            self._room.cleanup()
+            raise
+        self._outbox = Outbox(asyncio.get_running_loop())
+        self._pool = ThreadPoolExecutor(self._args.max_seqs, thread_name_prefix="mistralrs")
+        log.info(
+            "loaded %s in %.1f s: context of %d tokens, up to %d answers at a time",
+            self._model.path, time.perf_counter() - begun, self.context_length, self._args.max_seqs,
+        )  # fmt: skip
+        return EngineInfo(context_length=self.context_length, max_num_seqs=self._args.max_seqs)
+
+    def _load(self) -> int:
+        described = describe(self._spec)
+        ends = described.eos_token_ids
+        self._vocabulary = Vocabulary(described.tokenizer, ends[0] if ends else None, rename=not self._model.is_gguf)
+        self._runner = load(self._model, self._args, self._vocabulary, Path(self._room.name))
+        possible = self._runner.max_sequence_length() or described.context_length
+        asked = self._spec.context_length
+        if asked is None:
+            if possible is None:
+                raise EngineError(f"mistralrs does not know the context length of {self._model.path}: give one")
+            return int(possible)
+        if asked < 1 or (possible is not None and asked > possible):
+            raise EngineError(f"context length {asked} is not within what the model can do, 1 to {possible}")
+        return asked
+
+    def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
+        """Begin one answer; one that cannot be given fails its sink at once."""
+        if self._runner is None:
+            sink.fail(EngineShutdown("mistralrs is not running"))
+            return _NOT_RUNNING
+        try:
+            planned = plan(request, self._vocabulary, self.context_length)
+        except InvalidArgument as error:
+            sink.fail(error)
+            return _NOT_RUNNING
+        if request.sampling_options.seed is not None and not self._told_of_seed:
+            self._told_of_seed = True
+            log.info("mistralrs cannot seed single requests: seeds are accepted and have no effect")
+        answer = Answer(planned, self._vocabulary, sink, self._open, self._outbox.post, self._answers.discard)
+        self._answers.add(answer)
+        answer.waiting = self._pool.submit(answer.follow)
+        return answer
+
+    def _open(self, parameters: dict[str, Any]) -> Any:
+        import mistralrs
+
+        asked = mistralrs.ChatCompletionRequest(**parameters)
+        with self._send:
+            return self._runner.send_chat_completion_request(asked)
+
+    async def stop(self) -> None:
+        if self._runner is None:
+            return
+        for answer in tuple(self._answers):
+            answer.fail(EngineShutdown("engine shutting down"))
+        # A thread notices at its next token that nobody wants it.
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+        self._runner = None
+        await asyncio.to_thread(self._room.cleanup)
+
+
+class Outbox:
+    """From the threads to the event loop: however many threads have something to say, the loop is woken once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._posted: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._woken = False
+
+    def post(self, deliver: Callable[[Any], None], what: Any) -> None:
+        """Have `deliver(what)` called on the loop, in order."""
+        self._posted.append((deliver, what))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        # Cleared first: what is posted from here on wakes the loop again, or is taken in this round.
+        self._woken = False
+        while self._posted:
+            deliver, what = self._posted.popleft()
+            deliver(what)
+
+
+class _NotRunning:
+    def cancel(self) -> None:
+        """There is nothing to free."""
+
+
+_NOT_RUNNING = _NotRunning()

@@ -1,0 +1,170 @@
+"""Bring a model into mistral.rs: what the user may say about it, the files it is shown, and why it would not load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from dynamo.engines.base import EngineError
+from dynamo.engines.mistralrs.vocabulary import Vocabulary
+from dynamo.engines.registry import EngineSpec
+from dynamo.model import HubConfig, LoadedModel, LocalModel, ModelError, build_card, open_card
+from dynamo.protocols.card import ModelType
+
+_TEMPLATE = "{{ messages[0]['content'] }}"
+_REPLACED = {
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+}
+# Below this many bytes of weights the threads of a step wait for each other longer than they compute.
+_SMALL = 128 << 20
+
+
+class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """`--extra-engine-args` of this engine, under the names mistral.rs gives them."""
+
+    max_seqs: Annotated[int, Meta(ge=1, le=4096)] = 32
+    prefix_cache_n: Annotated[int, Meta(ge=0)] = 16
+    dtype: Literal["auto", "bf16", "f16", "f32"] = "auto"
+    arch: str | None = None
+    in_situ_quant: str | None = None
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec) -> MistralRsArgs:
+        for flag, asked in (
+            ("--tensor-parallel-size", spec.tensor_parallel_size != 1),
+            ("--num-nodes", spec.num_nodes != 1),
+            ("--base-gpu-id", spec.base_gpu_id != 0),
+        ):
+            if asked:
+                raise EngineError(f"mistralrs cannot follow {flag}: it runs on one node and picks its devices itself")
+        if spec.arguments:
+            raise EngineError("mistralrs takes no arguments after '--'; give them with --extra-engine-args FILE.json")
+        try:
+            return msgspec.convert(spec.extra_engine_args, cls)
+        except msgspec.ValidationError as error:
+            names = ", ".join(cls.__struct_fields__)
+            raise EngineError(f"mistralrs arguments: {error} (it takes {names})") from None
+
+
+def describe(spec: EngineSpec) -> LoadedModel:
+    """The tokenizer and the ends of the model, from its own files or those given with --model-config."""
+    local = spec.model_config or spec.model
+    if local is None:
+        raise EngineError("mistralrs needs a model: a folder, a GGUF file or a Hugging Face id")
+    try:
+        card = build_card(local, name=spec.model_name or "model", model_type=ModelType.Backend)
+        return open_card(card, HubConfig.from_env(spec.environ))
+    except ModelError as error:
+        raise EngineError(f"mistralrs cannot use {local.source}: {error}") from error
+
+
+def import_library(weights: int) -> Any:
+    """The library reads these when it is first used; whatever the user has set stays."""
+    # Its log goes to stdout, where the answers of a pipe belong; what goes wrong is raised as well.
+    os.environ.setdefault("RUST_LOG", "off")
+    if weights < _SMALL:
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")
+    try:
+        import mistralrs
+    except ImportError as error:
+        raise EngineError(f"the mistralrs package cannot be imported ({error}); pip install mistralrs") from error
+    return mistralrs
+
+
+def load(local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, room: Path) -> Any:
+    """The loaded `Runner`. Its files are written to `room`, which must stay while it lives."""
+    library = import_library(weights_size(local.path))
+    (room / "prompt.jinja").write_text(_TEMPLATE)
+    try:
+        return library.Runner(
+            _which(library, local, args, vocabulary, room),
+            max_seqs=args.max_seqs,
+            prefix_cache_n=args.prefix_cache_n,
+            in_situ_quant=args.in_situ_quant,
+            jinja_explicit=str(room / "prompt.jinja"),
+            token_source="none",
+        )
+    except EngineError:
+        raise
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic in the library is no Exception
+        raise EngineError(f"mistralrs cannot load {local.path}: {one_line(error)}") from error
+
+
+def weights_size(path: Path) -> int:
+    """In bytes on disk."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin", "*.pt*") for file in path.glob(pattern))
+
+
+def one_line(error: BaseException) -> str:
+    """What the library says, without the stack trace that follows."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].strip()
+
+
+def _which(library: Any, local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, room: Path) -> Any:
+    dtype = getattr(library.ModelDType, args.dtype.capitalize() if args.dtype == "auto" else args.dtype.upper())
+    if local.is_gguf:
+        if args.arch is not None:
+            raise EngineError("mistralrs arguments: 'arch' is for folders; a GGUF file names its own")
+        (room / "tokenizer.json").write_bytes(vocabulary.tokenizer_json())
+        return library.Which.GGUF(
+            quantized_model_id=str(local.path.parent),
+            quantized_filename=local.path.name,
+            dtype=dtype,
+            tokenizer_json=str(room / "tokenizer.json"),
+        )
+    shown = room / (local.path.name or "model")
+    _shadow(local.path, shown, vocabulary)
+    return library.Which.Plain(model_id=str(shown), arch=_architecture(library, args.arch), dtype=dtype)
+
+
+def _architecture(library: Any, name: str | None) -> Any:
+    if name is None:
+        return None
+    known = {each.lower(): each for each in dir(library.Architecture) if not each.startswith("_")}
+    found = known.get(name.lower())
+    if found is None:
+        raise EngineError(f"mistralrs does not know the architecture '{name}'; it knows {', '.join(known.values())}")
+    return getattr(library.Architecture, found)
+
+
+def _shadow(folder: Path, shown: Path, vocabulary: Vocabulary) -> None:
+    """A folder with the model's weights and our tokenizer."""
+    shown.mkdir()
+    for file in folder.iterdir():
+        if file.is_file() and file.name not in _REPLACED:
+            try:
+                (shown / file.name).symlink_to(file.resolve())
+            except OSError:  # file systems and Windows accounts without links
+                shutil.copyfile(file, shown / file.name)
+    try:
+        config = msgspec.json.decode((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise EngineError(f"mistralrs cannot read {folder / 'config.json'}: {error}") from error
+    if not isinstance(config, dict):
+        raise EngineError(f"mistralrs cannot read {folder / 'config.json'}: it holds no object")
+    config = {key: value for key, value in config.items() if key not in ("bos_token_id", "eos_token_id")}
+    names: dict[str, str] = {}
+    if vocabulary.end is not None:
+        config["eos_token_id"] = vocabulary.end
+        names["eos_token"] = vocabulary.ends[vocabulary.end]
+    (shown / "config.json").write_bytes(msgspec.json.encode(config))
+    (shown / "tokenizer_config.json").write_bytes(msgspec.json.encode(names))
+    (shown / "tokenizer.json").write_bytes(vocabulary.tokenizer_json())

@@ -1,0 +1,153 @@
+"""What a request asks, in the words of mistral.rs. Pure functions; what it cannot do is refused by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dynamo.engines.mistralrs.vocabulary import Vocabulary
+from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
+from dynamo.protocols.errors import InvalidArgument
+
+# Added to a logit, it keeps a token from ever being sampled; infinity would become NaN in a penalty.
+_NEVER = -1e9
+
+# mistral.rs takes 1 to mean that there is no bound.
+_HIGHEST_MIN_P = 1 - 1e-6
+
+
+class Plan(Struct, frozen=True):
+    """One request as it will be run."""
+
+    prompt: list[int]
+    ends: frozenset[int]
+    """Ids that end the answer; none where the end is to be ignored."""
+    stop_ids: frozenset[int]
+    """Those of them that the client named."""
+    max_tokens: int
+    min_tokens: int
+    logprobs: int | None
+    parameters: dict[str, Any]
+    """The keyword arguments of mistral.rs that hold for the whole answer."""
+    bias: dict[int, float]
+
+    def request(self, vocabulary: Vocabulary, made: list[int], limit: int, *, may_end: bool) -> dict[str, Any]:
+        """The keyword arguments for up to `limit` tokens after the prompt and what has been made of the answer."""
+        bias = self.bias if may_end else self.bias | dict.fromkeys(vocabulary.ends, _NEVER)
+        return {
+            **self.parameters,
+            "messages": [{"role": "user", "content": vocabulary.prompt(self.prompt + made)}],
+            "max_tokens": limit,
+            "logit_bias": bias or None,
+            "stop_seqs": list(vocabulary.ends.values()) if may_end and vocabulary.ends else None,
+            "ignore_eos": not may_end,
+        }
+
+
+def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: int) -> Plan:
+    """Raises InvalidArgument for what mistral.rs cannot do and for a prompt its context has no room for."""
+    sampling, stops = request.sampling_options, request.stop_conditions
+    _refuse(request)
+    if not request.token_ids:
+        raise InvalidArgument("the prompt is empty")
+    room = context_length - len(request.token_ids)
+    if room < 1:
+        raise InvalidArgument(
+            f"the prompt has {len(request.token_ids)} tokens, which leaves no room in a context of {context_length}"
+        )
+    max_tokens = room if stops.max_tokens is None else min(room, stops.max_tokens)
+    if max_tokens < 1:
+        raise InvalidArgument(f"max_tokens must be at least 1, not {stops.max_tokens}")
+    grammar = guided(sampling.guided_decoding)
+    bias = _bias(sampling.logit_bias)
+    if grammar:
+        if vocabulary.grammar_end is None:
+            raise InvalidArgument("guided_decoding: this model's vocabulary has no end token that mistralrs knows")
+        if stops.min_tokens or stops.ignore_eos:
+            option = "min_tokens" if stops.min_tokens else "ignore_eos"
+            raise InvalidArgument(f"mistralrs cannot combine {option} with guided decoding")
+        bias = dict.fromkeys(vocabulary.marks, _NEVER) | bias
+    stop_ids = frozenset(stops.stop_token_ids or ())
+    ends = stop_ids.union(stops.stop_token_ids_hidden or (), request.eos_token_ids)
+    logprobs = request.output_options.logprobs
+    return Plan(
+        prompt=request.token_ids,
+        ends=frozenset() if stops.ignore_eos else ends,
+        stop_ids=stop_ids,
+        max_tokens=max_tokens,
+        min_tokens=max_tokens if stops.ignore_eos else min(stops.min_tokens or 0, max_tokens),
+        logprobs=logprobs,
+        parameters={
+            "model": "",
+            "stream": True,
+            "logprobs": True,
+            "top_logprobs": logprobs or None,
+            **_sampling(sampling),
+            **grammar,
+        },
+        bias=bias,
+    )
+
+
+def guided(asked: dict[str, Any] | None) -> dict[str, str]:
+    """`guided_decoding` as mistral.rs's grammar and grammar_type; nothing where nothing is asked."""
+    if not asked:
+        return {}
+    if asked.get("whitespace_pattern") is not None:
+        raise InvalidArgument("mistralrs cannot follow guided_whitespace_pattern")
+    match asked:
+        case {"json": schema} if schema is not None:
+            text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+            return {"grammar": text, "grammar_type": "json_schema"}
+        case {"regex": str() as regex}:
+            return {"grammar": regex, "grammar_type": "regex"}
+        case {"choice": [str(), *_] as choices} if all(isinstance(each, str) for each in choices):
+            return {"grammar": "|".join(f"({_escaped(each)})" for each in choices), "grammar_type": "regex"}
+        case {"grammar": str() as grammar}:
+            return {"grammar": grammar, "grammar_type": "lark"}
+    raise InvalidArgument(f"mistralrs cannot follow guided_decoding with {', '.join(map(str, asked)) or 'nothing'}")
+
+
+def _escaped(text: str) -> str:
+    """`re.escape` also escapes spaces and others that only Python's syntax lets one escape."""
+    return re.sub(r"([\\.+*?()|\[\]{}^$/])", r"\\\1", text).replace("\n", r"\n")
+
+
+def _sampling(options: SamplingOptions) -> dict[str, Any]:
+    return {
+        "temperature": 1.0 if options.temperature is None else options.temperature,
+        "top_p": options.top_p,
+        "top_k": options.top_k if options.top_k and options.top_k > 0 else None,
+        "min_p": None if options.min_p is None else min(options.min_p, _HIGHEST_MIN_P),
+        "presence_penalty": options.presence_penalty,
+        "frequency_penalty": options.frequency_penalty,
+        "repetition_penalty": options.repetition_penalty,
+    }
+
+
+def _bias(asked: dict[str, float] | None) -> dict[int, float]:
+    try:
+        bias = {int(id): float(value) for id, value in (asked or {}).items()}
+    except (TypeError, ValueError):
+        raise InvalidArgument("logit_bias: keys must be token ids and values numbers") from None
+    if any(id < 0 or id >= 1 << 32 or not math.isfinite(value) for id, value in bias.items()):
+        raise InvalidArgument("logit_bias: keys must be token ids and values numbers")
+    return bias
+
+
+def _refuse(request: PreprocessedRequest) -> None:
+    sampling = request.sampling_options
+    asked = {
+        "use_beam_search": sampling.use_beam_search,
+        "best_of": (sampling.best_of or 1) > 1,
+        "prompt_logprobs": request.output_options.prompt_logprobs is not None,
+        "a LoRA adapter": request.routing is not None and request.routing.lora_name,
+        "kv_transfer_params": request.kv_transfer_params,
+    }
+    for name, wanted in asked.items():
+        if wanted:
+            raise InvalidArgument(f"mistralrs does not support {name}")

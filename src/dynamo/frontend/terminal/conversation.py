@@ -1,0 +1,41 @@
+"""What was said so far, and how it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dynamo.protocols.openai_chat import Message
+
+
+class Conversation:
+    def __init__(self) -> None:
+        self.system = ""
+        self.turns: list[Message] = []
+
+    def messages(self) -> list[Message]:
+        system = [Message(role="system", content=self.system)] if self.system else []
+        return [*system, *self.turns]
+
+    def say(self, text: str) -> None:
+        self.turns.append(Message(role="user", content=text))
+
+    def answered(self, text: str) -> None:
+        """An answer cut short is kept as far as it came; a question that got none is taken back."""
+        if text:
+            self.turns.append(Message(role="assistant", content=text))
+        elif self.turns and self.turns[-1].role == "user":
+            self.turns.pop()
+
+    def clear(self) -> None:
+        self.turns.clear()
+
+    def save(self, path: Path) -> None:
+        """As Markdown where the name ends in .md, else as JSON messages. Never over another file."""
+        if path.suffix == ".md":
+            data = "\n\n".join(f"**{turn.role}**\n\n{turn.content}" for turn in self.messages()).encode() + b"\n"
+        else:
+            data = msgspec.json.format(msgspec.json.encode({"messages": self.messages()}), indent=2) + b"\n"
+        with path.open("xb") as file:
+            file.write(data)

@@ -1,0 +1,146 @@
+"""in=batch:FILE: every prompt of a file answered, in the file's order, into output.jsonl beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from dynamo.frontend.ask import Answer, ask
+from dynamo.frontend.models import Models
+from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
+from dynamo.run.answering import answering, wishes
+from dynamo.run.errors import INTERRUPTED, RunError
+from dynamo.run.grammar import Command
+from dynamo.run.journal import Header, Journal, checksum
+from dynamo.run.progress import Progress
+from dynamo.run.prompts import BadLine, Prompt, Request, read_prompt
+from dynamo.run.settings import request_template
+from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.process import unless_shut_down
+
+OUTPUT = "output.jsonl"
+_ATTEMPTS = 3
+
+
+async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    file = _prompts_file(command)
+    code = await unless_shut_down(runtime, _batch(runtime, command, environ, file))
+    if code is None:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
+    return code
+
+
+def _prompts_file(command: Command) -> Path:
+    file = Path(command.input.target).expanduser()
+    if not file.is_file():
+        raise RunError(f'missing or not a file: {file}; it should hold JSON lines such as {{"text": "…"}}')
+    if file.name == OUTPUT:
+        raise RunError(f"{file} is where the answers go: give the prompts another name")
+    return file
+
+
+async def _batch(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], file: Path) -> int:
+    digest, total = await asyncio.to_thread(checksum, file)
+    async with answering(runtime, command, environ) as (models, model):
+        journal = Journal(file.with_name(OUTPUT))
+        try:
+            journal.open(Header(input=file.name, checksum=digest, model=model.name))
+            batch = Batch(command, models, model.name, journal)
+            with Progress(total, done=len(journal)) as progress:
+                await batch.answer_all(file, progress)
+            journal.finish()
+        finally:
+            journal.close()
+    print(batch.summary(), file=sys.stderr)
+    return 1 if total and journal.failed == total else 0
+
+
+class Batch:
+    def __init__(self, command: Command, models: Models, model: str, journal: Journal) -> None:
+        self._concurrency = command.batch_concurrency
+        self._wishes = wishes(command)
+        self._template = request_template(command.request_template)
+        self._models = models
+        self._model = model
+        self._journal = journal
+        self._earlier = len(journal)
+        self._began = time.perf_counter()
+        self._tokens_in = 0
+        self._tokens_out = 0
+        self._firsts: list[float] = []
+
+    async def answer_all(self, file: Path, progress: Progress) -> None:
+        with file.open("rb") as lines:
+            waiting = self._unanswered(lines)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self._concurrency):
+                        group.create_task(self._answer_some(waiting, progress))
+            except* RunError as errors:
+                raise RunError(str(errors.exceptions[0])) from errors
+
+    def _unanswered(self, lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+        for number, line in enumerate(lines, start=1):
+            if line.strip() and number not in self._journal:
+                yield number, line
+
+    async def _answer_some(self, waiting: Iterator[tuple[int, bytes]], progress: Progress) -> None:
+        for number, line in waiting:
+            record, failed = await self._outcome(number, line)
+            self._journal.add(number, msgspec.json.encode(record), failed=failed)
+            progress.one_more(self._journal.failed)
+
+    async def _outcome(self, number: int, line: bytes) -> tuple[dict[str, object], bool]:
+        try:
+            prompt = read_prompt(line, model=self._model, wishes=self._wishes, template=self._template)
+        except BadLine as bad:
+            return bad.record(number), True
+        try:
+            return prompt.answered(await self._ask(prompt)), False
+        except DynamoException as error:
+            return prompt.failed(error), True
+
+    async def _ask(self, prompt: Prompt) -> Answer:
+        request: Request = prompt.request()
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                answer = await ask(self._models.get(request.model), request)
+                break
+            except (Unavailable, ModelNotFound):
+                # All workers of our model left: whoever comes next gets the rest. Another model may never come.
+                if attempt == _ATTEMPTS or request.model != self._model:
+                    raise
+                await self._models.wait_for(self._model)
+        self._tokens_in += answer.tokens_in
+        self._tokens_out += answer.tokens_out
+        if answer.first is not None:
+            self._firsts.append(answer.first)
+        return answer
+
+    def summary(self) -> str:
+        seconds = time.perf_counter() - self._began
+        now = len(self._journal) - self._earlier
+        parts = [f"{now} prompts in {seconds:.1f} s"]
+        if self._earlier:
+            parts.append(f"{self._earlier} done before")
+        if self._journal.failed:
+            parts.append(f'{self._journal.failed} failed: see "error" in {OUTPUT}')
+        lines = [
+            "; ".join(parts),
+            f"tokens in: {self._tokens_in} ({self._tokens_in / seconds:.0f}/s), "
+            f"out: {self._tokens_out} ({self._tokens_out / seconds:.0f}/s)",
+        ]
+        if self._firsts:
+            late = sorted(self._firsts)[int(len(self._firsts) * 0.95)]
+            lines.append(
+                f"time to first token: {statistics.median(self._firsts) * 1000:.0f} ms median, "
+                f"{late * 1000:.0f} ms at the 95th percentile"
+            )
+        return "\n".join(lines)

@@ -1,0 +1,264 @@
+"""What a dynamo-run command line means. Pure: nothing is opened, read or started here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from dynamo.run import flags
+from dynamo.run.flags import Flag
+
+InputKind = Literal["text", "stdin", "http", "batch", "dyn", "none"]
+
+DEFAULT_ENGINE = "mistralrs"
+
+
+class UsageError(Exception):
+    """The command line is wrong; the message is one line and names the nearest right word."""
+
+
+class Input(Struct, frozen=True):
+    """Where requests come from; `target` is the file of a batch or the path of an endpoint."""
+
+    kind: InputKind
+    target: str = ""
+
+
+class Output(Struct, frozen=True):
+    """Who answers: an engine in this process, or (engine None) workers found on the network."""
+
+    engine: str | None
+    file: str | None = None
+
+    @property
+    def remote(self) -> bool:
+        return self.engine is None
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    input: Input
+    output: Output
+    model: str | None = None
+    arguments: list[str] = []
+    verbosity: int = 0
+    notes: list[str] = []
+    show: Literal["help", "version", "completion"] | None = None
+    shell: str = ""
+
+    model_name: str | None = None
+    model_config: str | None = None
+    context_length: int | None = None
+    dyn_tool_call_parser: str | None = None
+    dyn_reasoning_parser: str | None = None
+    kv_cache_block_size: int | None = None
+    tensor_parallel_size: int = 1
+    base_gpu_id: int = 0
+    num_nodes: int = 1
+    node_rank: int = 0
+    leader_addr: str | None = None
+    extra_engine_args: str | None = None
+    http_host: str | None = None
+    http_port: int | None = None
+    request_template: str | None = None
+    batch_concurrency: int = 64
+    migration_limit: int = 0
+    router_mode: str | None = None
+    kv_overlap_score_weight: float | None = None
+    router_temperature: float | None = None
+    use_kv_events: bool | None = None
+    discovery_backend: str | None = None
+    request_plane: str | None = None
+    event_plane: str | None = None
+
+
+def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
+    """Read a command line; `terminal` says whether standard input is one, which decides the default input."""
+    words, arguments = _split(words)
+    values: dict[str, Any] = {"arguments": arguments}
+    verbosity, notes, models = 0, [], []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if word in ("-h", "--help"):
+            values.setdefault("show", "help")
+        elif word == "--version":
+            values.setdefault("show", "version")
+        elif name == "--completion":
+            values |= {"show": "completion", "shell": _shell(value if equals else _next(name, rest))}
+        elif word in ("-v", "-vv"):
+            verbosity += len(word) - 1
+        elif name in flags.BY_WORD:
+            flag = flags.BY_WORD[name]
+            values[flag.field] = _value(flag, name, value if equals else None, rest)
+        elif word.startswith("-") and word != "-":
+            known = (*flags.BY_WORD, *flags.OTHER_WORDS)
+            raise UsageError(f"unknown flag '{name}'{nearest(name, known)}")
+        elif name == "in" and equals:
+            _once(values, "input", "in=")
+            values["input"] = _input(value)
+        elif name == "out" and equals:
+            _once(values, "output", "out=")
+            values["output"] = _output(value)
+            if value.startswith("dyn://"):
+                notes.append("note: out=dyn://… is the old way to say out=dyn; the path is not needed")
+        elif equals and name.isalpha():
+            raise UsageError(f"'{word}' must start with in= or out={nearest(name + '=', ('in=', 'out='))}")
+        elif not word:
+            raise UsageError("an empty word: is a shell variable unset?")
+        else:
+            models.append(word)
+    if verbosity > 2:
+        raise UsageError("-vv is as verbose as it gets")
+    values.setdefault("input", Input("text" if terminal else "stdin"))
+    values.setdefault("output", Output(DEFAULT_ENGINE))
+    values["model"] = _model(models, values.pop("model_path", None))
+    command = Command(**values, verbosity=verbosity, notes=notes)
+    if command.show is None:
+        _check(command)
+    return command
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'X'?`, or nothing where no word is near."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean '{found[0]}'?" if found else ""
+
+
+def _split(words: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Ours, and what comes after `--`, which is the engine's."""
+    if "--" not in words:
+        return words, []
+    cut = words.index("--")
+    return words[:cut], list(words[cut + 1 :])
+
+
+def _once(values: dict[str, Any], field: str, word: str) -> None:
+    if field in values:
+        raise UsageError(f"{word} is given twice")
+
+
+def _next(name: str, rest: list[str]) -> str:
+    if not rest or rest[0].startswith("--"):
+        raise UsageError(f"{name} needs a value")
+    return rest.pop(0)
+
+
+def _value(flag: Flag, name: str, given: str | None, rest: list[str]) -> Any:
+    if flag.kind == "bool":
+        if given is None:
+            given = rest.pop(0) if rest and rest[0].lower() in ("true", "false") else "true"
+        if given.lower() not in ("true", "false"):
+            raise UsageError(f"{name} must be true or false, not '{given}'")
+        return given.lower() == "true"
+    text = _next(name, rest) if given is None else given
+    if not text:
+        raise UsageError(f"{name} needs a value")
+    if flag.choices and text not in flag.choices:
+        raise UsageError(f"{name} must be {_list(flag.choices)}, not '{text}'{nearest(text, flag.choices)}")
+    if flag.kind in ("int", "float"):
+        return _number(flag, name, text)
+    return text
+
+
+def _number(flag: Flag, name: str, text: str) -> int | float:
+    whole = flag.kind == "int"
+    try:
+        number = int(text) if whole else float(text)
+    except ValueError:
+        raise UsageError(f"{name} must be a {'whole ' if whole else ''}number, not '{text}'") from None
+    if not flag.low <= number <= flag.high:
+        limit = f"at most {flag.high:.0f}" if number > flag.high else f"at least {flag.low:.0f}"
+        raise UsageError(f"{name} must be {limit}, not {text}")
+    return number
+
+
+def _list(words: Sequence[str]) -> str:
+    shown = [word for word in words if word != "mem"]
+    return f"{', '.join(shown[:-1])} or {shown[-1]}"
+
+
+def _shell(name: str) -> str:
+    if name not in flags.SHELLS:
+        raise UsageError(f"--completion must be {_list(flags.SHELLS)}, not '{name}'{nearest(name, flags.SHELLS)}")
+    return name
+
+
+def _input(value: str) -> Input:
+    kind, colon, target = value.partition(":")
+    if value in ("text", "stdin", "http", "none"):
+        return Input(value)  # type: ignore[arg-type]  # one of the kinds by the line above
+    if kind == "batch":
+        if not target:
+            raise UsageError("in=batch: needs a file: in=batch:prompts.jsonl")
+        return Input("batch", target)
+    if kind == "dyn" and (not colon or target.startswith("//")):
+        return Input("dyn", target.removeprefix("//"))
+    raise UsageError(f"unknown input 'in={value}'{nearest(value, flags.INPUTS) or _known('in=', flags.INPUTS)}")
+
+
+def _output(value: str) -> Output:
+    if value in flags.REMOTE or value.startswith("dyn://"):
+        return Output(None)
+    kind, _, file = value.partition(":")
+    if kind in flags.FILE_ENGINES:
+        if not file:
+            raise UsageError(f"out={kind} needs a Python file: out={kind}:engine.py")
+        return Output(kind, file)
+    engine = flags.OLD_ENGINES.get(value, value)
+    if engine in flags.ENGINES:
+        return Output(engine)
+    known = (*flags.ENGINES, *flags.OLD_ENGINES, *flags.REMOTE, "pystr:", "pytok:")
+    raise UsageError(f"unknown output 'out={value}'{nearest(value, known) or _known('out=', flags.ENGINES)}")
+
+
+def _known(prefix: str, words: Sequence[str]) -> str:
+    return f"; use {prefix}{'|'.join(words)}"
+
+
+def _model(words: list[str], path: str | None) -> str | None:
+    if len(words) > 1:
+        raise UsageError(f"one MODEL at most, but there are {len(words)}: {' '.join(words)}{_misplaced(words)}")
+    if words and path and words[0] != path:
+        raise UsageError(f"the model is given twice: {words[0]} and --model-path {path}")
+    return words[0] if words else path
+
+
+def _misplaced(words: list[str]) -> str:
+    """People forget `in=` and `out=`."""
+    for word in words:
+        if word in flags.INPUTS:
+            return f"; did you mean 'in={word}'?"
+        if word in (*flags.ENGINES, *flags.OLD_ENGINES, *flags.REMOTE):
+            return f"; did you mean 'out={word}'?"
+    return ""
+
+
+def _check(command: Command) -> None:
+    """What does not go together."""
+    kind, remote = command.input.kind, command.output.remote
+    if remote and kind == "dyn":
+        raise UsageError("in=dyn:// and out=dyn cannot go together: a worker needs an engine, such as out=mistralrs")
+    if remote and kind == "none":
+        raise UsageError("in=none and out=dyn cannot go together: a follower node needs an engine")
+    if remote:
+        for name, value in (
+            ("--context-length", command.context_length),
+            ("--kv-cache-block-size", command.kv_cache_block_size),
+            ("--extra-engine-args", command.extra_engine_args),
+        ):
+            if value is not None:
+                raise UsageError(f"{name} belongs to the workers: give it where the engine runs, not with out=dyn")
+        if command.model:
+            raise UsageError(f"out=dyn serves what workers offer, not {command.model}; to pick one use --model-name")
+    if command.node_rank >= command.num_nodes:
+        raise UsageError(f"--node-rank must be less than --num-nodes ({command.num_nodes}), not {command.node_rank}")
+    if command.num_nodes > 1 and not command.leader_addr:
+        raise UsageError("--num-nodes above 1 needs --leader-addr HOST:PORT")
+    if kind == "none" and not command.node_rank:
+        raise UsageError("in=none is for the followers of an engine on several nodes: give --num-nodes and --node-rank")
+    if kind != "none" and command.node_rank:
+        raise UsageError(f"node {command.node_rank} follows and takes no requests itself: use in=none")

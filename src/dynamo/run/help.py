@@ -1,0 +1,39 @@
+"""`dynamo-run --help`, in one screen, examples last."""
+
+from __future__ import annotations
+
+from dynamo.run import flags
+
+_HEAD = f"""\
+usage: dynamo-run [in=INPUT] [out=OUTPUT] [flags] [MODEL] [-- engine arguments]          (in any order)
+
+  in=   text (a chat; the default)    stdin (one answer; the default in a pipe)    http (OpenAI API)
+        batch:FILE (JSON lines)       dyn://NAMESPACE.COMPONENT.ENDPOINT (worker)  none (follower node)
+  out=  {"  ".join(flags.ENGINES)}
+        pystr:FILE.py  pytok:FILE.py (your own engine)    dyn or auto (workers on the network)
+  MODEL a Hugging Face id, a folder or a GGUF file; without one the bundled model answers
+"""
+
+_TAIL = """\
+General   -v, -vv                        log more; finer with DYN_LOG=debug,dynamo.router=trace
+          --version, --completion SHELL  the version; a script for bash, zsh or fish
+
+  dynamo-run                                               chat with the bundled model
+  dynamo-run Qwen/Qwen3-0.6B                               chat with a model from Hugging Face
+  echo "What is the capital of France?" | dynamo-run       one answer on stdout
+  dynamo-run in=http --http-port 8080 model.gguf           OpenAI-compatible server
+  dynamo-run in=batch:prompts.jsonl ~/models/Qwen3-4B      answers go to output.jsonl beside it
+  dynamo-run in=http out=dyn                               node 1: a server for workers that join
+  dynamo-run in=dyn://qwen.backend.generate Qwen/Qwen3-4B  node 2: a worker
+"""
+
+
+def help_text() -> str:
+    lines = []
+    for group in flags.GROUPS:
+        label = group
+        for flag in flags.FLAGS:
+            if flag.group == group:
+                lines.append(f"{label:<9} {flag.name + ' ' + flag.metavar:<30} {flag.about}")
+                label = ""
+    return "\n".join([_HEAD, *lines, _TAIL])

@@ -1,0 +1,61 @@
+"""in=http: the frontend in this process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+
+from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.server import Server
+from dynamo.model import HubConfig
+from dynamo.router import make_policy
+from dynamo.run.grammar import Command
+from dynamo.run.local import engine_served
+from dynamo.run.settings import request_template
+from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.names import EndpointId
+
+
+async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    config = FrontendConfig.from_env(
+        environ,
+        host=command.http_host,
+        port=command.http_port,
+        router_mode=command.router_mode,
+        request_template=request_template(command.request_template),
+    )
+    server = Server(runtime, config, lambda: make_policy(config.router_mode), HubConfig.from_env(environ))
+    try:
+        # Listening comes first: a port that is taken should be told before a large model is loaded.
+        await server.start()
+        if command.output.remote:
+            _greet(server, config, None)
+            await server.serve()
+        else:
+            async with engine_served(runtime, command, environ, EndpointId()) as card:
+                await server.models.wait_for(card.name)
+                _greet(server, config, card.name)
+                await server.serve()
+    except BaseException:
+        await server.stop()
+        raise
+    return 0
+
+
+def _greet(server: Server, config: FrontendConfig, model: str | None) -> None:
+    print(greeting(server.url, config, model), file=sys.stderr, flush=True)
+
+
+def greeting(url: str, config: FrontendConfig, model: str | None) -> str:
+    """Where it is, how to try it, and how to open it to others."""
+    lines = [f"serving on {url}"]
+    if model is None:
+        lines.append(f"workers that join are found by themselves; to see their models: curl {url}/v1/models")
+    else:
+        body = {"model": model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        text = json.dumps(body, ensure_ascii=False).replace("'", "'\\''")
+        lines.append(f"try: curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{text}'")
+    if config.host in ("127.0.0.1", "localhost", "::1"):
+        lines.append("only this machine can reach it; to open it to the network add --http-host 0.0.0.0")
+    return "\n".join(lines)

@@ -1,0 +1,146 @@
+"""The journal of a batch: what makes it resumable.
+
+Answers come in any order and a process can be killed at any moment. So each answer is appended to the journal in one
+write, under the number of its input line; when all are there they are written out in input order and the journal goes.
+A run that finds a journal of the same input goes on where it ends: lines that are in it are not asked again, and a line
+cut short by a kill counts as not written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import xxhash
+from msgspec import Struct
+
+from dynamo.run.errors import RunError
+
+
+class Header(Struct, frozen=True, kw_only=True):
+    """What a journal belongs to; answers of another input or model must not be mixed in."""
+
+    input: str
+    checksum: str
+    model: str
+
+
+class Entry(Struct, kw_only=True):
+    line: int
+    failed: bool
+    record: msgspec.Raw
+
+
+_header = msgspec.json.Decoder(Header)
+_entry = msgspec.json.Decoder(Entry)
+
+
+class Journal:
+    """Open from `open` to `close` or `finish`; held by one process at a time."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self.path = output.with_name(output.name + ".journal")
+        self._fd = -1
+        self._places: dict[int, tuple[int, int]] = {}
+        self._size = 0
+        self.failed = 0
+
+    def open(self, header: Header) -> None:
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path.parent}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another batch is running in {self.path.parent}") from None
+        self._read(header)
+        if not self._size:
+            self._append(msgspec.json.encode(header) + b"\n")
+
+    def _read(self, expected: Header) -> None:
+        """Learn what is there, and cut off what a kill left unfinished."""
+        with os.fdopen(os.dup(self._fd), "rb") as file:
+            for number, line in enumerate(file):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    if number == 0:
+                        self._check(_header.decode(line), expected)
+                    else:
+                        entry = _entry.decode(line)
+                        self._places[entry.line] = (self._size, len(line))
+                        self.failed += entry.failed
+                except msgspec.MsgspecError:
+                    raise RunError(f"{self.path} is not the journal of a batch: move it away or delete it") from None
+                self._size += len(line)
+        os.ftruncate(self._fd, self._size)
+
+    def _check(self, found: Header, expected: Header) -> None:
+        if found != expected:
+            what = "input file" if found.input != expected.input else "model"
+            if found.input == expected.input and found.checksum != expected.checksum:
+                what = "content of the input file"
+            raise RunError(
+                f"{self.path} is from an interrupted batch with another {what} "
+                f"({found.input}, model {found.model}): finish that one, or delete the journal to give it up"
+            )
+
+    def __contains__(self, line: int) -> bool:
+        return line in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, line: int, record: bytes, *, failed: bool) -> None:
+        assert line not in self._places
+        place = self._size
+        data = msgspec.json.encode(Entry(line=line, failed=failed, record=msgspec.Raw(record))) + b"\n"
+        self._append(data)
+        self._places[line] = (place, len(data))
+        self.failed += failed
+
+    def _append(self, data: bytes) -> None:
+        try:
+            written = os.pwrite(self._fd, data, self._size)
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error.strerror}") from error
+        if written != len(data):
+            raise RunError(f"cannot write to {self.path}: the disk is full")
+        self._size += written
+
+    def finish(self) -> None:
+        """Write the output in input order; it appears whole or not at all."""
+        whole = self._output.with_name(self._output.name + ".new")
+        try:
+            with whole.open("wb") as file:
+                file.writelines(self._in_order())
+            whole.replace(self._output)
+            self.path.unlink()
+        except OSError as error:
+            raise RunError(f"cannot write {self._output}: {error.strerror}; the journal is kept") from error
+        self.close()
+
+    def _in_order(self) -> Iterator[bytes]:
+        for line in sorted(self._places):
+            place, length = self._places[line]
+            yield bytes(_entry.decode(os.pread(self._fd, length, place)).record) + b"\n"
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def checksum(path: Path) -> tuple[str, int]:
+    """Of the whole input, and how many prompts it has."""
+    digest, prompts = xxhash.xxh3_128(), 0
+    with path.open("rb") as file:
+        for line in file:
+            digest.update(line)
+            prompts += bool(line.strip())
+    return digest.hexdigest(), prompts

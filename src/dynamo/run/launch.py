@@ -1,0 +1,55 @@
+"""From a command to a running process: settings, network, then the input that was asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import uvloop
+
+from dynamo.protocols.errors import DynamoException, StartError
+from dynamo.run.errors import INTERRUPTED, Interrupted
+from dynamo.run.grammar import Command, UsageError
+from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
+from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+
+
+def launch(command: Command, environ: Mapping[str, str]) -> None:
+    try:
+        talks = command.input.kind in ("text", "stdin", "batch")
+        configure_dynamo_logging(LogConfig.from_env(quiet(environ) if talks else environ, verbosity=command.verbosity))
+        code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
+    except (ValueError, UsageError) as error:
+        raise fail(str(error), code=2, error=error) from None
+    except Interrupted:
+        code = INTERRUPTED
+    except (StartError, DynamoException) as error:
+        raise fail(str(error), error=error) from None
+    except Exception as error:
+        raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
+    if code:
+        raise SystemExit(code)
+
+
+def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
+    """Without remote workers on either side, nothing outside this process is needed or touched."""
+    if not command.output.remote and command.input.kind != "dyn":
+        return RuntimeConfig.in_process(environ)
+    return RuntimeConfig.from_env(
+        environ,
+        discovery_backend=command.discovery_backend,
+        request_plane=command.request_plane,
+        event_plane=command.event_plane,
+    )
+
+
+def _input(command: Command) -> Any:
+    """The module of the input; only the one that runs is imported."""
+    return importlib.import_module(f"dynamo.run.{command.input.kind}")
+
+
+async def _run(command: Command, environ: Mapping[str, str], network: RuntimeConfig, module: Any) -> int:
+    runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
+    return await run_until_signalled(runtime, module.run(runtime, command, environ)) or 0

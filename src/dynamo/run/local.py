@@ -1,0 +1,196 @@
+"""An engine in this process: its model brought here, its card written, its endpoint served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from dynamo.engines.base import Engine, EngineInfo
+from dynamo.engines.registry import ENGINES, EngineSpec, make_engine
+from dynamo.llm.register import register_card
+from dynamo.model import HubConfig, LocalModel, build_card, bundled, default_name, resolve
+from dynamo.model.errors import ModelError
+from dynamo.pipeline.parse import reasoning_formats, tool_formats
+from dynamo.protocols.card import ModelCard, ModelInput, ModelType, RuntimeConfig
+from dynamo.run.errors import Interrupted
+from dynamo.run.grammar import Command, UsageError, nearest
+from dynamo.run.settings import engine_arguments
+from dynamo.run.threads import in_thread
+from dynamo.runtime import DistributedRuntime, Endpoint
+from dynamo.runtime.discovery import Put
+from dynamo.runtime.names import EndpointId, instance_key
+from dynamo.runtime.process import unless_shut_down
+from dynamo.worker import serve_engine
+
+_TAKE_TEXT = ("echo_full", "pystr")
+_NEED_NO_WEIGHTS = ("echo_core", "mocker", "pytok")
+_BUNDLED_FOR = ("mistralrs", "echo_core", "mocker")
+_BUNDLED_PARSERS = ("hermes", "basic")
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    """What will be served: the engine's files, those the card is written from, and the name."""
+
+    name: str
+    model: LocalModel | None = None
+    described_by: LocalModel | None = None
+    is_bundled: bool = False
+
+
+@asynccontextmanager
+async def engine_served(
+    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], place: EndpointId
+) -> AsyncIterator[ModelCard]:
+    """Start the engine, serve it at `place` while the block runs, then let it finish and stop it."""
+    subject, engine, info = await _start(runtime, command, environ)
+    try:
+        endpoint = Endpoint(runtime, place)
+        card = await in_thread(lambda: _card(command, subject, engine, info))
+        await register_card(endpoint, card)
+        serving = asyncio.create_task(serve_engine(endpoint, engine))
+        try:
+            await _found(runtime, instance_key(place, runtime.instance_id), serving)
+            yield card
+        finally:
+            if not runtime.is_shutting_down:
+                serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+    finally:
+        await engine.stop()
+
+
+async def start_follower(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> Engine:
+    """The engine of a node that takes no requests itself."""
+    return (await _start(runtime, command, environ))[1]
+
+
+async def _start(
+    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
+) -> tuple[Subject, Engine, EngineInfo]:
+    """Find the model and load it, which may take long: a signal ends it."""
+
+    async def start() -> tuple[Subject, Engine, EngineInfo]:
+        subject = await in_thread(lambda: _find(command, HubConfig.from_env(environ)))
+        engine = _make(command, subject, environ)
+        try:
+            return subject, engine, await engine.start()
+        except BaseException:
+            await engine.stop()
+            raise
+
+    _check_parsers(command)
+    started = await unless_shut_down(runtime, start())
+    if started is None:
+        raise Interrupted("interrupted")
+    return started
+
+
+def _check_parsers(command: Command) -> None:
+    for flag, name, known in (
+        ("--dyn-tool-call-parser", command.dyn_tool_call_parser, tool_formats()),
+        ("--dyn-reasoning-parser", command.dyn_reasoning_parser, reasoning_formats()),
+    ):
+        if name is not None and name not in known:
+            raise UsageError(f"{flag}: unknown format '{name}'{nearest(name, known) or '; use ' + ', '.join(known)}")
+
+
+async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[None]) -> None:
+    """Wait until discovery knows the instance, or until it is certain that it never will."""
+
+    async def watch() -> None:
+        async with contextlib.aclosing(runtime.discovery.watch(key)) as changes:
+            async for change in changes:
+                if isinstance(change, Put):
+                    return
+
+    seen = asyncio.create_task(watch())
+    await asyncio.wait({seen, serving}, return_when=asyncio.FIRST_COMPLETED)
+    seen.cancel()
+    await asyncio.gather(seen, return_exceptions=True)
+    if serving.done():
+        await serving
+
+
+def _find(command: Command, hub: HubConfig) -> Subject:
+    name = command.output.engine
+    assert name
+    if name not in ENGINES:
+        make_engine(name, EngineSpec())  # says that it is not there, before a model is fetched for it
+    if name in _TAKE_TEXT:
+        file = Path(command.output.file).stem if command.output.file else name
+        return Subject(name=command.model_name or (default_name(command.model) if command.model else file))
+    source, is_bundled = command.model, False
+    if source is None:
+        if name not in _BUNDLED_FOR:
+            raise ModelError(f"out={name} needs a model: name a folder, a GGUF file or a Hugging Face id")
+        source, is_bundled = str(bundled()), True
+        print(f"no model given: using the bundled model '{default_name(source)}'", file=sys.stderr)
+    config = command.model_config
+    model = resolve(source, config=hub, weights=name not in _NEED_NO_WEIGHTS, tokenizer=config is None)
+    return Subject(
+        name=command.model_name or default_name(source),
+        model=model,
+        described_by=resolve(config, config=hub, weights=False) if config else model,
+        is_bundled=is_bundled,
+    )
+
+
+def _make(command: Command, subject: Subject, environ: Mapping[str, str]) -> Engine:
+    assert command.output.engine
+    return make_engine(
+        command.output.engine,
+        EngineSpec(
+            model=subject.model,
+            model_name=subject.name,
+            context_length=command.context_length,
+            kv_cache_block_size=command.kv_cache_block_size,
+            tensor_parallel_size=command.tensor_parallel_size,
+            base_gpu_id=command.base_gpu_id,
+            num_nodes=command.num_nodes,
+            node_rank=command.node_rank,
+            leader_addr=command.leader_addr,
+            extra_engine_args=engine_arguments(command.extra_engine_args),
+            file=command.output.file,
+            arguments=command.arguments,
+            environ=environ,
+        ),
+    )
+
+
+def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) -> ModelCard:
+    tools, reasoning = _BUNDLED_PARSERS if subject.is_bundled else (None, None)
+    runtime_config = RuntimeConfig(
+        total_kv_blocks=info.total_kv_blocks,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        tool_call_parser=command.dyn_tool_call_parser or tools,
+        reasoning_parser=command.dyn_reasoning_parser or reasoning,
+    )
+    block_size = command.kv_cache_block_size or info.kv_cache_block_size or 16
+    if engine.model_input is ModelInput.Text:
+        both = command.output.engine == "echo_full"
+        return ModelCard(
+            name=subject.name,
+            model_type=(ModelType.Backend if both else ModelType.Chat).value,
+            model_input=ModelInput.Text,
+            context_length=info.context_length or command.context_length,
+            kv_cache_block_size=block_size,
+            runtime_config=runtime_config,
+        )
+    assert subject.described_by
+    return build_card(
+        subject.described_by,
+        name=subject.name,
+        model_type=ModelType.Backend,
+        context_length=info.context_length or command.context_length,
+        kv_cache_block_size=block_size,
+        migration_limit=command.migration_limit,
+        runtime_config=runtime_config,
+    )

@@ -1,0 +1,62 @@
+"""The commands `dynamo-run` and `dynamo`. Everything heavy is imported only once it is known to be needed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from dynamo import __version__
+from dynamo.run.grammar import Command, UsageError, nearest, parse
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    words = sys.argv[1:] if words is None else words
+    try:
+        command = parse(words, terminal=sys.stdin is not None and sys.stdin.isatty())
+    except UsageError as error:
+        raise _wrong_use(str(error)) from None
+    if command.show:
+        _show(command)
+        return
+    for note in command.notes:
+        print(note, file=sys.stderr)
+    from dynamo.run.launch import launch
+
+    launch(command, os.environ)
+
+
+def dynamo() -> None:
+    """`dynamo run …` is `dynamo-run …`."""
+    words = sys.argv[1:]
+    match words:
+        case ["run", *rest]:
+            main(rest)
+        case ["--version"]:
+            print(f"dynamo {__version__}")
+        case [] | ["-h" | "--help"]:
+            print("usage: dynamo run …     chat, serve, batch or work: see dynamo run --help\n       dynamo --version")
+        case [word, *_]:
+            raise _wrong_use(f"unknown command 'dynamo {word}'{nearest(word, ('run', '--version', '--help'))}")
+
+
+def _wrong_use(message: str) -> SystemExit:
+    print(f"error: {message}", file=sys.stderr)
+    return SystemExit(2)
+
+
+def _show(command: Command) -> None:
+    if command.show == "version":
+        print(f"dynamo-run {__version__}")
+    elif command.show == "completion":
+        from dynamo.run.completion import script
+
+        print(script(command.shell), end="")
+    else:
+        from dynamo.run.help import help_text
+
+        print(help_text(), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The lines of a batch: `{"text": …}`, or OpenAI's `{"custom_id": …, "method": …, "url": …, "body": …}`."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Protocol
+
+import msgspec
+
+from dynamo.frontend.ask import Answer, Wishes
+from dynamo.frontend.errors import error_answer
+from dynamo.frontend.request_template import RequestTemplate, fill_body
+from dynamo.protocols.body import BodyDecoder
+from dynamo.protocols.errors import DynamoException, to_wire
+from dynamo.protocols.openai_chat import ChatRequest, Message
+from dynamo.protocols.openai_completions import CompletionRequest
+
+Request = ChatRequest | CompletionRequest
+
+_CHAT = BodyDecoder(ChatRequest)
+_COMPLETION = BodyDecoder(CompletionRequest)
+_URLS: dict[str, BodyDecoder[Any]] = {"/v1/chat/completions": _CHAT, "/v1/completions": _COMPLETION}
+
+
+class Prompt(Protocol):
+    """One line: the request it asks for, and how its outcome is written down."""
+
+    def request(self) -> Request:
+        """Raises DynamoException where the line asks for something that cannot be."""
+
+    def answered(self, answer: Answer) -> dict[str, Any]: ...
+
+    def failed(self, error: DynamoException) -> dict[str, Any]: ...
+
+
+class BadLine(Exception):
+    """The line cannot be understood at all."""
+
+    def __init__(self, why: str, custom_id: str | None = None) -> None:
+        super().__init__(why)
+        self._custom_id = custom_id
+
+    def record(self, line: int) -> dict[str, Any]:
+        message = f"line {line}: {self}"
+        if self._custom_id is None:
+            return {"line": line, "error": message}
+        error = {"code": "invalid_request", "message": message}
+        return {"id": _new_id(), "custom_id": self._custom_id, "response": None, "error": error}
+
+
+class TextPrompt:
+    """The plain form: a text in, a response out."""
+
+    def __init__(self, text: str, model: str, wishes: Wishes) -> None:
+        self._text = text
+        self._model = model
+        self._wishes = wishes
+
+    def request(self) -> Request:
+        return self._wishes.chat(self._model, [Message(role="user", content=self._text)])
+
+    def answered(self, answer: Answer) -> dict[str, Any]:
+        record = {
+            "text": self._text,
+            "response": answer.text,
+            "tokens_in": answer.tokens_in,
+            "tokens_out": answer.tokens_out,
+            "elapsed_ms": round(answer.elapsed * 1000),
+        }
+        if answer.finish_reason:
+            record["finish_reason"] = answer.finish_reason
+        return record
+
+    def failed(self, error: DynamoException) -> dict[str, Any]:
+        return {"text": self._text, "error": error.message}
+
+
+class OpenAIPrompt:
+    """A line of OpenAI's Batch API."""
+
+    def __init__(self, custom_id: str, url: str, body: bytes) -> None:
+        self._custom_id = custom_id
+        self._url = url
+        self._body = body
+        self._id = _new_id()
+
+    def request(self) -> Request:
+        asked: Request = _URLS[self._url].decode(self._body)
+        return asked
+
+    def answered(self, answer: Answer) -> dict[str, Any]:
+        return self._record(200, answer.body)
+
+    def failed(self, error: DynamoException) -> dict[str, Any]:
+        return self._record(to_wire(error)[2], msgspec.to_builtins(error_answer(error, self._id)))
+
+    def _record(self, status: int, body: dict[str, Any]) -> dict[str, Any]:
+        response = {"status_code": status, "request_id": self._id, "body": body}
+        return {"id": self._id, "custom_id": self._custom_id, "response": response, "error": None}
+
+
+def read_prompt(line: bytes, *, model: str, wishes: Wishes, template: RequestTemplate | None = None) -> Prompt:
+    """Raises BadLine, in words for the person who wrote the file."""
+    try:
+        value = msgspec.json.decode(line)
+    except (ValueError, RecursionError) as error:
+        raise BadLine(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise BadLine(f'must be an object such as {{"text": …}}, not {type(value).__name__}')
+    if "custom_id" in value or "body" in value:
+        return _openai(value, template)
+    text = value.get("text")
+    if not isinstance(text, str):
+        raise BadLine('has no text: write {"text": "…"}' if text is None else "its text must be a string")
+    return TextPrompt(text, model, wishes)
+
+
+def _openai(value: dict[str, Any], template: RequestTemplate | None) -> OpenAIPrompt:
+    custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
+    if not isinstance(custom_id, str):
+        raise BadLine("needs a custom_id, a string")
+    if value.get("method", "POST") != "POST":
+        raise BadLine(f"its method must be POST, not {value['method']}", custom_id)
+    if not isinstance(url, str) or url not in _URLS:
+        raise BadLine(f"its url must be {' or '.join(_URLS)}, not {url}", custom_id)
+    if not isinstance(body, dict):
+        raise BadLine("needs a body, an object", custom_id)
+    data = msgspec.json.encode(body)
+    return OpenAIPrompt(custom_id, url, fill_body(template, data) if template else data)
+
+
+def _new_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"

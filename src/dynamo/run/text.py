@@ -1,0 +1,26 @@
+"""in=text: a chat on this terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from dynamo.frontend.terminal import TerminalChat, history_path
+from dynamo.run.answering import answering, wishes
+from dynamo.run.errors import RunError
+from dynamo.run.grammar import Command
+from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.process import unless_shut_down
+
+
+async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    if not sys.stdin.isatty() or not sys.stdout.isatty():
+        raise RunError("in=text is a chat and needs a terminal; in a pipe use in=stdin")
+    return await unless_shut_down(runtime, _chat(runtime, command, environ)) or 0
+
+
+async def _chat(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
+    asking = wishes(command)
+    async with answering(runtime, command, environ) as (models, model):
+        await TerminalChat(models, model.name, asking, history_path(environ)).run()
+    return 0

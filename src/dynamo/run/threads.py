@@ -1,0 +1,36 @@
+"""Work that blocks and that nothing can interrupt: a download, a read from a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Like `asyncio.to_thread`, but the thread is left behind when this is cancelled or the process ends."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]  # the result is a T where there is no error
+
+    def body() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except BaseException as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    threading.Thread(target=body, name="dynamo-run", daemon=True).start()
+    return await done

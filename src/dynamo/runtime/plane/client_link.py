@@ -1,0 +1,186 @@
+"""A client's end of a connection: many streams, each told to its sink."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from dynamo.protocols.errors import (
+    Cancelled,
+    CannotConnect,
+    Disconnected,
+    DynamoException,
+    InvalidArgument,
+    ProtocolError,
+    from_wire,
+)
+from dynamo.runtime.context import Context
+from dynamo.runtime.plane import frames
+from dynamo.runtime.plane.frames import Kind
+from dynamo.runtime.plane.link import Link
+from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=64)
+def item_decoder(item_type: Any) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(item_type)
+
+
+class Call:
+    """One open stream at the client's end."""
+
+    __slots__ = ("decoder", "forget", "sink")
+
+    def __init__(self, sink: Sink, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+        self.sink = sink
+        self.decoder = decoder
+        self.forget: Callable[[], None] = lambda: None
+
+
+class ClientLink(Link):
+    """A client's end: many streams on one connection, each told to its sink."""
+
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        peer: str,
+        *,
+        token: str | None = None,
+        beat: float,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(write, peer, beat=beat)
+        self.draining: set[str] = set()
+        self.greeted: asyncio.Future[None] = self._loop.create_future()
+        self._close = close
+        self._calls: dict[int, Call] = {}
+        self._streams = 0
+        self._on |= {
+            Kind.HELLO: self._hello,
+            Kind.DELTAS: self._deltas_in,
+            Kind.ITEM: self._item,
+            Kind.END: self._end,
+            Kind.ERROR: self._error,
+            Kind.DRAINING: self._draining,
+        }
+        self.send(Kind.HELLO, frames.Hello(token=token))
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._calls)
+
+    def request(self, path: str, request: Any, context: Context, sink: Sink, *, item_type: Any, columnar: bool) -> None:
+        if self.lost:
+            sink.fail(Disconnected(f"the connection to {self.peer} is gone"))
+            return
+        if context.is_killed():
+            sink.fail(Cancelled("request was cancelled before it was sent"))
+            return
+        self._streams += 1
+        stream = self._streams
+        try:
+            self.send(
+                Kind.REQUEST,
+                frames.Request(
+                    stream,
+                    path,
+                    context.id(),
+                    frames.encode_payload(request),
+                    columnar,
+                    context.metadata,
+                    context.traceparent,
+                ),
+            )
+        except InvalidArgument as error:
+            sink.fail(error)
+            return
+        call = Call(sink, item_decoder(item_type))
+        self._calls[stream] = call
+        if context.is_stopped():
+            self._cancel(stream, killed=False)
+        call.forget = context.on_stop(lambda killed: self._cancel(stream, killed=killed))
+
+    def _cancel(self, stream: int, *, killed: bool) -> None:
+        if self.lost or stream not in self._calls:
+            return
+        self.send(Kind.CANCEL, frames.Cancel(stream, killed))
+        if killed:
+            # The reader is gone: its cancellation must not wait for the rest of this turn of the loop.
+            self.flush()
+            self._finish(stream).sink.fail(Cancelled("request was cancelled"))
+
+    def _hello(self, hello: frames.Hello) -> None:
+        if hello.magic != frames.MAGIC or hello.version != frames.VERSION:
+            raise ProtocolError(f"the worker speaks {hello.magic!r} version {hello.version}")
+        if not self.greeted.done():
+            self.greeted.set_result(None)
+
+    def _deltas_in(self, deltas: frames.Deltas) -> None:
+        calls = self._calls
+        for stream, ids in deltas.items():
+            call = calls.get(stream)
+            if call is not None:
+                try:
+                    call.sink.tokens(ids)
+                except Exception as error:
+                    self._broken_sink(stream, error)
+
+    def _item(self, item: frames.Item) -> None:
+        call = self._calls.get(item.stream)
+        if call is None:
+            return
+        try:
+            call.sink.item(call.decoder.decode(item.payload))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self.send(Kind.CANCEL, frames.Cancel(item.stream))
+            self._finish(item.stream).sink.fail(
+                ProtocolError(f"the worker sent an item that cannot be understood: {error}")
+            )
+        except Exception as error:
+            self._broken_sink(item.stream, error)
+
+    def _end(self, end: frames.End) -> None:
+        if end.stream in self._calls:
+            call = self._finish(end.stream)
+            try:
+                call.sink.end()
+            except Exception:
+                log.exception("a stream from %s could not be ended", self.peer)
+
+    def _error(self, error: frames.Error) -> None:
+        if error.stream in self._calls:
+            self._finish(error.stream).sink.fail(from_wire(error.kind, error.message, error.status))
+        elif error.stream == 0:
+            raise ProtocolError(error.message)
+
+    def _draining(self, path: str) -> None:
+        self.draining.add(path)
+
+    def _broken_sink(self, stream: int, error: Exception) -> None:
+        """A fault in one stream's own stages ends that stream and no other."""
+        log.error("a stream from %s could not be handled: %s", self.peer, error, exc_info=error)
+        if stream in self._calls:
+            self.send(Kind.CANCEL, frames.Cancel(stream))
+            self._finish(stream).sink.fail(ProtocolError(f"internal error: {error}"))
+
+    def _finish(self, stream: int) -> Call:
+        call = self._calls.pop(stream)
+        call.forget()
+        return call
+
+    def _lost(self, error: DynamoException) -> None:
+        if not self.greeted.done():
+            self.greeted.set_exception(CannotConnect(f"cannot connect to {self.peer}: {error}"))
+            self.greeted.exception()
+        for stream in tuple(self._calls):
+            self._finish(stream).sink.fail(error)
+
+    def _close_transport(self) -> None:
+        self._close()

@@ -1,0 +1,149 @@
+"""A worker's end of a connection: requests come in, their handlers' streams go out."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dynamo.protocols.errors import DynamoException, ProtocolError, Unavailable, to_wire
+from dynamo.runtime.context import Context
+from dynamo.runtime.plane import frames
+from dynamo.runtime.plane.frames import Kind
+from dynamo.runtime.plane.link import Link
+from dynamo.runtime.plane.route import Route
+
+
+class ServerLink(Link):
+    """A worker's end: requests come in, their handlers' streams go out."""
+
+    def __init__(
+        self,
+        write: Callable[[bytes], None],
+        peer: str,
+        routes: Mapping[str, Route],
+        *,
+        token: str | None = None,
+        beat: float,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(write, peer, beat=beat)
+        self._routes = routes
+        self._token = token
+        self._close = close
+        self._greeted = False
+        self._calls: dict[int, Context] = {}
+        self._room: asyncio.Future[None] | None = None
+        self._on |= {Kind.HELLO: self._hello, Kind.REQUEST: self._request, Kind.CANCEL: self._cancel}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._calls)
+
+    def tell_draining(self, path: str) -> None:
+        if not self.lost:
+            self.send(Kind.DRAINING, path)
+
+    def pause(self) -> None:
+        if self._room is None:
+            self._room = self._loop.create_future()
+
+    def resume(self) -> None:
+        if self._room is not None:
+            self._room.set_result(None)
+            self._room = None
+
+    async def room(self) -> None:
+        if self._room is not None:
+            await self._room
+
+    def forget(self, stream: int) -> None:
+        self._calls.pop(stream, None)
+
+    def _hello(self, hello: frames.Hello) -> None:
+        if hello.magic != frames.MAGIC:
+            raise ProtocolError(f"the peer speaks {hello.magic!r}, not {frames.MAGIC}")
+        if hello.version != frames.VERSION:
+            self.send(Kind.ERROR, frames.Error(0, "protocol", f"this worker speaks version {frames.VERSION}"))
+            raise ProtocolError(f"the peer speaks version {hello.version}, this side {frames.VERSION}")
+        if self._token and not hmac.compare_digest(self._token.encode(), (hello.token or "").encode()):
+            self.send(Kind.ERROR, frames.Error(0, "protocol", "wrong request plane token"))
+            raise ProtocolError("the peer has no valid request plane token")
+        self._greeted = True
+        self.send(Kind.HELLO, frames.Hello())
+
+    def _request(self, request: frames.Request) -> None:
+        if not self._greeted:
+            raise ProtocolError("a request came before hello")
+        if request.stream in self._calls:
+            raise ProtocolError(f"stream {request.stream} is already in use")
+        route = self._routes.get(request.endpoint)
+        if route is None:
+            error = Unavailable(f"{request.endpoint} is not served here")
+            self.send(Kind.ERROR, frames.Error(request.stream, *to_wire(error)))
+            return
+        context = Context(request.id, request.metadata, traceparent=request.traceparent)
+        self._calls[request.stream] = context
+        outlet = LinkOutlet(self, request.stream, route, context, columnar=request.columnar)
+        route.start_raw(request.payload, context, outlet)
+
+    def _cancel(self, cancel: frames.Cancel) -> None:
+        context = self._calls.get(cancel.stream)
+        if context is not None:
+            if cancel.kill:
+                context.kill()
+            else:
+                context.stop_generating()
+
+    def _lost(self, error: DynamoException) -> None:
+        self.resume()
+        for context in tuple(self._calls.values()):
+            context.kill()
+
+    def _close_transport(self) -> None:
+        self._close()
+
+
+class LinkOutlet:
+    """The sink of one request at the worker: what is pushed here goes out on the link."""
+
+    __slots__ = ("_context", "_link", "_route", "_stream", "columnar", "done")
+
+    def __init__(self, link: ServerLink, stream: int, route: Route, context: Context, *, columnar: bool) -> None:
+        self._link = link
+        self._stream = stream
+        self._route = route
+        self._context = context
+        self.columnar = columnar
+        self.done = False
+
+    def tokens(self, ids: list[int]) -> None:
+        if self.done:
+            return
+        if self.columnar:
+            self._link.send_tokens(self._stream, ids)
+        else:
+            self.item({"token_ids": ids})
+
+    def item(self, value: Any) -> None:
+        if not self.done and not self._link.lost:
+            self._link.send(Kind.ITEM, frames.Item(self._stream, frames.encode_payload(value)))
+
+    def end(self) -> None:
+        if not self.done:
+            self._finish(Kind.END, frames.End(self._stream))
+
+    def fail(self, error: DynamoException) -> None:
+        if not self.done:
+            self._finish(Kind.ERROR, frames.Error(self._stream, *to_wire(error)))
+
+    def _finish(self, kind: Kind, body: Any) -> None:
+        self.done = True
+        if not self._link.lost:
+            self._link.send(kind, body)
+        self._link.forget(self._stream)
+        self._route.finished(self._context)
+
+    async def writable(self) -> None:
+        await self._link.room()

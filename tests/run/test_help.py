@@ -1,0 +1,102 @@
+"""What dynamo-run tells about itself."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import dynamo
+from dynamo.run import flags
+from dynamo.run.completion import script
+from dynamo.run.help import help_text
+from running import RUN, run
+
+GUIDE = Path(__file__).parents[2] / "docs" / "dynamo-run.md"
+
+
+def test_the_help_fits_one_screen_and_ends_in_examples() -> None:
+    lines = help_text().splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 104
+    assert "dynamo-run in=" in lines[-1]
+
+
+def test_the_help_names_every_flag_and_engine() -> None:
+    text = help_text()
+    for word in (*(flag.name for flag in flags.FLAGS), *flags.ENGINES, "pystr:", "pytok:", "dyn://", "batch:"):
+        assert word in text
+
+
+def test_the_guide_shows_the_help_as_it_is() -> None:
+    assert f"```text\n{help_text()}```" in GUIDE.read_text()
+
+
+def test_help_version_and_completion_go_to_stdout(tmp_path: Path) -> None:
+    for words, expected in (
+        (["--help"], help_text()),
+        (["--version"], f"dynamo-run {dynamo.__version__}\n"),
+        (["--completion", "fish"], script("fish")),
+    ):
+        done = run(tmp_path, *words)
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert done.stdout.decode() == expected
+
+
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    done = run(tmp_path, "-X", "importtime", "-m", "dynamo.run.main", "--help", program=RUN[:1])
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines()}
+    assert "dynamo.run.help" in loaded
+    assert loaded.isdisjoint({"asyncio", "aiohttp", "uvloop", "tokenizers", "rich", "prompt_toolkit", "dynamo.runtime"})
+
+
+def test_the_other_command_is_dynamo(tmp_path: Path) -> None:
+    program = [RUN[0], "-c", "from dynamo.run.main import dynamo; dynamo()"]
+    assert run(tmp_path, "--version", program=program).stdout.decode() == f"dynamo {dynamo.__version__}\n"
+    assert run(tmp_path, "run", "--help", program=program).stdout.decode() == help_text()
+    assert run(tmp_path, "run", "out=echo", program=program, input="hi").stdout == b"hi\n"
+    wrong = run(tmp_path, "rum", program=program)
+    assert (wrong.returncode, wrong.stderr.decode()) == (2, "error: unknown command 'dynamo rum'; did you mean 'run'?\n")
+
+
+def complete(line: str) -> list[str]:
+    """What bash offers at the end of a line; like readline, `=` and `:` separate words."""
+    words = [word for word in re.split(r"\s+|(=|:)", line) if word] + ([""] if line.endswith(" ") else [])
+    quoted = " ".join(f"'{word}'" for word in words)
+    body = f"""
+    compopt() {{ :; }}
+    {script("bash")}
+    COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=({quoted}) COMP_CWORD={len(words) - 1}
+    _dynamo_run
+    printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    return subprocess.run(["bash", "-c", body], capture_output=True, text=True, check=True, cwd="/").stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("dynamo-run in=h", ["http"]),
+        ("dynamo-run in=http out=echo", ["echo_core", "echo_full"]),
+        ("dynamo-run --router-mode r", ["round-robin", "random"]),
+        ("dynamo-run --http-", ["--http-host", "--http-port"]),
+        ("dynamo-run in=batch:/et", ["/etc"]),
+        ("dynamo-run --completion f", ["fish"]),
+    ],
+)
+def test_bash_completes(line: str, offers: list[str]) -> None:
+    assert complete(line) == offers
+
+
+@pytest.mark.parametrize("shell", flags.SHELLS)
+def test_each_completion_knows_every_flag_and_parses(shell: str, tmp_path: Path) -> None:
+    text = script(shell)
+    for flag in flags.FLAGS:
+        assert flag.name.removeprefix("--") in text
+    if shutil.which(shell):
+        file = tmp_path / "completion"
+        file.write_text(text)
+        subprocess.run([shell, "-n", str(file)], check=True)

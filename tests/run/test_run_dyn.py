@@ -1,0 +1,66 @@
+"""in=dyn:// and out=dyn: workers and those who find them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import openai
+import pytest
+
+from running import run, running
+from services import Etcd, Nats
+
+
+def ask(url: str, model: str, text: str) -> str | None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+    return answer.choices[0].message.content
+
+
+def test_a_server_finds_workers_that_join_and_outlives_those_that_leave(tmp_path: Path) -> None:
+    with running(tmp_path, "in=http", "out=dyn", "--http-port", "0") as server:
+        url = server.url()
+        with running(tmp_path, "in=dyn://pool", "out=echo", "--model-name", "m") as first:
+            first.line_with("worker for 'm' at dyn://dynamo.pool.generate")
+            server.line_with("model 'm' can be served")
+            with running(tmp_path, "in=dyn://pool", "out=echo", "--model-name", "m") as second:
+                second.line_with("worker for 'm'")
+                assert first.end() == 0
+                assert ask(url, "m", "still here?") == "still here?"
+                assert second.end() == 0
+        server.line_with("model 'm' is gone")
+        assert server.end() == 0
+
+
+def test_a_piped_prompt_is_answered_by_workers_that_are_found(tmp_path: Path, model: Path) -> None:
+    words = ("in=dyn://a.b.c", "out=echo_core", str(model), "--migration-limit=3")
+    with running(tmp_path, *words) as worker:
+        worker.line_with("worker for 'small-model' at dyn://a.b.c")
+        done = run(tmp_path, "in=stdin", "out=dyn", input="hello")
+        assert (done.returncode, done.stdout) == (0, b"user\nhello\n")
+        done = run(tmp_path, "in=stdin", "out=dyn://a.b.c", "--model-name", "small-model", input="hello")
+        assert done.stdout == b"user\nhello\n"
+        assert b"note: out=dyn://" in done.stderr
+
+
+def test_two_workers_of_one_name_must_be_alike(tmp_path: Path, model: Path) -> None:
+    with running(tmp_path, "in=dyn://a.b.c", "out=echo", "--model-name", "m") as worker:
+        worker.line_with("worker for 'm'")
+        done = run(tmp_path, "in=dyn://a.b.c", "out=echo_core", "--model-name", "m", str(model))
+        assert done.returncode == 1
+        assert "another card" in done.stderr.decode().splitlines()[-1]
+
+
+@pytest.mark.parametrize("plane", ["tcp", "nats"])
+def test_two_machines_meet_by_etcd(tmp_path: Path, shared_etcd: Etcd, shared_nats: Nats, plane: str) -> None:
+    network = {"ETCD_ENDPOINTS": shared_etcd.url, "NATS_SERVER": shared_nats.url, "DYN_REQUEST_PLANE": plane}
+    name = f"m-{plane}"
+    with running(tmp_path, "in=http", "out=dyn", "--http-port", "0", **network) as server:
+        url = server.url()
+        words = (f"in=dyn://{name}.backend.generate", "out=echo", "--model-name", name)
+        with running(tmp_path, *words, **network) as worker:
+            worker.line_with("worker for")
+            server.line_with(f"model '{name}' can be served")
+            assert ask(url, name, "over the network") == "over the network"
+            assert worker.end() == 0
+        assert server.end() == 0

@@ -1,0 +1,80 @@
+"""in=http: the server, with an engine in the same process or with workers elsewhere."""
+
+from __future__ import annotations
+
+import json
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from running import running
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.load(answer)
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_it_says_where_it_is_and_how_to_try_it(tmp_path: Path) -> None:
+    with running(tmp_path, "in=http", "out=echo_full", "--model-name", "my_model", "--http-port", "0") as server:
+        url = server.url()
+        curl = server.line_with("curl")
+        body = json.loads(curl.partition("-d '")[2].removesuffix("'"))
+        assert f"curl {url}/v1/chat/completions" in curl
+        assert "--http-host 0.0.0.0" in server.line_with("network")
+        assert [model["id"] for model in get(f"{url}/v1/models")["data"]] == ["my_model"]
+        answer = post(f"{url}/v1/chat/completions", body)
+        assert answer["choices"][0]["message"]["content"] == "What is the capital of France?"
+        assert server.end() == 0
+
+
+def test_streams_reach_the_official_client(tmp_path: Path, model: Path) -> None:
+    with running(tmp_path, "in=http", "out=echo_core", "--model-path", str(model), "--http-port=0") as server:
+        client = openai.OpenAI(base_url=f"{server.url()}/v1", api_key="none")
+        stream = client.chat.completions.create(
+            model="small-model",
+            messages=[{"role": "user", "content": "Tell me a story"}],
+            max_completion_tokens=400,
+            stream=True,
+            extra_body={"nvext": {"ignore_eos": True}},
+        )
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+        assert text == "user\nTell me a story\nassistant\n"
+        client.close()
+
+
+def test_the_request_template_fills_what_requests_leave_out(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text('{"model": "echo_full", "temperature": 0.1, "max_completion_tokens": 2}')
+    words = ("in=http", "out=echo_full", "--request-template", "t.json", "--http-port", "0")
+    with running(tmp_path, *words) as server:
+        url = f"{server.url()}/v1/chat/completions"
+        messages = [{"role": "user", "content": "abcdef"}]
+        assert post(url, {"messages": messages})["choices"][0]["message"]["content"] == "ab"
+        longer = {"messages": messages, "model": "echo_full", "max_completion_tokens": 4}
+        assert post(url, longer)["choices"][0]["message"]["content"] == "abcd"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_running_answers_finish(tmp_path: Path, number: signal.Signals) -> None:
+    with running(tmp_path, "in=http", "out=echo", "--http-port", "0", DYN_TOKEN_ECHO_DELAY_MS="20") as server:
+        client = openai.OpenAI(base_url=f"{server.url()}/v1", api_key="none")
+        stream = client.chat.completions.create(
+            model="echo_full", messages=[{"role": "user", "content": "x" * 40}], stream=True
+        )
+        chunks = iter(stream)
+        next(chunks)
+        server.popen.send_signal(number)
+        rest = [chunk.choices[0].delta.content or "" for chunk in chunks]
+        assert "".join(rest) == "x" * 39
+        assert server.wait() == 0
+        client.close()
