@@ -64,12 +64,19 @@ def _echo_full(spec: EngineSpec) -> Engine:
     return EchoFull(delay_from_env(spec.environ))
 
 
+def _mocker(spec: EngineSpec) -> Engine:
+    from dynamo.engines.mocker.spec import mocker_for
+
+    return mocker_for(spec)
+
+
 ENGINES: dict[str, Callable[[EngineSpec], Engine]] = {
     "mistralrs": _mistralrs,
     "pystr": _pystr,
     "pytok": _pytok,
     "echo_core": _echo_core,
     "echo_full": _echo_full,
+    "mocker": _mocker,
 }
 ALIASES = {"echo": "echo_full", "llama_cpp": "llamacpp"}
 NOT_YET = ("llamacpp", "vllm", "sglang", "trtllm")

@@ -148,6 +148,7 @@ def _make(command: Command, subject: Subject, environ: Mapping[str, str]) -> Eng
         command.output.engine,
         EngineSpec(
             model=subject.model,
+            model_config=subject.described_by if command.model_config else None,
             model_name=subject.name,
             context_length=command.context_length,
             kv_cache_block_size=command.kv_cache_block_size,
@@ -170,6 +171,7 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
         total_kv_blocks=info.total_kv_blocks,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
+        data_parallel_size=info.data_parallel_size,
         tool_call_parser=command.dyn_tool_call_parser or tools,
         reasoning_parser=command.dyn_reasoning_parser or reasoning,
     )

@@ -13,7 +13,7 @@ from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
 from dynamo.protocols.kv import Cleared, Removed, Stored, StoredBlock
-from dynamo.router.kv.hashing import BASE_SEED, salt_seed
+from dynamo.router.kv.hashing import salt_seed
 from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs
@@ -61,12 +61,13 @@ class MockerEngine:
         self,
         args: MockerArgs,
         *,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: Vocabulary | Callable[[], Vocabulary] | None = None,
         timing: Timing | None = None,
         on_events: EventListener | None = None,
     ) -> None:
         self.args = args
-        self._vocabulary = vocabulary or Vocabulary()
+        self._vocabulary = vocabulary if isinstance(vocabulary, Vocabulary) else Vocabulary()
+        self._load_vocabulary = vocabulary if callable(vocabulary) else None
         self._on_events = on_events
         self._ranks = Ranks(args, timing=timing or timing_for(args), record_events=on_events is not None)
         self._ids = count()
@@ -83,10 +84,13 @@ class MockerEngine:
 
     async def start(self) -> EngineInfo:
         """Ready after `startup_time`; says what a router should know."""
+        if self._load_vocabulary:
+            self._vocabulary = await asyncio.to_thread(self._load_vocabulary)
         if self.args.startup_time:
             await asyncio.sleep(self.args.startup_time)
         self._loop = asyncio.get_running_loop()
         return EngineInfo(
+            context_length=self.args.max_model_len,
             kv_cache_block_size=self.args.block_size,
             total_kv_blocks=self.args.num_gpu_blocks,
             max_num_seqs=self.args.max_num_seqs,
@@ -101,6 +105,7 @@ class MockerEngine:
 
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
+        self._tell_load_soon()
 
     async def stop(self) -> None:
         """Fail what is still running; nothing is accepted afterwards."""
@@ -161,9 +166,7 @@ class MockerEngine:
         if routing is None:
             self._ranks.add(request_id, prompt, answer)
             return
-        salt = (
-            salt_seed(routing.lora_name, routing.cache_salt) if routing.lora_name or routing.cache_salt else BASE_SEED
-        )
+        salt = salt_seed(routing.lora_name, routing.cache_salt)
         self._ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
 
     def _tick(self) -> None:
