@@ -69,7 +69,7 @@ class MockerEngine:
         self._vocabulary = vocabulary if isinstance(vocabulary, Vocabulary) else Vocabulary()
         self._load_vocabulary = vocabulary if callable(vocabulary) else None
         self._on_events = on_events
-        self._ranks = Ranks(args, timing=timing or timing_for(args), record_events=on_events is not None)
+        self.ranks = Ranks(args, timing=timing or timing_for(args), record_events=on_events is not None)
         self._ids = count()
         self._sinks: dict[int, Sink] = {}
         self._clock = 0.0
@@ -100,8 +100,8 @@ class MockerEngine:
 
     def on_kv_events(self, listener: KvListener) -> None:
         """Tell of the blocks of every rank, before the tokens of the same iteration go out."""
-        self._on_events = lambda rank, events: listener(rank, [change_of(event) for event in events])
-        self._ranks.record_events()
+        self._on_events = lambda rank, events: listener(rank, changes_of(events))
+        self.ranks.record_events()
 
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
@@ -137,7 +137,7 @@ class MockerEngine:
 
     def cancel(self, request_id: int) -> None:
         sink = self._sinks.pop(request_id, None)
-        self._ranks.cancel(request_id)
+        self.ranks.cancel(request_id)
         self._tell_load_soon()
         if sink is not None:
             sink.item(EngineOutput(finish_reason="cancelled"))
@@ -145,12 +145,12 @@ class MockerEngine:
 
     def load(self) -> list[Load]:
         """One figure per data parallel rank."""
-        return self._ranks.load()
+        return self.ranks.load()
 
     def clear_cache(self) -> bool:
         """Forget cached prefixes; refused while requests run."""
-        cleared = self._ranks.clear_cache()
-        self._tell_events(self._ranks.take_events())
+        cleared = self.ranks.clear_cache()
+        self._tell_events(self.ranks.take_events())
         return cleared
 
     def _queue(self, request_id: int, request: PreprocessedRequest) -> None:
@@ -164,10 +164,10 @@ class MockerEngine:
             limit = min(limit, len(prompt) + 1)
         answer = answer_for(request, self._vocabulary, limit, self.args.reasoning)
         if routing is None:
-            self._ranks.add(request_id, prompt, answer)
+            self.ranks.add(request_id, prompt, answer)
             return
         salt = salt_seed(routing.lora_name, routing.cache_salt)
-        self._ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
+        self.ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
 
     def _tick(self) -> None:
         """Tell what was computed, compute the next iteration, and come back when that ends."""
@@ -176,7 +176,7 @@ class MockerEngine:
             if self._computed is not None:
                 computed, self._computed = self._computed, None
                 self._deliver(computed)
-            if self._loop is not None and self._ranks.busy:
+            if self._loop is not None and self.ranks.busy:
                 self._iterate(self._loop)
             else:
                 self._rest()
@@ -187,7 +187,7 @@ class MockerEngine:
 
     def _iterate(self, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() + _SLACK
-        iteration = self._ranks.step(self._clock, due)
+        iteration = self.ranks.step(self._clock, due)
         self._clock = iteration.ends
         if iteration.ends > due:
             self._computed = iteration
@@ -195,7 +195,7 @@ class MockerEngine:
             return
         self._deliver(iteration)
         # Others get their turn between iterations, however far the clock lags behind.
-        if self._loop is not None and self._ranks.busy:
+        if self._loop is not None and self.ranks.busy:
             self._timer = loop.call_soon(self._tick)
         else:
             self._rest()
@@ -219,7 +219,7 @@ class MockerEngine:
             except Exception:
                 log.exception("a sink refused its tokens; dropping its request")
                 sinks.pop(request_id, None)
-                self._ranks.cancel(request_id)
+                self.ranks.cancel(request_id)
 
     def _last(self, ids: list[int], finished: Finished) -> EngineOutput:
         usage = Usage(
@@ -251,7 +251,7 @@ class MockerEngine:
         if self._on_load is None or self._loop is None:
             return
         self._load_told = self._loop.time()
-        for rank, load in enumerate(self._ranks.load()):
+        for rank, load in enumerate(self.ranks.load()):
             self._on_load(
                 RankLoad(
                     dp_rank=rank,
@@ -273,15 +273,25 @@ class MockerEngine:
         sinks = list(self._sinks.items())
         self._sinks.clear()
         for request_id, sink in sinks:
-            self._ranks.cancel(request_id)
+            self.ranks.cancel(request_id)
             sink.fail(from_exception(error))
 
 
-def change_of(event: KvEvent) -> KvChange:
-    match event:
-        case BlockStored():
-            blocks = [StoredBlock(*pair) for pair in zip(event.block_hashes, event.local_hashes, strict=True)]
-            return Stored(blocks, event.parent_hash)
-        case BlockRemoved():
-            return Removed(event.block_hashes)
-    return Cleared()
+def changes_of(events: list[KvEvent]) -> list[KvChange]:
+    """The same in the routers' words; blocks removed one after the other are told together."""
+    changes: list[KvChange] = []
+    removed: list[int] | None = None
+    for event in events:
+        if isinstance(event, BlockRemoved):
+            if removed is None:
+                removed = []
+                changes.append(Removed(removed))
+            removed += event.block_hashes
+            continue
+        removed = None
+        if isinstance(event, BlockStored):
+            blocks = list(map(StoredBlock, event.block_hashes, event.local_hashes))
+            changes.append(Stored(blocks, event.parent_hash))
+        else:
+            changes.append(Cleared())
+    return changes
