@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gguf_writer import byte_level_metadata, gguf_bytes
+from gguf_writer import byte_level_metadata, gguf_bytes, sentencepiece_metadata
 from models import byte_level_json, byte_level_model, sentencepiece_json, sentencepiece_model, write
 
 HIDDEN, LAYERS, HEADS, HEAD_SIZE, FEED_FORWARD, CONTEXT = 64, 2, 2, 32, 96, 512
@@ -38,30 +38,16 @@ def tiny_llama_sentencepiece(folder: Path) -> Path:
 
 
 def tiny_llama_gguf(path: Path, **metadata: Any) -> Path:
-    """The same model as one file, its rotary dimensions in llama.cpp's order."""
-    head = byte_level_metadata() | {
-        "llama.context_length": CONTEXT,
-        "llama.embedding_length": HIDDEN,
-        "llama.block_count": LAYERS,
-        "llama.feed_forward_length": FEED_FORWARD,
-        "llama.attention.head_count": HEADS,
-        "llama.attention.head_count_kv": HEADS,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.freq_base": 10000.0,
-        "llama.rope.dimension_count": HEAD_SIZE,
-        "llama.attention.key_length": HEAD_SIZE,
-        "llama.attention.value_length": HEAD_SIZE,
-        "llama.vocab_size": vocabulary_size(),
-        "general.alignment": 32,
-        "general.file_type": 0,
-        "tokenizer.ggml.add_bos_token": False,
-    }
-    tensors = {}
-    for name, tensor in weights().items():
-        if ".q_proj." in name or ".k_proj." in name:
-            tensor = interleaved(tensor)
-        tensors[_gguf_name(name)] = tensor
-    path.write_bytes(gguf_with_tensors(head | metadata, tensors))
+    """The byte-level model as one file."""
+    head = byte_level_metadata() | _gguf_config(vocabulary_size()) | {"tokenizer.ggml.add_bos_token": False}
+    path.write_bytes(gguf_with_tensors(head | metadata, _gguf_tensors(weights())))
+    return path
+
+
+def tiny_llama_sentencepiece_gguf(path: Path) -> Path:
+    size = len(json.loads(sentencepiece_json())["model"]["vocab"])
+    head = sentencepiece_metadata() | _gguf_config(size)
+    path.write_bytes(gguf_with_tensors(head, _gguf_tensors(weights(size))))
     return path
 
 
@@ -152,6 +138,33 @@ def _config() -> dict[str, Any]:
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
+    }
+
+
+def _gguf_config(vocabulary: int) -> dict[str, Any]:
+    return {
+        "llama.context_length": CONTEXT,
+        "llama.embedding_length": HIDDEN,
+        "llama.block_count": LAYERS,
+        "llama.feed_forward_length": FEED_FORWARD,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": HEADS,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": 10000.0,
+        "llama.rope.dimension_count": HEAD_SIZE,
+        "llama.attention.key_length": HEAD_SIZE,
+        "llama.attention.value_length": HEAD_SIZE,
+        "llama.vocab_size": vocabulary,
+        "general.alignment": 32,
+        "general.file_type": 0,
+    }
+
+
+def _gguf_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Under llama.cpp's names, and with rotary dimensions in its order."""
+    return {
+        _gguf_name(name): interleaved(tensor) if ".q_proj." in name or ".k_proj." in name else tensor
+        for name, tensor in tensors.items()
     }
 
 

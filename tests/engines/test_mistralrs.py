@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+import dynamo.engines.base
 from dynamo.engines.base import EngineError
 from dynamo.engines.mistralrs import MistralRsEngine
 from dynamo.engines.registry import EngineSpec, make_engine
@@ -25,9 +29,16 @@ from dynamo.protocols.engine import (
     StopConditions,
 )
 from dynamo.protocols.errors import Cancelled, EngineShutdown, InvalidArgument
-from models import byte_level_json
+from models import byte_level_json, sentencepiece_json
 from sinks import Kept
-from tiny_llama import CONTEXT, tiny_llama, tiny_llama_gguf, tiny_llama_sentencepiece, vocabulary_size
+from tiny_llama import (
+    CONTEXT,
+    tiny_llama,
+    tiny_llama_gguf,
+    tiny_llama_sentencepiece,
+    tiny_llama_sentencepiece_gguf,
+    vocabulary_size,
+)
 
 TOKENIZER = Tokenizer(byte_level_json())
 END = TOKENIZER.id_of("<|im_end|>")
@@ -115,27 +126,39 @@ async def test_gguf_gives_the_tokens_of_the_folder(engine: MistralRsEngine, tmp_
         await gguf.stop()
 
 
-async def test_sentencepiece_vocabularies_keep_their_ids(tmp_path: Path) -> None:
-    path = tiny_llama_sentencepiece(tmp_path / "sentencepiece")
-    tokenizer = Tokenizer.from_file(path / "tokenizer.json")
-    engine = await started(path)
+@pytest.mark.parametrize("make", [tiny_llama_sentencepiece, tiny_llama_sentencepiece_gguf])
+async def test_sentencepiece_vocabularies_keep_their_ids(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    tokenizer = Tokenizer(sentencepiece_json())
+    engine = await started(make(tmp_path / "model.gguf"))
     try:
         ids = [1, *tokenizer.encode("hello world"), 2, 13, 200]
         for wanted in (tokenizer.encode("river")[-1], 0, 1, 3 + 0x0A, 3 + 0xE4):
             request = asking(ids, max_tokens=3, logit_bias={str(wanted): 100.0}, ignore_eos=True)
             kept = await run(engine, request)
             assert kept.ids == [wanted] * 3
-            assert kept.last.completion_usage
-            assert kept.last.completion_usage.prompt_tokens == len(ids)
+        form = {"regex": "(hello|wörld 你\n){3}"}
+        kept = await run(engine, asking(ids, max_tokens=60, guided_decoding=form, stop_token_ids_hidden=[2]))
+        assert kept.last.finish_reason == "stop"
+        assert re.fullmatch(form["regex"], b"".join(map(tokenizer.token_bytes, kept.ids[:-1])).decode())
     finally:
         await engine.stop()
 
 
-@pytest.mark.parametrize("token", ["<|im_start|>", "<|endoftext|>", "<tool_call>", "Ġthe", "Ġ", "Ċ", "ð", "Ł"])
-async def test_whatever_token_is_sampled_comes_back_as_itself(engine: MistralRsEngine, token: str) -> None:
-    id = TOKENIZER.id_of(token)
-    kept = await run(engine, asking(max_tokens=3, logit_bias={str(id): 100.0}))
-    assert kept.ids == [id] * 3
+@pytest.mark.parametrize("cut", [1, 2, 3, 4, 5, 17])
+async def test_an_answer_is_continued_from_any_token(engine: MistralRsEngine, cut: int) -> None:
+    """As after a migration, also where the first worker left in the middle of a character."""
+    prompt = TOKENIZER.encode(PROMPT)
+    whole = (await run(engine, asking(prompt, max_tokens=30, ignore_eos=True))).ids
+    rest = await run(engine, asking(prompt + whole[:cut], max_tokens=30 - cut, ignore_eos=True))
+    assert whole[:cut] + rest.ids == whole
+
+
+async def test_whatever_token_is_sampled_comes_back_as_itself(engine: MistralRsEngine) -> None:
+    every = [id for id in range(vocabulary_size()) if id != END]
+    kept = await asyncio.gather(
+        *(run(engine, asking(max_tokens=2, logit_bias={str(id): 100.0}, stop_token_ids_hidden=[])) for id in every)
+    )
+    assert [one.ids for one in kept] == [[id] * 2 for id in every]
 
 
 async def test_any_ids_can_be_a_prompt(engine: MistralRsEngine, caplog: pytest.LogCaptureFixture) -> None:
@@ -279,6 +302,9 @@ async def test_an_answer_bound_to_a_schema_is_json(engine: MistralRsEngine) -> N
     ("options", "named"),
     [
         ({"guided_decoding": {"regex": "((("}}, "guided_decoding"),
+        ({"guided_decoding": {"regex": "((("}}, "unclosed group"),
+        ({"guided_decoding": {"json": {"type": "nonsense"}}}, "nonsense"),
+        ({"guided_decoding": {"json": "{"}}, "guided_decoding"),
         ({"guided_decoding": {"grammar": "start: nothing"}}, "guided_decoding"),
         ({"guided_decoding": {"structural_tag": {}}}, "structural_tag"),
         ({"guided_decoding": {"json": {}, "whitespace_pattern": " "}}, "guided_whitespace_pattern"),
@@ -390,9 +416,48 @@ async def test_a_broken_model_is_one_clear_line(tmp_path: Path, file: str, conte
     assert "\n" not in str(raised.value)
 
 
+async def test_the_tokenizer_may_come_from_another_place(engine: MistralRsEngine, folder: Path, tmp_path: Path) -> None:
+    gguf = await started(tiny_llama_gguf(tmp_path / "tiny.gguf"), model_config=local(folder))
+    try:
+        assert (await run(gguf, asking())).ids == (await run(engine, asking())).ids
+    finally:
+        await gguf.stop()
+
+
+async def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    other = tiny_llama_sentencepiece(tmp_path / "other")
+    with pytest.raises(EngineError, match="incompatible"):
+        await started(tiny_llama_gguf(tmp_path / "tiny.gguf"), model_config=local(other))
+
+
 async def test_a_context_longer_than_the_models_is_refused(folder: Path) -> None:
     with pytest.raises(EngineError, match=f"{CONTEXT + 1}.*{CONTEXT}"):
         await started(folder, context_length=CONTEXT + 1)
+
+
+def test_nothing_of_its_own_goes_to_stdout(folder: Path) -> None:
+    """A pipe's answer goes there, and the library's log would."""
+    script = """
+import asyncio, pathlib, sys
+from dynamo.engines.registry import EngineSpec, make_engine
+from dynamo.model import LocalModel
+async def main():
+    path = pathlib.Path(sys.argv[1])
+    engine = make_engine("mistralrs", EngineSpec(model=LocalModel(source=str(path), path=path)))
+    await engine.start()
+    await engine.stop()
+    print("done")
+asyncio.run(main())
+"""
+    source = str(Path(dynamo.engines.base.__file__).parents[2])
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        env=os.environ | {"PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "done\n"
 
 
 async def test_an_architecture_it_does_not_know_is_refused(folder: Path) -> None:

@@ -43,7 +43,7 @@ def test_all_ids_survive_together(scheme: str, rename: bool) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @given(text=st.text(max_size=40))
 def test_text_that_a_grammar_forces_is_cut_into_tokens_that_spell_it(scheme: str, text: str) -> None:
-    tokenizer, vocabulary, given_away = made(scheme, True)
+    tokenizer, _, given_away = made(scheme, True)
     text = "".join(c for c in text if not "\ue000" <= c <= "\uf8ff").replace("</s>", "").replace("▁", "")
     ids = given_away.encode(text).ids
     assert b"".join(tokenizer.token_bytes(id) for id in ids) == text.encode()

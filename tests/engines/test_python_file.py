@@ -87,7 +87,7 @@ async def test_the_pytok_example_gives_its_ids() -> None:
 async def test_a_token_request_is_the_map_of_the_guide(running: Any) -> None:
     engine = await running(
         "pytok",
-        "seen = []\nasync def generate(request):\n    seen.append(request)\n    yield {'token_ids': request['token_ids']}",
+        "seen = []\nasync def generate(asked):\n    seen.append(asked)\n    yield {'token_ids': asked['token_ids']}",
     )
     kept = await ask(engine)
     assert kept.ids == [1, 2, 3]
@@ -120,10 +120,10 @@ async def generate(request):
 async def test_a_context_is_given_to_those_who_ask_for_it(running: Any) -> None:
     engine = await running(
         "pystr",
-        "async def generate(request, context):\n    yield {'id': context.id(), 'stopped': context.is_stopped()}",
+        "async def generate(request, context):\n    yield {'id': context.id(), 'on': not context.is_stopped()}",
     )
     kept = await ask(engine, {})
-    assert kept.items[0]["stopped"] is False
+    assert kept.items[0]["on"] is True
 
 
 async def test_arguments_after_the_dashes_are_the_files_own(running: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from dynamo.llm.register import register_card
 from dynamo.model import HubConfig
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
-from dynamo.router import RoundRobin
+from dynamo.router import RouterConfig
 from dynamo.runtime import DistributedRuntime, Endpoint, Local, RuntimeConfig
 from dynamo.runtime.names import CARDS, INSTANCES
 
@@ -55,7 +55,7 @@ def card(name: str = "m", **options: Any) -> ModelCard:
 async def models_of(local: Local) -> Models:
     runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
     await runtime.start()
-    models = Models(runtime, RoundRobin, HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
+    models = Models(runtime, RouterConfig(), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
     await models.start()
     return models
 
@@ -169,7 +169,7 @@ async def test_a_thousand_instances_are_all_listed(tmp_path: Path) -> None:
         serving.append(asyncio.create_task(endpoint.serve_endpoint(say)))
     runtime = DistributedRuntime(config=config)
     await runtime.start()
-    models = Models(runtime, RoundRobin, HubConfig.from_env({}))
+    models = Models(runtime, RouterConfig(), HubConfig.from_env({}))
     await models.start()
     await until(lambda: models.served() and len(models.get("m").router.instances) == 1000)
     await models.close()

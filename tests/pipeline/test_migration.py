@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 from dynamo.pipeline.migration import Migration, continuation
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, SamplingOptions, StopConditions, Usage
 from dynamo.protocols.errors import Disconnected, DynamoException, EngineShutdown, InvalidArgument, Unavailable
+from dynamo.router import Decision, Placement
 from dynamo.runtime import Context
-from dynamo.runtime.plane.base import Channel
 from dynamo.runtime.stream import Sink
+
+ANY_DECISION = Decision(
+    request_id="", time=0.0, mode="round-robin", worker_id=0, dp_rank=None, pinned=False, considered=1
+)
 
 
 def answer_to(prompt: list[int], length: int) -> list[int]:
@@ -63,12 +67,27 @@ class Scripted:
         sink.end()
 
 
+class ScriptedPlacement(Placement):
+    """Remembers what it was told."""
+
+    def __init__(self, instance_id: int, channel: Scripted) -> None:
+        super().__init__(instance_id, channel, ANY_DECISION)
+        self.told: list[str] = []
+
+    def first_token(self) -> None:
+        self.told.append("first token")
+
+    def _freed(self) -> None:
+        self.told.append("released")
+
+
 class ScriptedRouter:
     """Hands out the workers in order and remembers whom it was told to avoid."""
 
     def __init__(self, *lives: int | None) -> None:
         self.requests: list[PreprocessedRequest] = []
         self.inhibited: list[int] = []
+        self.placements: list[ScriptedPlacement] = []
         self.instances = self
         self._workers = [Scripted(self, life) for life in lives]
 
@@ -76,12 +95,14 @@ class ScriptedRouter:
         self.inhibited.append(instance_id)
 
     async def open(
-        self, request: Any, *, pinned: int | None = None, avoid: Collection[int] = ()
-    ) -> tuple[int, Channel]:
+        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
+    ) -> ScriptedPlacement:
         left = [id for id in range(len(self._workers)) if id not in avoid]
         if not left:
             raise Unavailable("nobody left")
-        return left[0], self._workers[left[0]]
+        placement = ScriptedPlacement(left[0], self._workers[left[0]])
+        self.placements.append(placement)
+        return placement
 
 
 class Reader:
@@ -134,6 +155,8 @@ def test_however_often_workers_die_the_stream_is_the_same(prompt: list[int], len
         assert reader.error is None
         assert reader.tokens_seen == answer_to(prompt, length)
         assert reader.usage is None or reader.usage.prompt_tokens == len(prompt)
+        for placement in router.placements:
+            assert placement.told in (["first token", "released"], ["released"])
 
     asyncio.run(check())
 
@@ -196,10 +219,10 @@ async def test_a_request_nobody_wants_any_more_does_not_move() -> None:
 
 async def test_a_clients_mistake_is_not_tried_elsewhere() -> None:
     class Refusing(ScriptedRouter):
-        async def open(self, *_: Any, **__: Any) -> tuple[int, Channel]:
+        async def open(self, *_: Any, **__: Any) -> ScriptedPlacement:
             worker = Scripted(self, None)
             worker.send = lambda *a, **k: a[2].fail(InvalidArgument("no"))  # type: ignore[method-assign]
-            return 0, worker
+            return ScriptedPlacement(0, worker)
 
     reader, _ = await run(Refusing(), asking([1], 9), limit=3)
     assert isinstance(reader.error, InvalidArgument)

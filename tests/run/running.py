@@ -18,7 +18,9 @@ RUN = [sys.executable, "-m", "dynamo.run.main"]
 
 def environment(place: Path, **more: str) -> dict[str, str]:
     """Nothing of the machine's own: no hub, no services, files only under `place`."""
-    keep = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "ETCD_UNSUPPORTED_ARCH") if name in os.environ}
+    keep = {
+        name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "ETCD_UNSUPPORTED_ARCH") if name in os.environ
+    }
     return keep | {
         "PYTHONPATH": str(SOURCE),
         "HOME": str(place),

@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from running import RUN, run
 
 import dynamo
 from dynamo.run import flags
 from dynamo.run.completion import script
 from dynamo.run.help import help_text
-from running import RUN, run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "dynamo-run.md"
 
@@ -59,7 +59,10 @@ def test_the_other_command_is_dynamo(tmp_path: Path) -> None:
     assert run(tmp_path, "run", "--help", program=program).stdout.decode() == help_text()
     assert run(tmp_path, "run", "out=echo", program=program, input="hi").stdout == b"hi\n"
     wrong = run(tmp_path, "rum", program=program)
-    assert (wrong.returncode, wrong.stderr.decode()) == (2, "error: unknown command 'dynamo rum'; did you mean 'run'?\n")
+    assert (wrong.returncode, wrong.stderr.decode()) == (
+        2,
+        "error: unknown command 'dynamo rum'; did you mean 'run'?\n",
+    )
 
 
 def complete(line: str) -> list[str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import openai
 import pytest
-
 from running import run, running
+
 from services import Etcd, Nats
 
 

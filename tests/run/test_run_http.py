@@ -10,7 +10,6 @@ from typing import Any
 
 import openai
 import pytest
-
 from running import running
 
 

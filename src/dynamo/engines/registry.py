@@ -52,6 +52,12 @@ def _pytok(spec: EngineSpec) -> Engine:
     return PythonFileEngine(spec, ModelInput.Tokens)
 
 
+def _mocker(spec: EngineSpec) -> Engine:
+    from dynamo.engines.mocker.from_spec import mocker_from_spec
+
+    return mocker_from_spec(spec)
+
+
 def _echo_core(spec: EngineSpec) -> Engine:
     from dynamo.engines.echo import EchoCore, delay_from_env
 

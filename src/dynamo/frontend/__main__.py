@@ -12,7 +12,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.models import Models
 from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
-from dynamo.router import MODES, make_policy
+from dynamo.router import add_router_flags, router_flags
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.config import PLANES
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
@@ -23,13 +23,13 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(prog="python -m dynamo.frontend", description=__doc__, allow_abbrev=False)
     flags.add_argument("--http-host", metavar="ADDRESS", help="address to listen on (127.0.0.1; DYN_HTTP_HOST)")
     flags.add_argument("--http-port", type=int, metavar="PORT", help="port to listen on (8080; DYN_HTTP_PORT)")
-    flags.add_argument("--router-mode", help=f"how workers are chosen: {', '.join(MODES)} (DYN_ROUTER_MODE)")
     flags.add_argument("--discovery-backend", help="memory, file or etcd (file; DYN_DISCOVERY_BACKEND)")
     flags.add_argument("--request-plane", help=f"{', '.join(PLANES)} (tcp; DYN_REQUEST_PLANE)")
     flags.add_argument("--event-plane", help="memory, zmq or nats (zmq; DYN_EVENT_PLANE)")
     flags.add_argument("--ignore-unknown-fields", action="store_true", default=None, help="accept what we do not know")
     flags.add_argument("-i", "--interactive", action="store_true", help="a chat on this terminal instead of HTTP")
     flags.add_argument("-v", action="count", default=0, dest="verbosity", help="log more: -v debug, -vv all")
+    add_router_flags(flags)
     return flags
 
 
@@ -42,8 +42,8 @@ def main(argv: list[str] | None = None) -> None:
             os.environ,
             host=flags.http_host,
             port=flags.http_port,
-            router_mode=flags.router_mode,
             ignore_unknown_fields=flags.ignore_unknown_fields,
+            **router_flags(flags),
         )
         network = RuntimeConfig.from_env(
             os.environ,
@@ -62,13 +62,13 @@ async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise fail("--interactive is a chat and needs a terminal", code=2)
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
-    models = Models(runtime, lambda: make_policy(config.router_mode), HubConfig.from_env(os.environ))
+    models = Models(runtime, config.router, HubConfig.from_env(os.environ))
     await run_until_signalled(runtime, talk(runtime, models, os.environ))
 
 
 async def serve(config: FrontendConfig, network: RuntimeConfig) -> None:
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
-    server = Server(runtime, config, lambda: make_policy(config.router_mode), HubConfig.from_env(os.environ))
+    server = Server(runtime, config, HubConfig.from_env(os.environ))
 
     async def work() -> None:
         try:

@@ -15,6 +15,7 @@ from aiohttp import web
 from dynamo.frontend.chunks import ChatChoice, Chunks, TextChoice
 from dynamo.frontend.collect import Whole, chat_answer, text_answer
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.decisions import decisions
 from dynamo.frontend.errors import error_response
 from dynamo.frontend.generation import Generation
 from dynamo.frontend.models import Models, ServedModel
@@ -54,6 +55,7 @@ class Frontend:
         app.router.add_post("/v1/completions", self._guarded(Frontend.completions))
         app.router.add_get("/v1/models", self._guarded(Frontend.list_models))
         app.router.add_get("/v1/models/{id:.+}", self._guarded(Frontend.show_model))
+        app.router.add_get("/router/decisions", self._guarded(decisions))
         app.router.add_get("/health", self._guarded(Frontend.health))
         app.router.add_get("/live", self._guarded(Frontend.live))
         app.router.add_route("*", "/{path:.*}", self._guarded(Frontend.nothing_here))

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from dynamo.frontend.request_template import RequestTemplate
-from dynamo.router import MODES
+from dynamo.router import RouterConfig
+from dynamo.router.config import SETTINGS
 
 
 class FrontendConfig(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8080
-    router_mode: str = "round-robin"
+    router: RouterConfig = RouterConfig()
     body_limit_mb: int = 45
     ignore_unknown_fields: bool = False
     sse_keep_alive_secs: float = 0.0
@@ -23,19 +24,17 @@ class FrontendConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--http-port must be 0..65535, not {self.port}")
-        if self.router_mode not in MODES:
-            raise ValueError(f"--router-mode must be one of {', '.join(MODES)}, not '{self.router_mode}'")
         if self.body_limit_mb < 1:
             raise ValueError(f"DYN_HTTP_BODY_LIMIT_MB must be at least 1, not {self.body_limit_mb}")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: object) -> FrontendConfig:
-        """`flags` that are None were not given."""
-        values: dict[str, object] = {}
+        """`flags` that are None were not given; those of the router go to `RouterConfig`."""
+        routing = {name: flags.pop(name) for name in [setting.name for setting in SETTINGS] if name in flags}
+        values: dict[str, object] = {"router": RouterConfig.from_env(environ, **routing)}
         for field, name, kind in (
             ("host", "DYN_HTTP_HOST", str),
             ("port", "DYN_HTTP_PORT", int),
-            ("router_mode", "DYN_ROUTER_MODE", str),
             ("body_limit_mb", "DYN_HTTP_BODY_LIMIT_MB", int),
             ("graceful_shutdown_timeout", "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS", float),
         ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dynamo.frontend.models import ServedModel
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.migration import Migration
@@ -23,6 +25,11 @@ class Generation:
     @property
     def instance_ids(self) -> list[int]:
         return [migration.instance_id for _, migration in self._running if migration.instance_id is not None]
+
+    @property
+    def routing(self) -> list[dict[str, Any]]:
+        """Why each choice is where it is."""
+        return [migration.placement.decision.reasons() for _, migration in self._running if migration.placement]
 
     async def add(self, prepared: Prepared, choice: ChoiceSink, parser: OutputParser | None = None) -> None:
         """Send one choice's request; its text is told to `choice`."""

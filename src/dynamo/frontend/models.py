@@ -7,16 +7,15 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import msgspec
 
 from dynamo.model import HubConfig, LoadedModel, ModelError, open_card
 from dynamo.pipeline.preprocess import Preprocessor
-from dynamo.protocols.card import ModelCard, ModelInput
+from dynamo.protocols.card import ModelCard, ModelInput, RuntimeConfig
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.router import Policy, Router
+from dynamo.router import Router, RouterConfig, make_router
 from dynamo.runtime import DistributedRuntime, records
 from dynamo.runtime.discovery import Delete, Put, Synced
 from dynamo.runtime.instances import InstanceSet
@@ -50,16 +49,19 @@ class Group:
         self.error: ModelError | None = None
         """Why its card cannot be opened here."""
         self._count: Counter[str] = Counter()
+        self._runtimes: dict[int, RuntimeConfig] = {}
 
     def put(self, place: str, card: ModelCard, checksum: str) -> None:
         self.remove(place)
         self.cards[place] = (checksum, card)
         self._count[checksum] += 1
+        self._runtimes[_instance_of(place)] = card.runtime_config
 
     def remove(self, place: str) -> None:
         known = self.cards.pop(place, None)
         if known:
             self._count[known[0]] -= 1
+            self._runtimes.pop(_instance_of(place), None)
 
     def elect(self) -> ModelCard | None:
         """A new card to serve by: the oldest one there is, when nobody has the one chosen before any more."""
@@ -74,18 +76,24 @@ class Group:
     def agrees(self, place: str) -> bool:
         return self.cards[place][0] == self.checksum
 
+    def runtime_of(self, instance_id: int) -> RuntimeConfig:
+        """What the card of this instance says of its engine: other than its tokenizer, that may differ."""
+        return self._runtimes.get(instance_id) or RuntimeConfig()
+
 
 class Models:
     """Follows discovery from `start` to `close`; what it says is the last known truth, also during an outage."""
 
-    def __init__(self, runtime: DistributedRuntime, make_policy: Callable[[], Policy], hub: HubConfig) -> None:
+    def __init__(self, runtime: DistributedRuntime, router: RouterConfig, hub: HubConfig) -> None:
         self._runtime = runtime
-        self._make_policy = make_policy
+        self._router = router
         self._hub = hub
         self._groups: dict[str, Group] = {}
         self._names: dict[str, str] = {}
+        self._values: dict[str, bytes] = {}
         self._records: dict[str, Instance] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._closing: set[asyncio.Task[None]] = set()
         self._synced = {CARDS: asyncio.Event(), INSTANCES: asyncio.Event()}
         self._more = asyncio.Event()
 
@@ -102,6 +110,17 @@ class Models:
         for task in (*self._tasks, *loading):
             task.cancel()
         await asyncio.gather(*self._tasks, *loading, return_exceptions=True)
+        for group in self._groups.values():
+            self._end(group)
+        await asyncio.gather(*self._closing)
+
+    def _end(self, group: Group) -> None:
+        """The model is no longer served; requests that run keep their places."""
+        if group.model:
+            task = asyncio.create_task(group.model.router.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        group.model = None
 
     def served(self) -> list[ServedModel]:
         return [group.model for group in self._groups.values() if group.model and len(group.instances)]
@@ -155,7 +174,11 @@ class Models:
         self._join(place)
 
     def _card_changed(self, place: str, key: str, value: bytes | None) -> None:
-        old = self._names.pop(place, None)
+        old = self._names.get(place)
+        if old is not None and value is not None and self._values.get(place) == value:
+            return  # registered again after an outage: nothing is new
+        self._names.pop(place, None)
+        self._values.pop(place, None)
         if old is not None:
             group = self._groups[old]
             with contextlib.suppress(ValueError):
@@ -174,6 +197,7 @@ class Models:
             return
         group = self._groups.setdefault(card.name, Group(card.name, InstanceSet(card.name, self._runtime.plane)))
         self._names[place] = card.name
+        self._values[place] = value
         group.put(place, card, checksum)
         self._settle(group)
         if not group.agrees(place):
@@ -193,7 +217,8 @@ class Models:
         group.loading = None
         if group.model:
             log.info("model '%s' is gone: its last worker left", group.name)
-        group.model = group.error = None
+        self._end(group)
+        group.error = None
         if card is None:
             return
         group.loading = asyncio.create_task(self._load(group, card))
@@ -214,7 +239,7 @@ class Models:
                 log.warning("cannot use the worker at %s: %s", place, error)
         elif record is None:
             with contextlib.suppress(ValueError):
-                group.instances.remove(int(place.rpartition("/")[2], 16))
+                group.instances.remove(_instance_of(place))
 
     async def _load(self, group: Group, card: ModelCard) -> None:
         loaded: LoadedModel | None = None
@@ -226,6 +251,12 @@ class Models:
                 group.error = error
                 self._more.set()
                 return
-        group.model = ServedModel(card, Router(group.instances, self._make_policy()), loaded)
+        router = make_router(self._router, card, group.instances, self._runtime, group.runtime_of)
+        router.start()
+        group.model = ServedModel(card, router, loaded)
         self._more.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))
+
+
+def _instance_of(place: str) -> int:
+    return int(place.rpartition("/")[2], 16)

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import gc
 import logging
-from collections.abc import Callable
 
 from aiohttp import web
 
@@ -15,7 +14,6 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.models import Models
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
-from dynamo.router import Policy
 from dynamo.runtime import DistributedRuntime
 
 log = logging.getLogger(__name__)
@@ -26,12 +24,10 @@ class ServerError(StartError):
 
 
 class Server:
-    def __init__(
-        self, runtime: DistributedRuntime, config: FrontendConfig, make_policy: Callable[[], Policy], hub: HubConfig
-    ) -> None:
+    def __init__(self, runtime: DistributedRuntime, config: FrontendConfig, hub: HubConfig) -> None:
         self._runtime = runtime
         self._config = config
-        self.models = Models(runtime, make_policy, hub)
+        self.models = Models(runtime, config.router, hub)
         self._frontend = Frontend(self.models, config)
         self._runner: web.AppRunner | None = None
         self.url = ""

@@ -11,9 +11,9 @@ from typing import Any
 
 from msgspec import structs
 
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
 from dynamo.protocols.errors import DynamoException, EngineShutdown
-from dynamo.router import Router
+from dynamo.router import Placement, Router
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 
@@ -24,7 +24,8 @@ class Migration:
     """Stands between the streams of one request and the sink that reads them as one."""
 
     def __init__(self, router: Router, request: Any, context: Context, sink: Sink, *, limit: int = 0) -> None:
-        self.instance_id: int | None = None
+        self.placement: Placement | None = None
+        """Where it is, or was last; it holds the reasons for the choice."""
         self.migrations = 0
         self._router = router
         self._request = request
@@ -36,30 +37,53 @@ class Migration:
         self._begun = False
         self._failed: set[int] = set()
         self._retry: asyncio.Task[None] | None = None
+        self._uncomputed: Placement | None = None
+        """Where the prompt waits for its first token."""
+
+    @property
+    def instance_id(self) -> int | None:
+        return self.placement.instance_id if self.placement else None
 
     async def start(self) -> None:
         """Send the request; raises when there is nobody to send it to."""
-        instance_id, channel = await self._router.open(self._request, pinned=self._pinned, avoid=self._failed)
-        self.instance_id = instance_id
-        tokens = isinstance(self._request, PreprocessedRequest)
-        channel.send(
-            self._continuation(), self._context, self, item_type=EngineOutput if tokens else Any, columnar=tokens
+        request = self._continuation()
+        placement = await self._router.open(
+            request, request_id=self._context.id(), pinned=self._pinned, avoid=self._failed
         )
+        self.placement = self._uncomputed = placement
+        tokens = isinstance(request, PreprocessedRequest)
+        if tokens and placement.dp_rank is not None:
+            request = on_rank(request, placement.dp_rank)
+        placement.channel.send(request, self._context, self, item_type=EngineOutput if tokens else Any, columnar=tokens)
 
     async def close(self) -> None:
         """Whatever happens, no attempt is left behind."""
         if self._retry:
             self._retry.cancel()
             await asyncio.gather(self._retry, return_exceptions=True)
+        self._release()
+
+    def _release(self) -> None:
+        self._uncomputed = None
+        if self.placement:
+            self.placement.release()
+
+    def _computed(self, placement: Placement) -> None:
+        self._begun = True
+        self._uncomputed = None
+        placement.first_token()
 
     def tokens(self, ids: list[int]) -> None:
-        self._begun = True
+        if self._uncomputed is not None:
+            self._computed(self._uncomputed)
         if self._left:
             self._generated += ids
         self._sink.tokens(ids)
 
     def item(self, value: Any) -> None:
         self._begun = True
+        if self._uncomputed is not None and (not isinstance(value, EngineOutput) or value.token_ids):
+            self._computed(self._uncomputed)
         if isinstance(value, EngineOutput):
             if self._left:
                 self._generated += value.token_ids
@@ -69,9 +93,11 @@ class Migration:
         self._sink.item(value)
 
     def end(self) -> None:
+        self._release()
         self._sink.end()
 
     def fail(self, error: DynamoException) -> None:
+        self._release()
         if not error.migratable or self._context.is_stopped():
             self._sink.fail(error)
             return
@@ -127,6 +153,11 @@ def continuation(request: PreprocessedRequest, generated: list[int]) -> Preproce
             min_tokens=_rest(conditions.min_tokens, generated),
         ),
     )
+
+
+def on_rank(request: PreprocessedRequest, dp_rank: int) -> PreprocessedRequest:
+    """The request for one rank of its worker; choices share a request, so it is not written into."""
+    return structs.replace(request, routing=structs.replace(request.routing or Routing(), dp_rank=dp_rank))
 
 
 def _rest(limit: int | None, generated: list[int]) -> int | None:

@@ -1,6 +1,22 @@
 """Which instance gets a request."""
 
-from dynamo.router.policy import MODES, Policy, Random, RoundRobin, make_policy
-from dynamo.router.router import Router
+from dynamo.router.config import MODES, RouterConfig
+from dynamo.router.decision import Decision
+from dynamo.router.flags import add_router_flags, router_flags
+from dynamo.router.make import make_router
+from dynamo.router.router import Placement, Router
+from dynamo.router.stats import RouterStats
+from dynamo.router.thresholds import Thresholds
 
-__all__ = ["MODES", "Policy", "Random", "RoundRobin", "Router", "make_policy"]
+__all__ = [
+    "MODES",
+    "Decision",
+    "Placement",
+    "Router",
+    "RouterConfig",
+    "RouterStats",
+    "Thresholds",
+    "add_router_flags",
+    "make_router",
+    "router_flags",
+]

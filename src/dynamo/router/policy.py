@@ -1,14 +1,19 @@
-"""The simple policies: they look at nothing but who is there."""
+"""The simple policies: they look at nothing but who is there and how much each of them has to do."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from dynamo.protocols.errors import InvalidRequest
+
+InFlight = Mapping[int, int]
+"""How many requests of ours each instance is busy with; who has none may be missing."""
 
 
 class Policy(Protocol):
-    def choose(self, request: Any, candidates: Sequence[int]) -> int:
+    def choose(self, candidates: Sequence[int], in_flight: InFlight) -> int:
         """One of the candidates, of which there is at least one."""
 
 
@@ -16,21 +21,48 @@ class RoundRobin:
     def __init__(self) -> None:
         self._turn = -1
 
-    def choose(self, request: Any, candidates: Sequence[int]) -> int:
+    def choose(self, candidates: Sequence[int], in_flight: InFlight) -> int:
         self._turn += 1
         return candidates[self._turn % len(candidates)]
 
 
 class Random:
-    def choose(self, request: Any, candidates: Sequence[int]) -> int:
+    def choose(self, candidates: Sequence[int], in_flight: InFlight) -> int:
         return random.choice(candidates)
 
 
-MODES: dict[str, Callable[[], Policy]] = {"round-robin": RoundRobin, "random": Random}
+class LeastLoaded:
+    def choose(self, candidates: Sequence[int], in_flight: InFlight) -> int:
+        loads = [in_flight.get(id, 0) for id in candidates]
+        least = min(loads)
+        return random.choice([id for id, load in zip(candidates, loads, strict=True) if load == least])
 
 
-def make_policy(mode: str) -> Policy:
-    make = MODES.get(mode)
-    if make is None:
-        raise ValueError(f"unknown router mode '{mode}': use one of {', '.join(MODES)}")
-    return make()
+class PowerOfTwo:
+    """The less loaded of two drawn by chance."""
+
+    def choose(self, candidates: Sequence[int], in_flight: InFlight) -> int:
+        if len(candidates) == 1:
+            return candidates[0]
+        one, other = random.sample(candidates, 2)
+        return one if in_flight.get(one, 0) <= in_flight.get(other, 0) else other
+
+
+class Direct:
+    """Nobody is chosen here: each request must say where it goes."""
+
+    def choose(self, candidates: Sequence[int], in_flight: InFlight) -> int:
+        raise InvalidRequest(
+            "The router mode is 'direct': nvext.backend_instance_id must name the worker.",
+            "nvext.backend_instance_id",
+            "missing_required_parameter",
+        )
+
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "round-robin": RoundRobin,
+    "random": Random,
+    "least-loaded": LeastLoaded,
+    "power-of-two": PowerOfTwo,
+    "direct": Direct,
+}

@@ -1,27 +1,69 @@
-"""The router of one model: its instances, and the policy that chooses among them."""
+"""The router seam: a request asks for a place and gets it booked."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Protocol
 
-from dynamo.router.policy import Policy
+from dynamo.router.decision import Decision
+from dynamo.router.stats import RouterStats
+from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import Channel
 
+REMEMBERED = 256
+"""Decisions kept for whoever asks."""
 
-class Router:
-    def __init__(self, instances: InstanceSet, policy: Policy) -> None:
-        self.instances = instances
-        self._policy = policy
+
+class Placement:
+    """A booked choice. Whoever holds it says when the first token came and, in whatever way it ended, `release`."""
+
+    __slots__ = ("channel", "decision", "dp_rank", "instance_id", "released")
+
+    def __init__(self, instance_id: int, channel: Channel, decision: Decision, dp_rank: int | None = None) -> None:
+        self.instance_id = instance_id
+        self.channel = channel
+        self.decision = decision
+        self.dp_rank = dp_rank
+        """The rank the worker must use; None leaves it to the worker."""
+        self.released = False
+
+    def first_token(self) -> None:
+        """The prompt is computed."""
+
+    def release(self) -> None:
+        """Once is enough, more does no harm."""
+        if not self.released:
+            self.released = True
+            self._freed()
+
+    def _freed(self) -> None: ...
+
+
+class Router(Protocol):
+    """The way from the requests of one model to its instances."""
+
+    instances: InstanceSet
+    decisions: deque[Decision]
+    stats: RouterStats
+    thresholds: Thresholds
+    """May be set at any time."""
+
+    def start(self) -> None:
+        """Begin to follow what the workers tell."""
+
+    async def close(self) -> None:
+        """Stop following. Placements that are still held stay good."""
 
     async def open(
-        self, request: Any, *, pinned: int | None = None, avoid: Collection[int] = ()
-    ) -> tuple[int, Channel]:
-        """An instance for this request and the open way to it; a pinned one is taken whatever its state."""
-        if pinned is not None:
-            channel = self.instances.channel(pinned)
-            if not channel.ready:
-                await channel.open()
-            return pinned, channel
-        return await self.instances.open(lambda candidates: self._policy.choose(request, candidates), avoid)
+        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
+    ) -> Placement:
+        """A place for this request on a connected instance; a pinned one is taken if it is there at all.
+
+        Raises Unavailable when nobody is there, ResourceExhausted when all are busy beyond the thresholds.
+        """
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait here for a place."""

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dynamo.frontend.ask import Wishes
-from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.models import Models, ServedModel
 from dynamo.model import HubConfig
-from dynamo.router import make_policy
+from dynamo.router import RouterConfig
 from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served
-from dynamo.run.settings import request_template
+from dynamo.run.settings import request_template, router_flags
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
 
@@ -23,8 +22,8 @@ async def answering(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
 ) -> AsyncIterator[tuple[Models, ServedModel]]:
     """The models there are and the one to ask, ready while the block runs."""
-    mode = FrontendConfig.from_env(environ, router_mode=command.router_mode).router_mode
-    models = Models(runtime, lambda: make_policy(mode), HubConfig.from_env(environ))
+    router = RouterConfig.from_env(environ, **router_flags(command))
+    models = Models(runtime, router, HubConfig.from_env(environ))
     async with AsyncExitStack() as stack:
         name = command.model_name
         if not command.output.remote:

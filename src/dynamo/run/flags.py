@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from dynamo.router import MODES
+
 Kind = Literal["text", "int", "float", "bool", "file"]
 
 
@@ -76,8 +78,8 @@ FLAGS = (
         about="times a request may change its worker (0)",
     ),
     Flag(
-        name="--router-mode", metavar="MODE", group=ROUTER, choices=("round-robin", "random", "kv"),
-        about="round-robin (default), random, kv",
+        name="--router-mode", metavar="MODE", group=ROUTER, choices=MODES,
+        about="round-robin (default), random, kv …",
     ),
     Flag(
         name="--kv-overlap-score-weight", metavar="X", kind="float", group=ROUTER, about="weight of cached blocks (1)"

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
-from dynamo.router import make_policy
 from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served
-from dynamo.run.settings import request_template
+from dynamo.run.settings import request_template, router_flags
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
 
@@ -22,10 +21,10 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         environ,
         host=command.http_host,
         port=command.http_port,
-        router_mode=command.router_mode,
         request_template=request_template(command.request_template),
+        **router_flags(command),
     )
-    server = Server(runtime, config, lambda: make_policy(config.router_mode), HubConfig.from_env(environ))
+    server = Server(runtime, config, HubConfig.from_env(environ))
     try:
         # Listening comes first: a port that is taken should be told before a large model is loaded.
         await server.start()

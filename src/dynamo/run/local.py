@@ -174,6 +174,7 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
         data_parallel_size=info.data_parallel_size,
         tool_call_parser=command.dyn_tool_call_parser or tools,
         reasoning_parser=command.dyn_reasoning_parser or reasoning,
+        data_parallel_size=info.data_parallel_size,
     )
     block_size = command.kv_cache_block_size or info.kv_cache_block_size or 16
     if engine.model_input is ModelInput.Text:

@@ -21,6 +21,7 @@ def main(words: Sequence[str] | None = None) -> None:
         return
     for note in command.notes:
         print(note, file=sys.stderr)
+    _fill_standard_descriptors()
     from dynamo.run.launch import launch
 
     launch(command, os.environ)
@@ -38,6 +39,13 @@ def dynamo() -> None:
             print("usage: dynamo run …     chat, serve, batch or work: see dynamo run --help\n       dynamo --version")
         case [word, *_]:
             raise _wrong_use(f"unknown command 'dynamo {word}'{nearest(word, ('run', '--version', '--help'))}")
+
+
+def _fill_standard_descriptors() -> None:
+    """Where one of the first three was closed, a socket would get its number, which the event loop does not survive."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
 
 
 def _wrong_use(message: str) -> SystemExit:

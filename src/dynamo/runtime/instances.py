@@ -16,6 +16,8 @@ INHIBITED_SECONDS = 5.0
 """How long an instance that failed is passed over, unless discovery says something new about it first."""
 
 Choose = Callable[[Sequence[int]], int]
+Follower = Callable[[int, Instance | None], None]
+"""Told an instance that came or changed, or, with None, the id of one that left."""
 
 
 class InstanceSet:
@@ -28,6 +30,7 @@ class InstanceSet:
         self._channels: dict[int, Channel] = {}
         self._inhibited: dict[int, float] = {}
         self._changed = asyncio.Event()
+        self._followers: list[Follower] = []
 
     def __len__(self) -> int:
         return len(self._instances)
@@ -43,14 +46,33 @@ class InstanceSet:
         if self._instances.get(instance.instance_id) != instance:
             self._instances[instance.instance_id] = instance
             self._channels[instance.instance_id] = self._plane.channel(instance)
+            self._tell(instance.instance_id, instance)
         self._changed.set()
         self._changed.clear()
 
     def remove(self, instance_id: int) -> None:
         """Out of rotation; streams that run on its connection go on."""
-        self._instances.pop(instance_id, None)
+        known = self._instances.pop(instance_id, None)
         self._channels.pop(instance_id, None)
         self._inhibited.pop(instance_id, None)
+        if known is not None:
+            self._tell(instance_id, None)
+
+    def follow(self, follower: Follower) -> Callable[[], None]:
+        """Tell of all that are there now and of every change; returns a function that ends it."""
+        self._followers.append(follower)
+        for instance_id, instance in self._instances.items():
+            follower(instance_id, instance)
+
+        def end() -> None:
+            if follower in self._followers:
+                self._followers.remove(follower)
+
+        return end
+
+    def _tell(self, instance_id: int, instance: Instance | None) -> None:
+        for follower in tuple(self._followers):
+            follower(instance_id, instance)
 
     def ids(self) -> list[int]:
         return list(self._instances)

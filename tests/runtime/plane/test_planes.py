@@ -323,6 +323,41 @@ async def test_an_item_that_does_not_fit_the_readers_type_fails_that_stream_only
     assert right.items == [5]
 
 
+class Breaking(Collected):
+    """A reader whose own code fails, at every call."""
+
+    def item(self, value: Any) -> None:
+        raise RuntimeError("broken reader")
+
+    def end(self) -> None:
+        raise RuntimeError("broken reader")
+
+    def fail(self, error: DynamoException) -> None:
+        self.done.set()
+        raise RuntimeError("broken reader")
+
+
+async def test_a_reader_that_breaks_touches_no_other_stream(pair: Pair) -> None:
+    go = asyncio.Event()
+
+    async def say(request: Any) -> AsyncIterator[Any]:
+        yield request
+        await go.wait()
+        yield request
+
+    channel = await pair.serve(GeneratorHandler(say))
+    healthy, broken = Collected(), Breaking()
+    channel.send("fine", Context(), healthy)
+    channel.send("x", Context(), broken)
+    async with asyncio.timeout(10):
+        await healthy.arrived.wait()
+        await broken.done.wait()
+        go.set()
+        await healthy.done.wait()
+    assert healthy.items == ["fine", "fine"]
+    assert healthy.error is None
+
+
 async def test_an_instance_that_is_not_there_cannot_be_reached(pair: Pair) -> None:
     async def say(request: Any) -> AsyncIterator[Any]:
         yield request

@@ -157,7 +157,8 @@ class Answer:
         if isinstance(error, DynamoException):
             return error
         message = one_line(error)
-        if self._plan.parameters.get("grammar") and "grammar" in message.lower():
+        # A grammar is compiled before the first token; what fails later is not for the client to mend.
+        if "grammar" in self._plan.parameters and not self._count and isinstance(error, ValueError):
             return InvalidArgument(f"guided_decoding: {message}")
         log.error("mistralrs failed: %s", message, exc_info=error)
         return Unknown(f"mistralrs failed: {message}")

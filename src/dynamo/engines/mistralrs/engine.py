@@ -58,6 +58,7 @@ class MistralRsEngine:
         try:
             self.context_length = await asyncio.to_thread(self._load)
         except BaseException:
+            self._runner = None
             self._room.cleanup()
             raise
         self._outbox = Outbox(asyncio.get_running_loop())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,6 +31,7 @@ _REPLACED = {
 }
 # Below this many bytes of weights the threads of a step wait for each other longer than they compute.
 _SMALL = 128 << 20
+_STACK_TRACE = re.compile(r"^\s*(0: |stack backtrace:)", re.MULTILINE)
 
 
 class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -114,8 +116,8 @@ def weights_size(path: Path) -> int:
 
 def one_line(error: BaseException) -> str:
     """What the library says, without the stack trace that follows."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].strip()
+    said = _STACK_TRACE.split(str(error), maxsplit=1)[0]
+    return " ".join(said.split())[:500] or type(error).__name__
 
 
 def _which(library: Any, local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, room: Path) -> Any:

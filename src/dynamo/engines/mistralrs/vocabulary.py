@@ -111,7 +111,7 @@ class Vocabulary:
             name = names.get(id)
             if id == self.end:
                 names[id] = end_name
-            elif name is None or end_name in name or self._scheme.piece(name) is None:
+            elif name is None or end_name in name or not _is_reported(self._scheme.piece(name)):
                 names[id] = f"{self._scheme.mark}{id}"
 
     def _index(self) -> None:
@@ -125,7 +125,7 @@ class Vocabulary:
                 continue
             self._texts[id] = scheme.text(name, piece)
             # A byte token has a twin in the character's own token, which is the one models use.
-            if piece not in self._ids or not _BYTE_TOKEN.fullmatch(name):
+            if _is_reported(piece) and (piece not in self._ids or not _BYTE_TOKEN.fullmatch(name)):
                 self._ids[piece] = id
 
 
@@ -190,6 +190,11 @@ class SentencePiece:
 
     def text(self, name: str, piece: bytes) -> str:
         return name
+
+
+def _is_reported(piece: bytes | None) -> bool:
+    """0xFF at the beginning is how the library marks special tokens."""
+    return piece is not None and not piece.startswith(b"\xff")
 
 
 def _replace(pattern: str, content: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""The pure core of KV-aware routing: hashes, the index of who holds what, the load book and the cost of a choice.
+"""KV-aware routing: hashes, the index of who holds what, the load book and the cost of a choice.
 
-No sockets, no tasks, no clock: callers bring bytes, time and random numbers.
+What is exported here is the pure core: no sockets, no tasks, no clock; callers bring bytes, time and random numbers.
+`follow` keeps the index true, `replicas` exchanges bookings, `router` puts it all together.
 """
 
 from dynamo.router.kv.approximate import ApproximateIndex

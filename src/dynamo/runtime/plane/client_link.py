@@ -114,7 +114,7 @@ class ClientLink(Link):
         if killed:
             # The reader is gone: its cancellation must not wait for the rest of this turn of the loop.
             self.flush()
-            self._finish(stream).sink.fail(Cancelled("request was cancelled"))
+            self._fail(stream, Cancelled("request was cancelled"))
 
     def _hello(self, hello: frames.Hello) -> None:
         if hello.magic != frames.MAGIC or hello.version != frames.VERSION:
@@ -140,23 +140,21 @@ class ClientLink(Link):
             call.sink.item(call.decoder.decode(item.payload))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self.send(Kind.CANCEL, frames.Cancel(item.stream))
-            self._finish(item.stream).sink.fail(
-                ProtocolError(f"the worker sent an item that cannot be understood: {error}")
-            )
+            self._fail(item.stream, ProtocolError(f"the worker sent an item that cannot be understood: {error}"))
         except Exception as error:
             self._broken_sink(item.stream, error)
 
     def _end(self, end: frames.End) -> None:
         if end.stream in self._calls:
-            call = self._finish(end.stream)
+            sink = self._finish(end.stream).sink
             try:
-                call.sink.end()
+                sink.end()
             except Exception:
                 log.exception("a stream from %s could not be ended", self.peer)
 
     def _error(self, error: frames.Error) -> None:
         if error.stream in self._calls:
-            self._finish(error.stream).sink.fail(from_wire(error.kind, error.message, error.status))
+            self._fail(error.stream, from_wire(error.kind, error.message, error.status))
         elif error.stream == 0:
             raise ProtocolError(error.message)
 
@@ -168,7 +166,15 @@ class ClientLink(Link):
         log.error("a stream from %s could not be handled: %s", self.peer, error, exc_info=error)
         if stream in self._calls:
             self.send(Kind.CANCEL, frames.Cancel(stream))
-            self._finish(stream).sink.fail(ProtocolError(f"internal error: {error}"))
+            self._fail(stream, ProtocolError(f"internal error: {error}"))
+
+    def _fail(self, stream: int, error: DynamoException) -> None:
+        """Tell one stream's reader; whatever that does, the other streams are not its business."""
+        sink = self._finish(stream).sink
+        try:
+            sink.fail(error)
+        except Exception:
+            log.exception("a stream from %s could not be failed", self.peer)
 
     def _finish(self, stream: int) -> Call:
         call = self._calls.pop(stream)
@@ -180,7 +186,7 @@ class ClientLink(Link):
             self.greeted.set_exception(CannotConnect(f"cannot connect to {self.peer}: {error}"))
             self.greeted.exception()
         for stream in tuple(self._calls):
-            self._finish(stream).sink.fail(error)
+            self._fail(stream, error)
 
     def _close_transport(self) -> None:
         self._close()

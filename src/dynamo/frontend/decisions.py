@@ -1,0 +1,42 @@
+"""`GET /router/decisions`: the last choices of workers with their reasons, newest first."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.router.decision import MOST
+from dynamo.router.router import REMEMBERED
+
+if TYPE_CHECKING:
+    from dynamo.frontend.app import Frontend
+
+DEFAULT = 20
+
+
+async def decisions(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
+    limit = _count(request, "limit", DEFAULT, REMEMBERED)
+    most = _count(request, "candidates", MOST, 1 << 20)
+    wanted = request.query.get("model")
+    models = [frontend.models.get(wanted)] if wanted else frontend.models.served()
+    found = [(decision, model.name) for model in models for decision in islice(reversed(model.router.decisions), limit)]
+    found.sort(key=lambda one: one[0].time, reverse=True)
+    told = [decision.record(name, most) for decision, name in found[:limit]]
+    return web.Response(
+        body=msgspec.json.encode({"decisions": told}),
+        content_type="application/json",
+        headers={"x-request-id": request_id},
+    )
+
+
+def _count(request: web.Request, name: str, default: int, most: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
+        raise InvalidRequest(f"{name} must be a whole number up to {most}, not '{text}'.", name, "invalid_value")
+    return int(text)

@@ -1,0 +1,90 @@
+"""Why this worker? Each choice keeps what it was made from; words are found only when somebody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from dynamo.router.kv.cost import Candidate, Choice
+
+MOST = 16
+"""Candidates told at most, the cheapest first."""
+
+
+class Decision(Struct, kw_only=True):
+    request_id: str
+    time: float
+    """Seconds since 1970."""
+    mode: str
+    worker_id: int
+    dp_rank: int | None
+    pinned: bool
+    considered: int
+    in_flight: int = 0
+    """Requests of ours the worker was busy with."""
+    waited: float = 0.0
+    """Seconds in the router's queue."""
+    choice: Choice | None = None
+    """Only where costs were compared."""
+
+    def reasons(self, most: int = MOST) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "mode": self.mode,
+            "worker_id": self.worker_id,
+            "dp_rank": self.dp_rank or 0,
+            "pinned": self.pinned,
+            "considered": self.considered,
+        }
+        choice = self.choice
+        if choice is None:
+            return told | {"in_flight": self.in_flight}
+        nearest = sorted(range(len(choice.costs)), key=choice.costs.__getitem__)[:most]
+        return told | {
+            "waited_ms": self.waited * 1000,
+            "prompt_tokens": choice.prompt_tokens,
+            "prompt_blocks": choice.prompt_blocks,
+            "overlap_weight": choice.config.overlap_weight,
+            "temperature": choice.config.temperature,
+            "draw": choice.draw,
+            "chosen": _told(choice.chosen),
+            "passed_over": choice.passed_over,
+            "candidates": [_told(choice.candidate(at)) for at in nearest],
+        }
+
+    def record(self, model: str, most: int = MOST) -> dict[str, Any]:
+        return {"request_id": self.request_id, "time": self.time, "model": model, **self.reasons(most)}
+
+    def __str__(self) -> str:
+        where = f"worker {self.worker_id:x} rank {self.dp_rank or 0}"
+        if self.choice is None:
+            return f"{where} by {self.mode}, of {self.considered}, {self.in_flight} in flight there"
+        chosen = self.choice.chosen
+        why = (
+            f"cost {chosen.cost:.1f} = work {chosen.work:.1f} + waiting {chosen.waiting:.1f} "
+            f"+ crowding {chosen.crowding:.1f} + spreading {chosen.spreading:.1f}"
+        )
+        cached = f"{chosen.cached_blocks:g} of {self.choice.prompt_blocks} blocks cached"
+        passed = f"; {self.choice.passed_over}" if self.choice.passed_over else ""
+        return f"{where} of {self.considered}: {cached}, {why}{passed}"
+
+
+def _told(candidate: Candidate) -> dict[str, Any]:
+    return {
+        "worker_id": candidate.worker.worker_id,
+        "dp_rank": candidate.worker.dp_rank,
+        "overlap_blocks": candidate.overlap.device,
+        "host_blocks": candidate.overlap.host,
+        "disk_blocks": candidate.overlap.disk,
+        "external_blocks": candidate.overlap.external,
+        "cached_blocks": candidate.cached_blocks,
+        "prefill_tokens": candidate.prefill_tokens,
+        "waiting_tokens": candidate.waiting_tokens,
+        "decode_blocks": candidate.decode_blocks,
+        "requests": candidate.requests,
+        "cost": candidate.cost,
+        "work": candidate.work,
+        "waiting": candidate.waiting,
+        "crowding": candidate.crowding,
+        "spreading": candidate.spreading,
+    }

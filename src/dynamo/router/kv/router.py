@@ -1,0 +1,436 @@
+"""The KV-aware router of one model: hashes the prompt, asks the index and the load book, chooses and books at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import (
+    DynamoException,
+    InvalidRequest,
+    ResourceExhausted,
+    RouterQueueLimitExceeded,
+    Unavailable,
+)
+from dynamo.protocols.instance import Instance
+from dynamo.router.config import RouterConfig
+from dynamo.router.decision import Decision
+from dynamo.router.kv.approximate import ApproximateIndex
+from dynamo.router.kv.cost import Capacity, Choice, Fleet, choose
+from dynamo.router.kv.follow import FollowConfig, Follower
+from dynamo.router.kv.hashing import prompt_hashes
+from dynamo.router.kv.index import Index, Overlap
+from dynamo.router.kv.load import LoadBook, Loads
+from dynamo.router.kv.queue import Queue, Ticket
+from dynamo.router.kv.replicas import Replicas
+from dynamo.router.kv.slots import Worker
+from dynamo.router.reported import ReportedLoads
+from dynamo.router.router import REMEMBERED, Placement
+from dynamo.router.stats import RouterStats
+from dynamo.router.subjects import Place
+from dynamo.router.thresholds import Thresholds
+from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.instances import InstanceSet
+from dynamo.runtime.plane.base import Channel
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 30.0
+_NOTHING = Overlap()
+
+
+class KvPlacement(Placement):
+    __slots__ = ("_router", "chain", "computed", "key", "worker")
+
+    def __init__(
+        self, router: KvRouter, key: str, worker: Worker, chain: Sequence[int], channel: Channel, decision: Decision
+    ) -> None:
+        super().__init__(worker.worker_id, channel, decision, decision.dp_rank)
+        self._router = router
+        self.key = key
+        self.worker = worker
+        self.chain = chain
+        self.computed = False
+
+    def first_token(self) -> None:
+        if not self.computed and not self.released:
+            self.computed = True
+            self._router.computed(self)
+
+    def _freed(self) -> None:
+        self._router.ended(self)
+
+
+class KvRouter:
+    def __init__(
+        self,
+        config: RouterConfig,
+        instances: InstanceSet,
+        runtime: DistributedRuntime,
+        block_size: int,
+        runtime_of: Callable[[int], RuntimeConfig],
+        *,
+        follow: FollowConfig | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.instances = instances
+        self.decisions: deque[Decision] = deque(maxlen=REMEMBERED)
+        self.stats = RouterStats()
+        self.index = Index()
+        self.approximate = None if config.use_kv_events else ApproximateIndex(ttl=config.ttl)
+        self.book = LoadBook()
+        self.follower: Follower | None = None
+        self.replicas: Replicas | None = None
+        self._config = config
+        self._cost = config.cost
+        self._runtime = runtime
+        self._block_size = block_size
+        self._runtime_of = runtime_of
+        self._follow = follow
+        self._rng = rng or random.Random()
+        self._keys = count()
+        self._queue = Queue(config.queue_policy)
+        self._thresholds = config.thresholds()
+        self._reported: ReportedLoads | None = None
+        self._members: dict[int, dict[Worker, Capacity]] = {}
+        self._places: dict[int, Place] = {}
+        self._fleets: dict[tuple[int, ...], Fleet] = {}
+        self._forget: Callable[[], None] = lambda: None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return self._thresholds
+
+    @thresholds.setter
+    def thresholds(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._listen_to_reports()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def start(self) -> None:
+        self._forget = self.instances.follow(self._changed)
+        if self.approximate is None and self._config.overlap_weight:
+            self.follower = Follower(
+                self._runtime,
+                self.instances,
+                self.index,
+                lambda instance_id: len(self._members[instance_id]),
+                self.stats,
+                block_size=self._block_size,
+                config=self._follow,
+            )
+            self.follower.start()
+        if self._config.replica_sync:
+            self.replicas = Replicas(self._runtime.events, self.instances, self.book, self.stats, self._eased)
+        self._sweeping = asyncio.create_task(self._sweep())
+        self._listen_to_reports()
+
+    async def close(self) -> None:
+        self._forget()
+        for ticket in self._queue:
+            self._refuse(ticket, Unavailable(f"no instance of {self.instances.name} is there to serve this"))
+        if self._sweeping:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
+            self._sweeping = None
+        follower, replicas, reported = self.follower, self.replicas, self._reported
+        self.follower = self.replicas = self._reported = None
+        for part in (follower, replicas, reported):
+            if part:
+                await part.close()
+
+    async def open(
+        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
+    ) -> Placement:
+        ticket = self._ticket(request, request_id, pinned, avoid)
+        last: DynamoException | None = None
+        while True:
+            try:
+                placement = await self._placed(ticket)
+            except Unavailable:
+                raise last or Unavailable(f"no instance of {self.instances.name} is there to serve this") from None
+            if placement.channel.ready:
+                return placement
+            try:
+                await placement.channel.open()
+            except DynamoException as error:
+                placement.release()
+                if pinned is not None:
+                    raise
+                log.warning("instance %x of %s: %s", placement.instance_id, self.instances.name, error)
+                self.instances.inhibit(placement.instance_id)
+                ticket.avoid = {*ticket.avoid, placement.instance_id}
+                last = error
+            except BaseException:
+                placement.release()
+                raise
+            else:
+                return placement
+
+    def computed(self, placement: KvPlacement) -> None:
+        """The prompt of a placement reached its first token."""
+        self.book.first_token(placement.key)
+        place = self._places.get(placement.instance_id)
+        if self.replicas and place:
+            self.replicas.prefill_done(place, placement.key)
+        self._eased()
+
+    def ended(self, placement: KvPlacement) -> None:
+        self.book.free(placement.key)
+        place = self._places.get(placement.instance_id)
+        if self.replicas and place:
+            self.replicas.freed(place, placement.key)
+        if self.follower and placement.computed:
+            self.follower.expect(placement.worker, placement.chain)
+        self._eased()
+
+    def _ticket(self, request: Any, request_id: str, pinned: int | None, avoid: Collection[int]) -> Ticket:
+        arrived = asyncio.get_running_loop().time()
+        if not isinstance(request, PreprocessedRequest):
+            tokens = rough_tokens(request)
+            return Ticket(
+                request_id=request_id, chain=(), prompt_tokens=tokens, pinned=pinned, avoid=avoid, arrived=arrived
+            )
+        routing = request.routing
+        return Ticket(
+            request_id=request_id,
+            chain=prompt_hashes(
+                request.token_ids,
+                self._block_size,
+                lora_name=routing.lora_name if routing else None,
+                cache_salt=routing.cache_salt if routing else None,
+            ),
+            prompt_tokens=len(request.token_ids),
+            priority=(routing.priority or 0) if routing else 0,
+            pinned=pinned,
+            dp_rank=routing.dp_rank if routing else None,
+            avoid=avoid,
+            arrived=arrived,
+        )
+
+    async def _placed(self, ticket: Ticket) -> Placement:
+        """A place at once, or when its turn has come."""
+        if not self._queue:
+            placement = self._try(ticket, arriving=True)
+            if placement:
+                return placement
+        elif self._thresholds:
+            self._free_of(self._candidates(ticket), ticket)
+        if len(self._queue) >= self._config.queue_limit * max(1, len(self.instances)):
+            self.stats.rejected += 1
+            raise RouterQueueLimitExceeded(f"{len(self._queue)} requests wait already. Please retry shortly.")
+        ticket.placed = asyncio.get_running_loop().create_future()
+        self._queue.add(ticket, self._uncached(ticket))
+        self.stats.queued += 1
+        # A place may be free for this one although others wait: they may be pinned elsewhere.
+        self._eased()
+        try:
+            return await ticket.placed
+        except asyncio.CancelledError:
+            if ticket.placed.done() and not ticket.placed.cancelled() and not ticket.placed.exception():
+                ticket.placed.result().release()
+            raise
+        finally:
+            self._queue.remove(ticket)
+
+    def _eased(self) -> None:
+        """Something ended or came: whoever waits and can go now, goes."""
+        if not self._queue:
+            return
+        blocked = False
+        for ticket in self._queue:
+            if blocked and ticket.pinned is None:
+                continue
+            assert ticket.placed
+            if ticket.placed.done():
+                continue
+            try:
+                placement = self._try(ticket)
+            except DynamoException as error:
+                self._refuse(ticket, error)
+                continue
+            if placement:
+                self._queue.remove(ticket)
+                ticket.placed.set_result(placement)
+            elif ticket.pinned is None:
+                blocked = True
+
+    def _refuse(self, ticket: Ticket, error: DynamoException) -> None:
+        self._queue.remove(ticket)
+        if ticket.placed and not ticket.placed.done():
+            ticket.placed.set_exception(error)
+
+    def _try(self, ticket: Ticket, *, arriving: bool = False) -> Placement | None:
+        """Choose and book; None when all that come into question have too much waiting."""
+        fleet = self._candidates(ticket)
+        if arriving and self._thresholds:
+            fleet = self._free_of(fleet, ticket)
+        now = asyncio.get_running_loop().time()
+        loads = self.book.loads(fleet.workers, ticket.chain, now)
+        limit = self._config.queue_threshold
+        if limit is not None and all(
+            waiting > limit * batch for waiting, batch in zip(loads.prefill_tokens, fleet.batch_tokens, strict=True)
+        ):
+            return None
+        overlaps = self._overlaps(ticket.chain, now)
+        choice = choose(ticket.prompt_tokens, len(ticket.chain), fleet, overlaps, loads, self._cost, self._rng)
+        return self._booked(ticket, choice, now)
+
+    def _booked(self, ticket: Ticket, choice: Choice, now: float) -> Placement:
+        worker, chosen = choice.worker, choice.chosen
+        channel = self.instances.channel(worker.worker_id)
+        key = str(next(self._keys))
+        self.book.book(
+            key,
+            worker,
+            ticket.chain,
+            now=now,
+            prompt_tokens=ticket.prompt_tokens,
+            prefill_tokens=chosen.prefill_tokens,
+        )
+        if self.approximate is not None:
+            self.approximate.record(worker, ticket.chain, now)
+        if self.replicas:
+            place = self._places[worker.worker_id]
+            self.replicas.added(place, key, worker, ticket.chain, ticket.prompt_tokens, chosen.prefill_tokens)
+        decision = Decision(
+            request_id=ticket.request_id,
+            time=time.time(),
+            mode="kv",
+            worker_id=worker.worker_id,
+            dp_rank=worker.dp_rank if len(self._members[worker.worker_id]) > 1 else None,
+            pinned=ticket.pinned is not None,
+            considered=len(choice.costs),
+            waited=now - ticket.arrived,
+            choice=choice,
+        )
+        self.decisions.append(decision)
+        self.stats.requests += 1
+        best = max([overlap.device for overlap in {*choice.overlaps.values()}], default=0)
+        self.stats.chosen(chosen.overlap.device, best, len(ticket.chain))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("request %s: %s", ticket.request_id, decision)
+        return KvPlacement(self, key, worker, ticket.chain, channel, decision)
+
+    def _overlaps(self, chain: Sequence[int], now: float) -> Mapping[Worker, Overlap]:
+        return self.index.match(chain) if self.approximate is None else self.approximate.match(chain, now)
+
+    def _uncached(self, ticket: Ticket) -> int:
+        overlaps = self._overlaps(ticket.chain, asyncio.get_running_loop().time())
+        best = max([overlap.device for overlap in {*overlaps.values()}], default=0)
+        return ticket.prompt_tokens - best * self._block_size
+
+    def _candidates(self, ticket: Ticket) -> Fleet:
+        if ticket.pinned is not None:
+            if ticket.pinned not in self._members:
+                raise Unavailable(f"no instance {ticket.pinned} of {self.instances.name}")
+            ids: Sequence[int] = (ticket.pinned,)
+        else:
+            ids = self.instances.routable(ticket.avoid)
+        fleet = self._fleet(ids)
+        if ticket.dp_rank is not None:
+            fleet = self._of_rank(fleet, ticket.dp_rank)
+        if not fleet.workers:
+            raise Unavailable(f"no instance of {self.instances.name} is there to serve this")
+        return fleet
+
+    def _of_rank(self, fleet: Fleet, dp_rank: int) -> Fleet:
+        if all(worker.dp_rank == dp_rank for worker in fleet.workers):
+            return fleet
+        ranks = self._capacities(worker for worker in fleet.workers if worker.dp_rank == dp_rank)
+        if not ranks:
+            raise InvalidRequest(f"nvext.dp_rank: no worker has a rank {dp_rank}.", "nvext.dp_rank", "invalid_value")
+        return Fleet(ranks, self._block_size)
+
+    def _fleet(self, ids: Sequence[int]) -> Fleet:
+        """The ranks of these instances, laid out; the same instances are asked for again and again."""
+        key = tuple(ids)
+        fleet = self._fleets.get(key)
+        if fleet is None:
+            if len(self._fleets) >= 16:
+                self._fleets.clear()
+            members = [rank for id in ids for rank in self._members.get(id, {}).items()]
+            fleet = self._fleets[key] = Fleet(dict(members), self._block_size)
+        return fleet
+
+    def _free_of(self, fleet: Fleet, ticket: Ticket) -> Fleet:
+        """Those of the ranks that are below the thresholds."""
+        loads = self.book.loads(fleet.workers, ticket.chain, asyncio.get_running_loop().time())
+        free = [worker for at, worker in enumerate(fleet.workers) if not self._busy(fleet, loads, at)]
+        if not free:
+            self.stats.rejected += 1
+            raise ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
+        if len(free) == len(fleet.workers):
+            return fleet
+        return Fleet(self._capacities(free), self._block_size)
+
+    def _busy(self, fleet: Fleet, loads: Loads, at: int) -> bool:
+        worker = fleet.workers[at]
+        prefill, used, total = loads.prefill_tokens[at], loads.active_blocks[at], fleet.total_blocks[at]
+        if self._reported:
+            said = self._reported.get(worker)
+            prefill = max(prefill, said.active_prefill_tokens or 0)
+            used = max(used, said.kv_used_blocks or 0)
+            total = said.kv_total_blocks or total
+        return self._thresholds.busy(
+            prefill_tokens=prefill, used_blocks=used, total_blocks=total, batch_tokens=fleet.batch_tokens[at]
+        )
+
+    def _capacities(self, workers: Iterable[Worker]) -> dict[Worker, Capacity]:
+        return {worker: self._members[worker.worker_id][worker] for worker in workers}
+
+    def _changed(self, instance_id: int, instance: Instance | None) -> None:
+        for worker in self._members.pop(instance_id, {}):
+            self.book.remove_worker(worker)
+            if self.approximate is not None:
+                self.approximate.remove_worker(worker)
+        self._fleets.clear()
+        if instance is None:
+            self._places.pop(instance_id, None)
+        else:
+            size = self._runtime_of(instance_id)
+            capacity = Capacity(total_blocks=size.total_kv_blocks, max_batched_tokens=size.max_num_batched_tokens)
+            ranks = [Worker(instance_id, rank) for rank in range(max(1, size.data_parallel_size))]
+            self._members[instance_id] = dict.fromkeys(ranks, capacity)
+            self._places[instance_id] = (instance.namespace, instance.component)
+            for worker in ranks:
+                self.book.add_worker(worker)
+        self._eased()
+
+    def _listen_to_reports(self) -> None:
+        """Reports are only listened to once somebody has set a threshold."""
+        if self._thresholds and self._reported is None and self._sweeping:
+            self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = asyncio.get_running_loop().time()
+            if self.replicas:
+                self.replicas.expire(now)
+            if self.approximate is not None:
+                self.approximate.expire(now)
+            self._eased()
+
+
+def rough_tokens(request: Any) -> int:
+    """The length of a prompt nobody has tokenised: a quarter of its characters."""
+    if isinstance(request, str):
+        return len(request) // 4 + 1
+    if isinstance(request, Mapping):
+        return sum(rough_tokens(request[key]) for key in ("prompt", "messages", "content", "text") if key in request)
+    if isinstance(request, list):
+        return sum(rough_tokens(part) for part in request)
+    return 0

@@ -1,0 +1,53 @@
+"""What workers say of their own load: beside our bookings, all we know of what others send them."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from dynamo.protocols.instance import Instance
+from dynamo.protocols.kv import ActiveLoad
+from dynamo.router.kv.slots import Worker
+from dynamo.router.stats import RouterStats
+from dynamo.router.subjects import KV_METRICS, Listening
+from dynamo.runtime.events import EventPlane
+from dynamo.runtime.instances import InstanceSet
+
+log = logging.getLogger(__name__)
+
+NOTHING = ActiveLoad(worker_id=0)
+MOST_RANKS = 1024
+
+
+class ReportedLoads:
+    def __init__(self, events: EventPlane, instances: InstanceSet, stats: RouterStats) -> None:
+        self._instances = instances
+        self._stats = stats
+        self._loads: dict[tuple[int, int], ActiveLoad] = {}
+        self._decode = msgspec.msgpack.Decoder(ActiveLoad).decode
+        self._forget = instances.follow(self._changed)
+        self._listening = Listening(events, instances, KV_METRICS, self._hear)
+
+    def get(self, worker: Worker) -> ActiveLoad:
+        return self._loads.get(worker, NOTHING)
+
+    async def close(self) -> None:
+        self._forget()
+        await self._listening.close()
+
+    def _hear(self, data: bytes) -> None:
+        try:
+            load = self._decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if not self._stats.malformed:
+                log.warning("ignoring a load report that is none: %s; further ones are only counted", error)
+            self._stats.malformed += 1
+            return
+        if load.worker_id in self._instances and load.dp_rank < MOST_RANKS:
+            self._loads[load.worker_id, load.dp_rank] = load
+
+    def _changed(self, instance_id: int, instance: Instance | None) -> None:
+        if instance is None:
+            for key in [key for key in self._loads if key[0] == instance_id]:
+                del self._loads[key]

@@ -1,0 +1,149 @@
+"""The router of the simple policies: it counts its own requests and knows what workers report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.errors import ResourceExhausted
+from dynamo.router.config import RouterConfig
+from dynamo.router.decision import Decision
+from dynamo.router.kv.slots import Worker
+from dynamo.router.policy import POLICIES
+from dynamo.router.reported import ReportedLoads
+from dynamo.router.router import REMEMBERED, Placement
+from dynamo.router.stats import RouterStats
+from dynamo.router.thresholds import Thresholds
+from dynamo.runtime.events import EventPlane
+from dynamo.runtime.instances import InstanceSet
+from dynamo.runtime.plane.base import Channel
+
+log = logging.getLogger(__name__)
+
+
+class SimplePlacement(Placement):
+    __slots__ = ("_in_flight",)
+
+    def __init__(self, instance_id: int, channel: Channel, decision: Decision, in_flight: dict[int, int]) -> None:
+        super().__init__(instance_id, channel, decision)
+        self._in_flight = in_flight
+        in_flight[instance_id] = in_flight.get(instance_id, 0) + 1
+
+    def _freed(self) -> None:
+        left = self._in_flight[self.instance_id] - 1
+        if left:
+            self._in_flight[self.instance_id] = left
+        else:
+            del self._in_flight[self.instance_id]
+
+
+class SimpleRouter:
+    def __init__(
+        self,
+        config: RouterConfig,
+        instances: InstanceSet,
+        events: EventPlane,
+        runtime_of: Callable[[int], RuntimeConfig],
+    ) -> None:
+        self.instances = instances
+        self.decisions: deque[Decision] = deque(maxlen=REMEMBERED)
+        self.stats = RouterStats()
+        self.waiting = 0
+        self._mode = config.mode
+        self._policy = POLICIES[config.mode]()
+        self._events = events
+        self._runtime_of = runtime_of
+        self._in_flight: dict[int, int] = {}
+        self._thresholds = config.thresholds()
+        self._reported: ReportedLoads | None = None
+        self._started = False
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return self._thresholds
+
+    @thresholds.setter
+    def thresholds(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        if self._started:
+            self.start()
+
+    def start(self) -> None:
+        """Reports are only listened to while somebody has set a threshold."""
+        self._started = True
+        if self._thresholds and self._reported is None:
+            self._reported = ReportedLoads(self._events, self.instances, self.stats)
+
+    async def close(self) -> None:
+        self._started = False
+        if self._reported:
+            await self._reported.close()
+            self._reported = None
+
+    async def open(
+        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
+    ) -> SimplePlacement:
+        if pinned is not None:
+            channel = self.instances.channel(pinned)
+            self._free_of([pinned])
+            if not channel.ready:
+                await channel.open()
+            return self._placed(request_id, pinned, channel, 1, pinned=True)
+        considered = 0
+
+        def choose(candidates: Sequence[int]) -> int:
+            nonlocal considered
+            free = self._free_of(candidates) if self._thresholds else candidates
+            considered = len(free)
+            return self._policy.choose(free, self._in_flight)
+
+        instance_id, channel = await self.instances.open(choose, avoid)
+        return self._placed(request_id, instance_id, channel, considered, pinned=False)
+
+    def _placed(
+        self, request_id: str, instance_id: int, channel: Channel, considered: int, *, pinned: bool
+    ) -> SimplePlacement:
+        decision = Decision(
+            request_id=request_id,
+            time=time.time(),
+            mode=self._mode,
+            worker_id=instance_id,
+            dp_rank=None,
+            pinned=pinned,
+            considered=considered,
+            in_flight=self._in_flight.get(instance_id, 0),
+        )
+        self.decisions.append(decision)
+        self.stats.requests += 1
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("request %s: %s", request_id, decision)
+        return SimplePlacement(instance_id, channel, decision, self._in_flight)
+
+    def _free_of(self, candidates: Sequence[int]) -> Sequence[int]:
+        """Those that are not busy."""
+        if not self._thresholds or self._reported is None:
+            return candidates
+        free = [id for id in candidates if not self._busy(id)]
+        if not free:
+            self.stats.rejected += 1
+            raise ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
+        return free
+
+    def _busy(self, instance_id: int) -> bool:
+        """A worker is busy when all its ranks are."""
+        assert self._reported
+        size = self._runtime_of(instance_id)
+        for rank in range(max(1, size.data_parallel_size)):
+            load = self._reported.get(Worker(instance_id, rank))
+            if not self._thresholds.busy(
+                prefill_tokens=load.active_prefill_tokens or 0,
+                used_blocks=max(load.kv_used_blocks or 0, load.active_decode_blocks or 0),
+                total_blocks=load.kv_total_blocks or size.total_kv_blocks,
+                batch_tokens=size.max_num_batched_tokens,
+            ):
+                return False
+        return True

@@ -1,0 +1,62 @@
+"""Listening to what the components behind a set of instances publish on one topic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from dynamo.protocols.errors import StartError
+from dynamo.protocols.instance import Instance
+from dynamo.runtime.events import EventPlane, Subscription
+from dynamo.runtime.instances import InstanceSet
+
+log = logging.getLogger(__name__)
+
+KV_EVENTS = "kv-events"
+KV_METRICS = "kv_metrics"
+BOOKINGS = "active_sequences_events"
+
+Place = tuple[str, str]
+"""Namespace and component."""
+
+
+def subject(place: Place, topic: str) -> str:
+    return f"namespace.{place[0]}.component.{place[1]}.{topic}"
+
+
+class Listening:
+    """One subscription for each component that has, or had, an instance in the set."""
+
+    def __init__(self, events: EventPlane, instances: InstanceSet, topic: str, hear: Callable[[bytes], None]) -> None:
+        self._events = events
+        self._topic = topic
+        self._hear = hear
+        self._subscribing: dict[Place, asyncio.Task[Subscription | None]] = {}
+        self._forget = instances.follow(self._changed)
+
+    def _changed(self, instance_id: int, instance: Instance | None) -> None:
+        if instance is None:
+            return
+        place = (instance.namespace, instance.component)
+        if place not in self._subscribing:
+            self._subscribing[place] = asyncio.create_task(self._subscribe(place))
+
+    async def _subscribe(self, place: Place) -> Subscription | None:
+        try:
+            return await self._events.subscribe(subject(place, self._topic), lambda _, data: self._hear(data))
+        except StartError as error:
+            log.error("cannot listen to %s: %s", subject(place, self._topic), error)
+            return None
+
+    async def ready(self, place: Place) -> None:
+        """Wait until what this component publishes is heard."""
+        await asyncio.shield(self._subscribing[place])
+
+    async def close(self) -> None:
+        self._forget()
+        for task in self._subscribing.values():
+            task.cancel()
+        for ended in await asyncio.gather(*self._subscribing.values(), return_exceptions=True):
+            if ended is not None and not isinstance(ended, BaseException):
+                ended.unsubscribe()

@@ -1,0 +1,48 @@
+"""From which load on a worker takes no more requests."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from dynamo.protocols.errors import InvalidArgument
+
+
+class Thresholds(Struct, frozen=True, kw_only=True):
+    """None is never."""
+
+    active_decode_blocks_threshold: float | None = None
+    """Share of the worker's blocks in use."""
+    active_prefill_tokens_threshold: int | None = None
+    """Prompt tokens waiting."""
+    active_prefill_tokens_threshold_frac: float | None = None
+    """Prompt tokens waiting, in batches of the worker."""
+
+    def __post_init__(self) -> None:
+        share = self.active_decode_blocks_threshold
+        if share is not None and not 0 <= share <= 1:
+            raise InvalidArgument(f"active_decode_blocks_threshold must be 0..1, not {share}")
+        for name in ("active_prefill_tokens_threshold", "active_prefill_tokens_threshold_frac"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise InvalidArgument(f"{name} must be a finite number of at least 0, not {value}")
+
+    def __bool__(self) -> bool:
+        return not (
+            self.active_decode_blocks_threshold is None
+            and self.active_prefill_tokens_threshold is None
+            and self.active_prefill_tokens_threshold_frac is None
+        )
+
+    def busy(
+        self, *, prefill_tokens: int, used_blocks: int, total_blocks: int | None, batch_tokens: int | None
+    ) -> bool:
+        """Whether one rank is beyond any of them; a share of what is not known is never exceeded."""
+        tokens, batches = self.active_prefill_tokens_threshold, self.active_prefill_tokens_threshold_frac
+        if tokens is not None and prefill_tokens > tokens:
+            return True
+        if batches is not None and batch_tokens and prefill_tokens > int(batches * batch_tokens):
+            return True
+        share = self.active_decode_blocks_threshold
+        return share is not None and bool(total_blocks) and used_blocks > share * (total_blocks or 0)

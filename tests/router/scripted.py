@@ -1,0 +1,281 @@
+"""Workers that answer as the test says, with a KV cache, its events and its snapshots, on real planes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from dynamo.pipeline.migration import Migration
+from dynamo.protocols.card import RuntimeConfig as CardRuntime
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
+from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.kv import (
+    Cleared,
+    Removed,
+    RouterEvent,
+    RouterEventBatch,
+    Snapshot,
+    SnapshotRequest,
+    Stored,
+    StoredBlock,
+)
+from dynamo.router import RouterConfig
+from dynamo.router.kv import Index, local_hashes, sequence_hashes
+from dynamo.router.kv.follow import FollowConfig
+from dynamo.router.kv.router import KvRouter
+from dynamo.router.kv.slots import Worker
+from dynamo.router.router import Router
+from dynamo.router.simple import SimpleRouter
+from dynamo.router.subjects import KV_EVENTS, subject
+from dynamo.runtime import Context, DistributedRuntime, EndpointId, Local, RuntimeConfig
+from dynamo.runtime.client import Client
+from dynamo.runtime.stream import Outlet
+
+BLOCK = 4
+PLACE = ("test", "backend")
+GENERATE = EndpointId(*PLACE, "generate")
+EAGER = FollowConfig(retry=0.02, patience=0.02, quiet=0.1, longest=0.1)
+
+
+def prompt(letters: str) -> list[int]:
+    """One block per letter."""
+    return [ord(letter) * 10 + at for letter in letters for at in range(BLOCK)]
+
+
+def asking(letters: str, length: int = 3, **routing: Any) -> PreprocessedRequest:
+    return PreprocessedRequest(
+        token_ids=prompt(letters),
+        stop_conditions=StopConditions(max_tokens=length),
+        routing=Routing(**routing) if routing else None,
+    )
+
+
+class Held:
+    """A request at a worker that waits for the test's word."""
+
+    def __init__(self, request: PreprocessedRequest, outlet: Outlet) -> None:
+        self.request = request
+        self.outlet = outlet
+
+    def answer(self) -> None:
+        self.outlet.tokens([1])
+        self.outlet.item(EngineOutput(token_ids=[2], finish_reason="length"))
+        self.outlet.end()
+
+
+class ScriptedWorker:
+    """Keeps every prompt it computes; `hold` makes requests wait in `held`."""
+
+    def __init__(self, local: Local, *, events: str = "memory", hold: bool = False) -> None:
+        config = RuntimeConfig.from_env({}, discovery_backend="memory", request_plane="memory", event_plane=events)
+        self.runtime = DistributedRuntime(config=structs.replace(config, graceful_shutdown_timeout=0.1), local=local)
+        self.id = self.runtime.instance_id
+        self.index = Index()
+        self.last: dict[int, int] = {}
+        self.requests: list[PreprocessedRequest] = []
+        self.hold = hold
+        self.held: asyncio.Queue[Held] = asyncio.Queue()
+        self.salt = 0
+        """Not 0: hashes tokens in a way of its own."""
+        self.deliver: Callable[[bytes], int] = lambda _: 1
+        """How often a message gets through."""
+        self.snapshots = True
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> ScriptedWorker:
+        await self.runtime.start()
+        if self.snapshots:
+            endpoint = self.runtime.namespace(PLACE[0]).component(PLACE[1]).endpoint("kv_snapshot")
+            self._tasks.append(asyncio.create_task(endpoint.serve_endpoint(self.tell)))
+            client = await endpoint.client()
+            while self.id not in client.set:
+                await asyncio.sleep(0)
+        endpoint = self.runtime.namespace(PLACE[0]).component(PLACE[1]).endpoint("generate")
+        self._tasks.append(asyncio.create_task(endpoint.serve(self.generate, PreprocessedRequest)))
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.runtime.shutdown()
+        await asyncio.gather(*self._tasks)
+        await self.runtime.close()
+
+    def generate(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
+        self.requests.append(request)
+        self.compute(request)
+        held = Held(request, outlet)
+        if self.hold:
+            self.held.put_nowait(held)
+        else:
+            asyncio.get_running_loop().call_soon(held.answer)
+
+    def compute(self, request: PreprocessedRequest) -> None:
+        rank = (request.routing.dp_rank or 0) if request.routing else 0
+        self.store(request.token_ids, rank)
+
+    def store(self, tokens: list[int], rank: int = 0) -> None:
+        local = [block ^ self.salt for block in local_hashes(tokens, BLOCK)]
+        chain = sequence_hashes(local)
+        names = [block ^ 0xABC for block in chain]  # the engine's own
+        held = {name for part in self.index.snapshot(Worker(self.id, rank)) for name in part.block_hashes}
+        new = next((at for at, name in enumerate(names) if name not in held), len(names))
+        if new < len(names):
+            blocks = [StoredBlock(names[at], local[at]) for at in range(new, len(names))]
+            self.publish(Stored(blocks, names[new - 1] if new else None), rank)
+
+    def evict(self, count: int, rank: int = 0) -> None:
+        parts = self.index.snapshot(Worker(self.id, rank))
+        names = [name for part in parts for name in part.block_hashes][:count]
+        if names:
+            self.publish(Removed(names), rank)
+
+    def clear(self, rank: int = 0) -> None:
+        self.publish(Cleared(), rank)
+
+    def publish(self, data: Stored | Removed | Cleared, rank: int = 0) -> None:
+        number = self.last[rank] = self.last.get(rank, -1) + 1
+        event = RouterEvent(worker_id=self.id, event_id=number, data=data, dp_rank=rank)
+        self.index.apply(event)
+        message = msgspec.msgpack.encode(RouterEventBatch([event]))
+        for _ in range(self.deliver(message)):
+            self.runtime.events.publish(subject(PLACE, KV_EVENTS), message)
+
+    async def tell(self, request: Any) -> AsyncIterator[Snapshot]:
+        asked = msgspec.convert(request, SnapshotRequest)
+        yield self.snapshot(asked.dp_rank)
+
+    def snapshot(self, rank: int = 0) -> Snapshot:
+        tiers = self.index.snapshot(Worker(self.id, rank))
+        return Snapshot(worker_id=self.id, dp_rank=rank, tiers=tiers, last_event_id=self.last.get(rank))
+
+    def blocks(self, rank: int = 0) -> int:
+        return self.index.blocks(Worker(self.id, rank))
+
+
+class RouterSide:
+    """One frontend: its runtime, its view of the workers and its router."""
+
+    def __init__(
+        self, local: Local, config: RouterConfig, events: str, card: CardRuntime, follow: FollowConfig
+    ) -> None:
+        network = RuntimeConfig.from_env({}, discovery_backend="memory", request_plane="memory", event_plane=events)
+        self.runtime = DistributedRuntime(config=network, local=local)
+        self._config = config
+        self._card = card
+        self._follow = follow
+        self.client: Client
+        self.router: Router
+
+    @property
+    def kv(self) -> KvRouter:
+        assert isinstance(self.router, KvRouter)
+        return self.router
+
+    async def __aenter__(self) -> RouterSide:
+        self.client = await self.runtime.client(GENERATE)
+        if self._config.mode == "kv":
+            self.router = KvRouter(
+                self._config, self.client.set, self.runtime, BLOCK, lambda _: self._card,
+                follow=self._follow, rng=random.Random(1),
+            )  # fmt: skip
+        else:
+            self.router = SimpleRouter(self._config, self.client.set, self.runtime.events, lambda _: self._card)
+        self.router.start()
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.router.close()
+        await self.runtime.close()
+
+    async def settled(self, workers: int) -> None:
+        await until(lambda: len(self.client.set) == workers)
+        if self.kv.follower:
+            async with asyncio.timeout(10):
+                await self.kv.follower.settled()
+
+    async def ask(self, request: PreprocessedRequest) -> int:
+        """Run one request to its end; the instance that served it."""
+        asked = Asked(self.router, request)
+        await asked.start()
+        await asked.done()
+        assert asked.error is None, asked.error
+        assert asked.migration.instance_id is not None
+        return asked.migration.instance_id
+
+    def same_as(self, worker: ScriptedWorker, rank: int = 0) -> bool:
+        """Whether the index holds exactly what the worker does."""
+        mine = self.kv.index.snapshot(Worker(worker.id, rank))
+        theirs = worker.index.snapshot(Worker(worker.id, rank))
+        return _content(mine) == _content(theirs)
+
+
+def _content(parts: list[Any]) -> set[Any]:
+    return {
+        (part.tier, *block)
+        for part in parts
+        for block in zip(part.block_hashes, part.sequence_hashes, part.parents, strict=True)
+    }
+
+
+class Asked:
+    """A request under way and what came back."""
+
+    def __init__(self, router: Router, request: PreprocessedRequest, *, limit: int = 0) -> None:
+        self.context = Context()
+        self.tokens_seen: list[int] = []
+        self.error: DynamoException | None = None
+        self.first = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.migration = Migration(router, request, self.context, self, limit=limit)
+
+    async def start(self) -> None:
+        await self.migration.start()
+
+    async def done(self) -> None:
+        async with asyncio.timeout(10):
+            await self.ended.wait()
+        await self.migration.close()
+
+    async def leave(self) -> None:
+        """What a client that hangs up causes."""
+        self.context.kill()
+        await self.migration.close()
+
+    def tokens(self, ids: list[int]) -> None:
+        self.tokens_seen += ids
+        self.first.set()
+
+    def item(self, value: EngineOutput) -> None:
+        self.tokens_seen += value.token_ids
+
+    def end(self) -> None:
+        self.ended.set()
+
+    def fail(self, error: DynamoException) -> None:
+        self.error = error
+        self.ended.set()
+
+
+@asynccontextmanager
+async def routing(
+    local: Local,
+    *,
+    events: str = "memory",
+    card: CardRuntime | None = None,
+    follow: FollowConfig = EAGER,
+    **config: Any,
+) -> AsyncIterator[RouterSide]:
+    settings = RouterConfig(**{"mode": "kv", **config})
+    async with RouterSide(local, settings, events, card or CardRuntime(), follow) as side:
+        yield side
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)

@@ -1,0 +1,320 @@
+"""Placement by what workers cache, over a network that loses events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import AsyncExitStack
+
+import pytest
+
+from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.errors import InvalidRequest, Unavailable
+from dynamo.protocols.kv import Stored, StoredBlock
+from dynamo.router.kv.slots import Worker
+from dynamo.runtime import Local
+from dynamo.runtime.events import EventPlane
+from router.scripted import Asked, RouterSide, ScriptedWorker, asking, prompt, routing, until
+
+
+def traffic(side: RouterSide) -> int:
+    """Prompt tokens this router knows to have been sent."""
+    members = [Worker(id) for id in side.client.set.ids()]
+    return round(sum(side.kv.book.loads(members, (), asyncio.get_running_loop().time()).traffic))
+
+
+SEEDS = ("AB", "a"), ("ACD", "a"), ("ACE", "b")
+FREE = ("ACDF", "a"), ("ACEG", "b")
+
+
+async def hear_each_other(planes: list[EventPlane]) -> None:
+    """Over ZMQ a publisher is reached some time after its first event."""
+    for speaker in planes:
+        for listener in planes:
+            heard: list[bytes] = []
+            subscription = await listener.subscribe("hello", lambda _, data, heard=heard: heard.append(data))
+            async with asyncio.timeout(10):
+                while not heard:
+                    speaker.publish("hello", b"")
+                    await asyncio.sleep(0.001)
+            subscription.unsubscribe()
+
+
+# A router that learns from its own decisions alone knows nothing of what another frontend sent where.
+@pytest.mark.parametrize(
+    ("knows", "frontends"), [("memory", 1), ("memory", 2), ("zmq", 1), ("zmq", 2), ("approximate", 1)]
+)
+async def test_prompts_go_where_most_of_them_is_cached(knows: str, frontends: int) -> None:
+    local = Local()
+    events = "zmq" if knows == "zmq" else "memory"
+    async with AsyncExitStack() as stack:
+        workers = {name: await stack.enter_async_context(ScriptedWorker(local, events=events)) for name in "ab"}
+        sides = [
+            await stack.enter_async_context(
+                routing(local, events=events, use_kv_events=knows != "approximate", replica_sync=True)
+            )
+            for _ in range(frontends)
+        ]
+        for side in sides:
+            await side.settled(2)
+        await hear_each_other([side.runtime.events for side in sides])
+        sent = 0
+        for turn, (letters, place) in enumerate((*SEEDS, *FREE)):
+            for each in sides:
+                await until(lambda each=each, sent=sent: traffic(each) == sent)
+            side = sides[turn % frontends]
+            sent += len(prompt(letters))
+            pinned = {"backend_instance_id": workers[place].id} if turn < len(SEEDS) else {}
+            assert await side.ask(asking(letters, **pinned)) == workers[place].id, letters
+            if knows != "approximate":
+                for each in sides:
+                    await until(lambda each=each: all(each.same_as(worker) for worker in workers.values()))
+        assert (workers["a"].blocks(), workers["b"].blocks()) == (5, 4)
+        for side in sides:
+            if knows == "approximate":
+                assert side.kv.approximate is not None
+                assert len(side.kv.approximate) == 9
+            else:
+                index = side.kv.index
+                assert (index.blocks(Worker(workers["a"].id)), index.blocks(Worker(workers["b"].id))) == (5, 4)
+
+
+async def work(sides: list[RouterSide], workers: list[ScriptedWorker], rng: random.Random, turns: int) -> None:
+    """Conversations that grow, and caches that forget."""
+    for _ in range(turns):
+        letters = rng.choice("ABC") + "".join(rng.choice("ABCDE") for _ in range(rng.randrange(1, 6)))
+        await rng.choice(sides).ask(asking(letters))
+        if rng.random() < 0.3:
+            rng.choice(workers).evict(rng.randrange(1, 4))
+        if rng.random() < 0.02:
+            rng.choice(workers).clear()
+
+
+async def converged(sides: list[RouterSide], workers: list[ScriptedWorker]) -> None:
+    for side in sides:
+        for worker in workers:
+            await until(lambda side=side, worker=worker: side.same_as(worker))
+        assert {worker.worker_id for worker in side.kv.index.workers} <= {worker.id for worker in workers}
+
+
+@pytest.mark.parametrize("events", ["memory", "zmq"])
+async def test_the_index_returns_to_the_workers_content_though_events_are_lost_and_doubled(events: str) -> None:
+    rng = random.Random(5)
+    local = Local()
+
+    def lossy(_: bytes) -> int:
+        return rng.choices((0, 1, 2), (1, 98, 1))[0]
+
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(ScriptedWorker(local, events=events)) for _ in range(3)]
+        for worker in workers:
+            worker.deliver = lossy
+        side = await stack.enter_async_context(routing(local, events=events))
+        await side.settled(3)
+        await work([side], workers, rng, 300)
+        for worker in workers:  # whatever comes last gets lost
+            worker.deliver = lambda _: 0
+            worker.store(prompt("XYZ"))
+            worker.evict(1)
+        await converged([side], workers)
+        assert side.router.stats.snapshots > 3
+
+
+async def test_a_router_that_starts_late_learns_everything_from_the_workers() -> None:
+    local, rng = Local(), random.Random(2)
+    async with ScriptedWorker(local) as one, ScriptedWorker(local) as two:
+        async with routing(local) as first:
+            await first.settled(2)
+            await work([first], [one, two], rng, 40)
+        async with routing(local) as second:
+            await second.settled(2)
+            await converged([second], [one, two])
+
+
+async def test_a_worker_that_leaves_is_forgotten_and_its_successor_learned() -> None:
+    local, rng = Local(), random.Random(3)
+    async with routing(local) as side, ScriptedWorker(local) as stays:
+        async with ScriptedWorker(local) as leaves:
+            await side.settled(2)
+            await work([side], [stays, leaves], rng, 40)
+        await until(lambda: len(side.client.set) == 1)
+        asked = [await side.ask(asking("ABCDE")) for _ in range(8)]
+        assert set(asked) == {stays.id}
+        async with ScriptedWorker(local) as comes:
+            await side.settled(2)
+            await work([side], [stays, comes], rng, 40)
+            await converged([side], [stays, comes])
+            assert comes.requests
+
+
+async def test_what_happened_during_an_outage_of_the_event_plane_is_made_good() -> None:
+    local, rng = Local(), random.Random(4)
+    async with routing(local) as side, ScriptedWorker(local) as one, ScriptedWorker(local) as two:
+        await side.settled(2)
+        await work([side], [one, two], rng, 20)
+        local.bus.planes.discard(side.runtime.events)  # type: ignore[arg-type]
+        await work([side], [one, two], rng, 20)
+        one.clear()
+        local.bus.planes.add(side.runtime.events)  # type: ignore[arg-type]
+        await converged([side], [one, two])
+
+
+async def test_a_publisher_that_counts_anew_is_noticed() -> None:
+    local = Local()
+    async with routing(local) as side, ScriptedWorker(local) as worker:
+        await side.settled(1)
+        for letters in ("AB", "CD", "EF"):
+            await side.ask(asking(letters))
+        worker.clear()
+        worker.last.clear()
+        worker.store(prompt("GH"))
+        await converged([side], [worker])
+
+
+async def test_a_worker_without_snapshots_is_known_by_its_events_from_the_first_on() -> None:
+    local = Local()
+    worker = ScriptedWorker(local)
+    worker.snapshots = False
+    async with routing(local) as side, worker:
+        await until(lambda: len(side.client.set) == 1)
+        await side.ask(asking("ABC"))
+        await converged([side], [worker])
+
+
+async def test_a_worker_without_snapshots_and_events_is_chosen_by_load(caplog: pytest.LogCaptureFixture) -> None:
+    local = Local()
+    worker = ScriptedWorker(local)
+    worker.snapshots = False
+    worker.deliver = lambda _: 0
+    async with routing(local) as side, worker:
+        await until(lambda: len(side.client.set) == 1)
+        assert await side.ask(asking("ABC")) == worker.id
+        await until(lambda: "gives no snapshot of its KV cache" in caplog.text)
+        assert await side.ask(asking("ABC")) == worker.id
+
+
+async def test_hashes_that_are_not_ours_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    local = Local()
+    async with routing(local) as side, ScriptedWorker(local) as worker:
+        worker.salt = 12345
+        await side.settled(1)
+
+        async def ask_until_told() -> None:
+            turn = 0
+            while "block size or hashes are not those" not in caplog.text:
+                turn += 1
+                await side.ask(asking("ABC" + chr(ord("D") + turn % 20)))
+
+        async with asyncio.timeout(10):
+            await ask_until_told()
+
+
+async def test_events_that_are_none_are_counted_and_harm_nothing() -> None:
+    local = Local()
+    listening = {"replica_sync": True, "active_prefill_tokens_threshold": 10**6}
+    async with routing(local, **listening) as side, ScriptedWorker(local) as worker:
+        await side.settled(1)
+        for topic in ("kv-events", "kv_metrics", "active_sequences_events"):
+            for data in (b"", b"\xff\xff", b"\x81\xa1a\x01", b"\x90", b"\xc1" * 40):
+                worker.runtime.events.publish(f"namespace.test.component.backend.{topic}", data)
+        await side.ask(asking("AB"))
+        await until(lambda: side.router.stats.malformed == 15)
+        await converged([side], [worker])
+
+
+async def test_an_event_without_its_parent_leads_to_a_snapshot() -> None:
+    local = Local()
+    async with routing(local) as side, ScriptedWorker(local) as worker:
+        await side.settled(1)
+        worker.store(prompt("AB"))
+        await until(lambda: side.same_as(worker))
+        before = side.router.stats.snapshots
+        worker.publish(Stored([StoredBlock(5, 6)], parent_hash=99))
+        await until(lambda: side.router.stats.snapshots > before)
+        await converged([side], [worker])
+
+
+async def test_ranks_are_chosen_and_told_to_the_worker() -> None:
+    local = Local()
+    two = RuntimeConfig(data_parallel_size=2)
+    async with ScriptedWorker(local) as worker, routing(local, card=two) as side:
+        await side.settled(1)
+        await side.ask(asking("ABC", dp_rank=1))
+        await until(lambda: side.same_as(worker, 1))
+        request = asking("ABCD")
+        await side.ask(request)
+        assert request.routing is None, "the request itself is shared and must stay as it was"
+        assert [one.routing and one.routing.dp_rank for one in worker.requests] == [1, 1]
+        with pytest.raises(InvalidRequest, match="rank 7"):
+            await side.router.open(asking("A", dp_rank=7))
+
+
+async def test_salts_keep_prompts_apart() -> None:
+    local = Local()
+    async with ScriptedWorker(local) as one, ScriptedWorker(local) as two, routing(local) as side:
+        await side.settled(2)
+        await side.ask(asking("ABCDEF", backend_instance_id=one.id))
+        await until(lambda: side.same_as(one))
+        await side.ask(asking("ABCDEF", cache_salt="tenant"))
+        assert side.router.decisions[-1].reasons()["chosen"]["overlap_blocks"] == 0
+        await side.ask(asking("ABCDEF"))
+        assert side.router.decisions[-1].worker_id == one.id
+        assert side.router.stats.overlap_blocks == 6
+        assert two.requests or len(one.requests) == 3
+
+
+async def test_weight_0_follows_no_events_and_spreads_by_load() -> None:
+    local = Local()
+    async with ScriptedWorker(local) as one, ScriptedWorker(local) as two, routing(local, overlap_weight=0.0) as side:
+        await until(lambda: len(side.client.set) == 2)
+        assert side.kv.follower is None
+        for _ in range(8):
+            await side.ask(asking("ABCDEF"))
+        assert len(one.requests) == len(two.requests) == 4
+
+
+async def test_text_requests_are_spread_by_their_length() -> None:
+    local = Local()
+    async with ScriptedWorker(local), ScriptedWorker(local), routing(local) as side:
+        await side.settled(2)
+        body = {"messages": [{"role": "user", "content": "x" * 4000}]}
+        places = [(await side.router.open(body)).instance_id for _ in range(4)]
+        assert sorted(map(places.count, set(places))) == [2, 2]
+
+
+async def test_a_pinned_worker_that_is_not_there_is_told() -> None:
+    local = Local()
+    async with ScriptedWorker(local), routing(local) as side:
+        await side.settled(1)
+        with pytest.raises(Unavailable):
+            await side.router.open(asking("A"), pinned=12345)
+
+
+async def test_each_choice_tells_its_reasons(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="dynamo.router")
+    local = Local()
+    async with ScriptedWorker(local) as one, ScriptedWorker(local) as two, routing(local) as side:
+        await side.settled(2)
+        await side.ask(asking("ABCD", backend_instance_id=one.id))
+        await until(lambda: side.same_as(one))
+        asked = Asked(side.router, asking("ABCDE"))
+        await asked.start()
+        await asked.done()
+        placement = asked.migration.placement
+        assert placement
+        reasons = placement.decision.reasons()
+        assert reasons["mode"] == "kv"
+        assert reasons["chosen"]["worker_id"] == one.id
+        assert reasons["chosen"]["overlap_blocks"] == 4
+        assert reasons["prompt_blocks"] == 5
+        assert {candidate["worker_id"] for candidate in reasons["candidates"]} == {one.id, two.id}
+        chosen = reasons["chosen"]
+        assert chosen["cost"] == pytest.approx(
+            chosen["work"] + chosen["waiting"] + chosen["crowding"] + chosen["spreading"]
+        )
+        assert f"request {asked.context.id()}: worker {one.id:x} rank 0 of 2: 4 of 5 blocks cached" in caplog.text
+        stats = side.router.stats
+        assert (stats.requests, stats.prompt_blocks, stats.overlap_blocks) == (2, 9, 4)
+        assert sum(stats.hit_rate_counts) == 2
+        assert stats.hit_rate_sum == pytest.approx(0.8)
