@@ -70,12 +70,6 @@ def _echo_full(spec: EngineSpec) -> Engine:
     return EchoFull(delay_from_env(spec.environ))
 
 
-def _mocker(spec: EngineSpec) -> Engine:
-    from dynamo.engines.mocker.spec import mocker_for
-
-    return mocker_for(spec)
-
-
 ENGINES: dict[str, Callable[[EngineSpec], Engine]] = {
     "mistralrs": _mistralrs,
     "pystr": _pystr,

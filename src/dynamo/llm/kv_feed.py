@@ -23,10 +23,11 @@ from dynamo.protocols.kv import (
     Tier,
 )
 from dynamo.router.kv import Index, Rejected, Worker
+from dynamo.router.kv.follow import SNAPSHOT_ENDPOINT
+from dynamo.router.subjects import KV_EVENTS, subject
 from dynamo.runtime import Component, Context, Endpoint
 from dynamo.runtime.stream import Outlet
 
-SNAPSHOT_ENDPOINT = "kv_snapshot"
 MAX_EVENTS = 128
 MAX_BLOCKS = 8192
 """Of one message; an event with more goes alone."""
@@ -40,10 +41,6 @@ def component_of(place: Endpoint | Component) -> Component:
     if isinstance(place, Endpoint):
         return Component(place.runtime, place.id.namespace, place.id.component)
     raise TypeError(f"expected an Endpoint or a Component, not {type(place).__name__}")
-
-
-def event_subject(component: Component, topic: str) -> str:
-    return f"namespace.{component.namespace}.component.{component.name}.{topic}"
 
 
 def kv_feed(place: Endpoint | Component) -> KvFeed:
@@ -60,7 +57,7 @@ class KvFeed:
         self.worker_id = component.runtime.instance_id
         self.index = Index()
         self._component = component
-        self._subject = event_subject(component, "kv-events")
+        self._subject = subject((component.namespace, component.name), KV_EVENTS)
         self._plane = component.runtime.events
         self._loop = asyncio.get_running_loop()
         self._ranks: dict[Worker, RankFeed] = {}

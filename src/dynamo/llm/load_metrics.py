@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from dynamo.llm.kv_feed import component_of, event_subject
+from dynamo.llm.kv_feed import component_of
 from dynamo.protocols.kv import ActiveLoad
+from dynamo.router.subjects import KV_METRICS, subject
 from dynamo.runtime import Component, Context, Endpoint
 from dynamo.runtime.stream import Outlet
 
@@ -67,7 +68,7 @@ class LoadBoard:
     def __init__(self, component: Component) -> None:
         self._component = component
         self._worker_id = component.runtime.instance_id
-        self._subject = event_subject(component, "kv_metrics")
+        self._subject = subject((component.namespace, component.name), KV_METRICS)
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._latest: dict[int, ActiveLoad] = {}

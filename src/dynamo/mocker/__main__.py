@@ -13,7 +13,7 @@ import msgspec
 import uvloop
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine, Vocabulary
-from dynamo.engines.mocker.spec import words_of
+from dynamo.engines.mocker.from_spec import words_of
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
 from dynamo.protocols.card import ModelCard, ModelType, RuntimeConfig

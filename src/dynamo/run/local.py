@@ -171,7 +171,6 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
         total_kv_blocks=info.total_kv_blocks,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
-        data_parallel_size=info.data_parallel_size,
         tool_call_parser=command.dyn_tool_call_parser or tools,
         reasoning_parser=command.dyn_reasoning_parser or reasoning,
         data_parallel_size=info.data_parallel_size,
