@@ -17,6 +17,7 @@ from dynamo.router.router import Placement
 from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
+from dynamo.runtime.stream import Sink
 
 
 class KvRouterConfig(Struct, kw_only=True, frozen=True):
@@ -99,7 +100,7 @@ class KvRouter:
             raise InvalidArgument(f"request: {error}") from None
         await self._started()
         inbox = Inbox(context)
-        await self._router.send(typed, inbox.context, inbox, self._router.override(router_config_override))
+        await self._router.send(typed, inbox.context, Plain(inbox), self._router.override(router_config_override))
         return Stream(inbox, annotated=False)
 
     async def best_worker(
@@ -204,6 +205,19 @@ class KvRouter:
             raise
         finally:
             await self._router.close()
+
+
+class Plain:
+    """Structs on their way to a user become dicts."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.tokens = sink.tokens
+        self.end = sink.end
+        self.fail = sink.fail
+        self._sink = sink
+
+    def item(self, value: Any) -> None:
+        self._sink.item(msgspec.to_builtins(value))
 
 
 def compute_block_hash_for_seq(
