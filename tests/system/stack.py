@@ -130,11 +130,11 @@ class Frontend:
                 await asyncio.sleep(0.02)
 
     async def until_instances(self, count: int) -> None:
-        """Wait until the frontend knows this many instances that generate."""
+        """Wait until the frontend knows this many workers, whatever each serves."""
         async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as session:
             while True:
                 async with session.get(f"{self.url}/health") as answer:
                     instances = (await answer.json())["instances"]
-                if sum(instance["endpoint"] == "generate" for instance in instances) == count:
+                if len({instance["instance_id"] for instance in instances}) == count:
                     return
                 await asyncio.sleep(0.02)
