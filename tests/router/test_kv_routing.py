@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from dynamo.protocols.card import RuntimeConfig
-from dynamo.protocols.errors import InvalidRequest, Unavailable
+from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.kv import Stored, StoredBlock
 from dynamo.router.kv.slots import Worker
 from dynamo.runtime import Local
@@ -287,7 +287,7 @@ async def test_a_pinned_worker_that_is_not_there_is_told() -> None:
     local = Local()
     async with ScriptedWorker(local), routing(local) as side:
         await side.settled(1)
-        with pytest.raises(Unavailable):
+        with pytest.raises(InvalidRequest, match="no instance 12345"):
             await side.router.open(asking("A"), pinned=12345)
 
 

@@ -10,9 +10,10 @@ import pytest
 from dynamo.frontend.__main__ import main
 from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.card import ModelCard, RuntimeConfig
-from dynamo.router import RouterConfig, add_router_flags, make_router, router_flags
+from dynamo.router import MODES, RouterConfig, add_router_flags, make_router, router_flags
 from dynamo.router.kv.router import KvRouter
 from dynamo.router.simple import SimpleRouter
+from dynamo.run.flags import ROUTER_MODES
 from dynamo.runtime import DistributedRuntime, Local
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.instances import InstanceSet
@@ -68,6 +69,10 @@ def test_a_flag_beats_the_environment_which_beats_the_default() -> None:
 def test_the_frontend_passes_the_routers_flags_on() -> None:
     config = FrontendConfig.from_env({"DYN_ROUTER_TEMPERATURE": "1"}, router_mode="kv", port=0)
     assert (config.router.mode, config.router.temperature) == ("kv", 1.0)
+
+
+def test_dynamo_run_offers_every_mode() -> None:
+    assert ROUTER_MODES == MODES
 
 
 @pytest.mark.parametrize(

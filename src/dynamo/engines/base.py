@@ -26,6 +26,11 @@ class EngineInfo(Struct, kw_only=True):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     data_parallel_size: int = 1
+    guided_decoding: bool | None = None
+    """Whether it honours `sampling_options.guided_decoding`, or as a text engine `response_format` and the like.
+
+    Not said: a token engine does not, a text engine is left to decide by itself.
+    """
 
 
 class Running(Protocol):

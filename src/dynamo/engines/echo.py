@@ -106,7 +106,7 @@ class EchoCore:
         self._metronome = Metronome(delay)
 
     async def start(self) -> EngineInfo:
-        return EngineInfo()
+        return EngineInfo(guided_decoding=False)
 
     def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
         prompt = request.token_ids
@@ -135,7 +135,7 @@ class EchoFull:
         self._metronome = Metronome(delay)
 
     async def start(self) -> EngineInfo:
-        return EngineInfo()
+        return EngineInfo(guided_decoding=False)
 
     def submit(self, request: dict[str, Any], sink: Sink) -> Running:
         chat = "messages" in request

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from dynamo.frontend.collect import Collected, Whole, chat_answer, text_answer
+from dynamo.frontend.completions import echo, gather_best
 from dynamo.frontend.generation import Generation
 from dynamo.frontend.models import ServedModel
 from dynamo.frontend.relay import RelayedAnswer
+from dynamo.pipeline.guidance import reason_of_calls
+from dynamo.pipeline.preprocess import refuse_guidance
 from dynamo.pipeline.validate import validate_chat, validate_completion
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidRequest
@@ -123,6 +127,7 @@ async def ask(model: ServedModel, asked: ChatRequest | CompletionRequest, listen
     listener = listener or Nobody()
     try:
         if model.preprocessor is None:
+            refuse_guidance(model.card, asked)
             relayed = _Relayed(listener, watch)
             await generation.relay(msgspec.to_builtins(asked), relayed)
             body = await relayed.answer()
@@ -140,31 +145,35 @@ async def _chat(
 ) -> dict[str, Any]:
     assert model.preprocessor
     prepared = await model.preprocessor.chat(asked)
-    whole = Whole(asked.n or 1)
-    whole.choices = [_Heard(whole, listener if not index else Nobody(), watch) for index in range(asked.n or 1)]
-    for choice in whole.choices:
-        await generation.add(prepared, choice, model.preprocessor.parser(asked, prepared.prompt))
+    n = asked.n or 1
+    whole = Whole(n, n, _hearing(listener, watch))
+    for index, choice in enumerate(whole.choices):
+        await generation.add(prepared.choice(index), choice, asked, reason_of_calls(asked))
     await whole.done()
     tokenizer = model.preprocessor.model.tokenizer
     id, now = f"chatcmpl-{uuid.uuid4()}", int(time.time())
-    answer = chat_answer(whole, id=id, created=now, model=model.name, tokenizer=tokenizer)
-    return _builtins(answer)
+    top = asked.top_logprobs or 0
+    return _builtins(chat_answer(whole, id=id, created=now, model=model.name, tokenizer=tokenizer, top_logprobs=top))
 
 
 async def _text(
     model: ServedModel, asked: CompletionRequest, generation: Generation, listener: Listener, watch: Stopwatch
 ) -> dict[str, Any]:
     assert model.preprocessor
-    each = [one for one in await model.preprocessor.completion(asked) for _ in range(asked.n or 1)]
+    prompts = await model.preprocessor.completion(asked)
     tokenizer = model.preprocessor.model.tokenizer
-    echo = [(one.prompt or tokenizer.decode(one.request.token_ids)) if asked.echo else "" for one in each]
-    whole = Whole(len(each))
-    whole.choices = [_Heard(whole, listener if not index else Nobody(), watch) for index in range(len(each))]
-    for one, choice in zip(each, whole.choices, strict=True):
-        await generation.add(one, choice)
-    await whole.done()
-    id, now = f"cmpl-{uuid.uuid4()}", int(time.time())
-    return _builtins(text_answer(whole, id=id, created=now, model=model.name, tokenizer=tokenizer, echo=echo))
+    whole, best = await gather_best(generation, asked, prompts, _hearing(listener, watch))
+    answer = text_answer(
+        best,
+        whole.usage,
+        id=f"cmpl-{uuid.uuid4()}",
+        created=int(time.time()),
+        model=model.name,
+        tokenizer=tokenizer,
+        echo=[echo(asked, one, tokenizer) for one in prompts for _ in range(asked.n or 1)],
+        logprobs=asked.logprobs,
+    )
+    return _builtins(answer)
 
 
 def _builtins(answer: object) -> dict[str, Any]:
@@ -172,11 +181,16 @@ def _builtins(answer: object) -> dict[str, Any]:
     return body
 
 
+def _hearing(listener: Listener, watch: Stopwatch) -> Callable[[Whole, int], Collected]:
+    """Of several choices the first is heard while it comes."""
+    return lambda whole, index: _Heard(whole, index, Nobody() if index else listener, watch)
+
+
 class _Heard(Collected):
     """A choice that is told while it is gathered."""
 
-    def __init__(self, whole: Whole, listener: Listener, watch: Stopwatch) -> None:
-        super().__init__(whole)
+    def __init__(self, whole: Whole, index: int, listener: Listener, watch: Stopwatch) -> None:
+        super().__init__(whole, index)
         self._listener = listener
         self._watch = watch
 

@@ -5,11 +5,13 @@ Chunks are byte templates: between the id and the finish reason only the text ch
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from dynamo.frontend.errors import error_answer
+from dynamo.frontend.nvext import Extras
 from dynamo.frontend.sse import DONE, EventStream
 from dynamo.model import Tokenizer, json_escaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
@@ -17,6 +19,7 @@ from dynamo.pipeline.logprobs import chat_logprobs, text_logprobs
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import CompletionUsage
+from dynamo.protocols.openai_fields import StreamOptions
 
 _json = msgspec.json.Encoder()
 
@@ -33,45 +36,45 @@ class Chunks:
         model: str,
         object: str,
         choices: int,
-        include_usage: bool = False,
-        continuous_usage: bool = False,
+        per_prompt: int = 1,
+        options: StreamOptions | None = None,
         tokenizer: Tokenizer | None = None,
+        top_logprobs: int = 0,
+        extras: Extras | None = None,
         request_id: str = "",
     ) -> None:
+        """`per_prompt` of the choices share a prompt, which is paid for once."""
         self.events = events
         self.error: DynamoException | None = None
         self.usage = Usage()
-        self.finish_reason: str | None = None
         self.tokenizer = tokenizer
-        self.continuous_usage = continuous_usage
+        self.top_logprobs = top_logprobs
         self.head = (
             f'data: {{"id":"{id}","object":"{object}","created":{created},"model":"{json_escaped(model)}","choices":['
         )
-        self._include_usage = include_usage
+        self._include_usage = bool(options and options.include_usage)
+        self.continuous_usage = bool(self._include_usage and options and options.continuous_usage_stats)
+        # With usage asked for, OpenAI sends it as null on all chunks but the last.
+        self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
         self._running = choices
+        self._per_prompt = per_prompt
+        self._extras = extras
         self._request_id = request_id
-        self._nvext: dict[str, Any] | None = None
 
-    @property
-    def tail(self) -> str:
-        """What closes a chunk; with usage asked for, OpenAI sends it as null on all chunks but the last."""
-        return '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
+    def usage_tail(self, usage: Usage) -> str:
+        return f'],"usage":{_usage(usage)}}}\n\n'
 
-    def add_nvext(self, fields: dict[str, Any]) -> None:
-        """Extra fields for the last chunk."""
-        self._nvext = {**(self._nvext or {}), **fields}
-
-    def finished(self, finish: Finish, chunk: str) -> None:
-        add_usage(self.usage, finish.usage)
-        self.finish_reason = self.finish_reason or finish.reason
+    def finished(self, index: int, finish: Finish, chunk: str) -> None:
+        add_usage(self.usage, finish.usage, prompt=index % self._per_prompt == 0)
         self._running -= 1
         if self._running:
             self.events.write(chunk.encode())
             return
-        if self._nvext:
-            chunk = chunk.removesuffix("}\n\n") + f',"nvext":{_json.encode(self._nvext).decode()}}}\n\n'
+        told = self._extras.tell(finish.stop_reason) if self._extras else None
+        if told:
+            chunk = chunk.removesuffix("}\n\n") + f',"nvext":{_json.encode(told).decode()}}}\n\n'
         if self._include_usage:
-            chunk += f'{self.head}],"usage":{_json.encode(CompletionUsage.of(self.usage)).decode()}}}\n\n'
+            chunk += self.head + self.usage_tail(self.usage)
         self.events.end(chunk.encode() + DONE)
 
     def failed(self, error: DynamoException) -> None:
@@ -85,16 +88,25 @@ class Chunks:
                 self.events.end()
 
 
-def add_usage(total: Usage, part: Usage) -> None:
-    """Sum the usage of several choices; the prompt of `n` choices counts as often as it was read."""
-    total.prompt_tokens += part.prompt_tokens
+def _usage(usage: Usage) -> str:
+    return _json.encode(CompletionUsage.of(usage)).decode()
+
+
+def add_usage(total: Usage, part: Usage, *, prompt: bool) -> None:
+    """Sum the usage of several choices; `prompt` says whether this one's prompt is still to be counted."""
     total.completion_tokens += part.completion_tokens
-    total.total_tokens += part.total_tokens
-    for field in ("prompt_tokens_details", "completion_tokens_details"):
-        details = getattr(part, field)
-        if details:
-            known = getattr(total, field) or {}
-            setattr(total, field, {**details, **{k: _plus(v, details.get(k)) for k, v in known.items()}})
+    _add_details(total, part, "completion_tokens_details")
+    if prompt:
+        total.prompt_tokens += part.prompt_tokens
+        _add_details(total, part, "prompt_tokens_details")
+    total.total_tokens = total.prompt_tokens + total.completion_tokens
+
+
+def _add_details(total: Usage, part: Usage, field: str) -> None:
+    details = getattr(part, field)
+    if details:
+        known = getattr(total, field) or {}
+        setattr(total, field, {**details, **{k: _plus(v, details.get(k)) for k, v in known.items()}})
 
 
 def _plus(known: Any, more: Any) -> Any:
@@ -106,17 +118,23 @@ class ChatChoice:
 
     def __init__(self, chunks: Chunks, index: int, *, reasoning_field: str = "reasoning_content") -> None:
         self._chunks = chunks
+        self._index = index
         self._write = chunks.events.write
         self._begun = False
+        self._quick = False
         self._logprobs: list[TokenLogprob] = []
-        self._usage: Usage | None = Usage() if chunks.continuous_usage else None
+        self._so_far: Callable[[], Usage] | None = None
         self._delta = f'{chunks.head}{{"index":{index},"delta":'
         self._open = self._delta + '{"content":"'
         self._close = f'"}},"logprobs":null,"finish_reason":null}}{chunks.tail}'
         self._reasoning_field = reasoning_field
 
+    def begin(self, so_far: Callable[[], Usage]) -> None:
+        if self._chunks.continuous_usage:
+            self._so_far = so_far
+
     def escaped(self, text: str) -> None:
-        if self._begun and not self._logprobs:
+        if self._quick and not self._logprobs:
             self._write((self._open + text + self._close).encode())
         else:
             self._chunk(f'{{"content":"{text}"}}')
@@ -139,25 +157,33 @@ class ChatChoice:
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         self._logprobs += tokens
 
+    def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
+        """A chat has no place for them."""
+
     def _chunk(self, delta: str) -> None:
         before = "" if self._begun else self._begin()
         self._write((before + self._one(delta, "null")).encode())
 
     def _begin(self) -> str:
         self._begun = True
-        return self._one('{"role":"assistant","content":""}', "null")
+        self._quick = self._so_far is None
+        return f'{self._delta}{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}{self._tail()}'
 
     def _one(self, delta: str, finish: str) -> str:
         logprobs = "null"
-        if self._logprobs and not delta.startswith('{"role"'):
-            assert self._chunks.tokenizer
-            logprobs = _json.encode(chat_logprobs(self._chunks.tokenizer, self._logprobs)).decode()
+        if self._logprobs:
+            chunks = self._chunks
+            assert chunks.tokenizer
+            logprobs = _json.encode(chat_logprobs(chunks.tokenizer, self._logprobs, chunks.top_logprobs)).decode()
             self._logprobs = []
-        return f'{self._delta}{delta},"logprobs":{logprobs},"finish_reason":{finish}}}{self._chunks.tail}'
+        return f'{self._delta}{delta},"logprobs":{logprobs},"finish_reason":{finish}}}{self._tail()}'
+
+    def _tail(self) -> str:
+        return self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
 
     def finish(self, finish: Finish) -> None:
         before = "" if self._begun else self._begin()
-        self._chunks.finished(finish, before + self._one("{}", f'"{finish.reason}"'))
+        self._chunks.finished(self._index, finish, before + self._one("{}", f'"{finish.reason}"'))
 
     def fail(self, error: DynamoException) -> None:
         self._chunks.failed(error)
@@ -166,17 +192,27 @@ class ChatChoice:
 class TextChoice:
     """One choice of a streamed completion, which may begin by repeating its prompt."""
 
-    def __init__(self, chunks: Chunks, index: int, *, echo: str = "") -> None:
+    def __init__(self, chunks: Chunks, index: int, *, echo: str = "", echoed: list[TokenLogprob] | None = None) -> None:
+        """`echoed` are the prompt's tokens, where their probabilities are wanted."""
         self._chunks = chunks
+        self._index = index
         self._write = chunks.events.write
-        self._logprobs: list[TokenLogprob] = []
-        self._offset = len(echo)
+        self._logprobs: list[TokenLogprob] = echoed or []
+        self._wants_prompt = echoed is not None
+        self._offset = 0
         self._echo = json_escaped(echo)
+        self._so_far: Callable[[], Usage] | None = None
         self._open = f'{chunks.head}{{"index":{index},"text":"'
         self._close = f'","logprobs":null,"finish_reason":null}}{chunks.tail}'
+        if not self._wants_prompt:
+            self._offset = len(echo)
+
+    def begin(self, so_far: Callable[[], Usage]) -> None:
+        if self._chunks.continuous_usage:
+            self._so_far = so_far
 
     def escaped(self, text: str) -> None:
-        if self._echo or self._logprobs:
+        if self._echo or self._logprobs or self._so_far:
             self._write(self._one(text, "null").encode())
         else:
             self._write((self._open + text + self._close).encode())
@@ -196,19 +232,25 @@ class TextChoice:
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         self._logprobs += tokens
 
+    def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
+        if self._wants_prompt and self._echo:
+            self._logprobs = tokens
+
     def _one(self, text: str, finish: str) -> str:
         text, self._echo = self._echo + text, ""
         logprobs = "null"
         if self._logprobs:
-            assert self._chunks.tokenizer
-            told = text_logprobs(self._chunks.tokenizer, self._logprobs, self._offset)
+            chunks = self._chunks
+            assert chunks.tokenizer
+            told = text_logprobs(chunks.tokenizer, self._logprobs, chunks.top_logprobs, self._offset)
             self._offset += sum(map(len, told.tokens))
             logprobs = _json.encode(told).decode()
             self._logprobs = []
-        return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}}}{self._chunks.tail}'
+        tail = self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
+        return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}}}{tail}'
 
     def finish(self, finish: Finish) -> None:
-        self._chunks.finished(finish, self._one("", f'"{finish.reason}"'))
+        self._chunks.finished(self._index, finish, self._one("", f'"{finish.reason}"'))
 
     def fail(self, error: DynamoException) -> None:
         self._chunks.failed(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from dynamo.protocols.anthropic_answers import AnthropicError
 from dynamo.protocols.errors import DynamoException, HttpError, InvalidArgument, ModelNotFound, to_wire
 from dynamo.protocols.openai_answers import ErrorAnswer, ErrorDetail
 
@@ -13,13 +14,15 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "request_timeout_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     529: "overloaded_error",
 }
-RETRY_AFTER = {429, 503, 529}
+RETRY_AFTER = frozenset((429, 503, 529))
+ANTHROPIC_PATH = "/v1/messages"
 
 
 def error_answer(error: DynamoException, request_id: str) -> ErrorAnswer:
@@ -32,15 +35,26 @@ def error_answer(error: DynamoException, request_id: str) -> ErrorAnswer:
             message=message,
             type=_TYPES.get(status, fallback),
             param="model" if isinstance(error, ModelNotFound) else getattr(error, "param", None),
-            code=getattr(error, "code", None) if isinstance(error, InvalidArgument) else error.kind,
+            code=_code(error),
         )
     )
 
 
-def error_response(error: DynamoException, request_id: str) -> web.Response:
-    status = to_wire(error)[2]
+def _code(error: DynamoException) -> str | None:
+    if isinstance(error, HttpError):
+        return None
+    return getattr(error, "code", None) if isinstance(error, InvalidArgument) else error.kind
+
+
+def error_response(error: DynamoException, request_id: str, path: str = "", status: int | None = None) -> web.Response:
+    """In the shape of the API that the path belongs to; `status` replaces the error's own."""
+    status = status or to_wire(error)[2]
     headers = {"x-request-id": request_id}
     if status in RETRY_AFTER:
         headers["Retry-After"] = "1"
-    body = msgspec.json.encode(error_answer(error, request_id))
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    anthropic = path.startswith(ANTHROPIC_PATH)
+    answer = AnthropicError.of(error, request_id) if anthropic else error_answer(error, request_id)
+    body = msgspec.json.encode(answer)
     return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

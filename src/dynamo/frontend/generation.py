@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from dynamo.frontend.exchange import Exchange
 from dynamo.frontend.models import ServedModel
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.migration import Migration
-from dynamo.pipeline.parse import OutputParser
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared
+from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 
@@ -17,9 +18,12 @@ from dynamo.runtime.stream import Sink
 class Generation:
     """Everything a request has running at workers. `close` ends it, whatever state it is in."""
 
-    def __init__(self, model: ServedModel, context: Context) -> None:
+    def __init__(self, model: ServedModel, context: Context, exchange: Exchange | None = None) -> None:
         self._model = model
         self._context = context
+        self._exchange = exchange
+        if exchange:
+            exchange.served_by(model.name)
         self._running: list[tuple[Context, Migration]] = []
 
     @property
@@ -31,28 +35,47 @@ class Generation:
         """Why each choice is where it is."""
         return [migration.placement.decision.reasons() for _, migration in self._running if migration.placement]
 
-    async def add(self, prepared: Prepared, choice: ChoiceSink, parser: OutputParser | None = None) -> None:
-        """Send one choice's request; its text is told to `choice`."""
-        assert self._model.preprocessor
+    @property
+    def first_output_time(self) -> float | None:
+        """When the first worker said something, on the clock of `time.time`."""
+        return min((at for _, migration in self._running if (at := migration.first_output_time)), default=None)
+
+    async def add(
+        self,
+        prepared: Prepared,
+        choice: ChoiceSink,
+        asked: ChatRequest | None = None,
+        reason_of_calls: str = "tool_calls",
+    ) -> None:
+        """Send one choice's request; its text is told to `choice`, parsed as the chat request asks for."""
+        preprocessor = self._model.preprocessor
+        assert preprocessor
         context = self._next_context()
         sink = Postprocess(
             prepared.request,
-            self._model.preprocessor.decoder(prepared),
+            preprocessor.decoder(prepared),
             choice,
-            parser=parser,
+            parser=preprocessor.parser(asked, prepared.prompt) if asked else None,
+            one_call=bool(asked and asked.parallel_tool_calls is False),
+            reason_of_calls=reason_of_calls,
             stop_worker=context.stop_generating,
         )
+        choice.begin(sink.usage)
+        metered = self._exchange.metered(sink, len(prepared.request.token_ids)) if self._exchange else sink
         await self._start(Migration(
-            self._model.router, prepared.request, context, sink, limit=self._model.card.migration_limit
+            self._model.router, prepared.request, context, metered, limit=self._model.card.migration_limit
         ), context)  # fmt: skip
 
     async def relay(self, request: object, sink: Sink) -> None:
         """Send a request as the client wrote it, to a worker that takes text."""
         context = self._next_context()
-        await self._start(Migration(self._model.router, request, context, sink), context)
+        metered = self._exchange.metered(sink) if self._exchange else sink
+        await self._start(Migration(self._model.router, request, context, metered), context)
 
     async def _start(self, migration: Migration, context: Context) -> None:
         self._running.append((context, migration))
+        if self._exchange:
+            self._exchange.sent(migration)
         await migration.start()
 
     def _next_context(self) -> Context:

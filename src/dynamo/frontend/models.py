@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 
@@ -20,6 +21,7 @@ from dynamo.runtime import DistributedRuntime, records
 from dynamo.runtime.discovery import Delete, Put, Synced
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.names import CARDS, INSTANCES, split_key
+from dynamo.runtime.plane.base import Channel
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +86,17 @@ class Group:
 class Models:
     """Follows discovery from `start` to `close`; what it says is the last known truth, also during an outage."""
 
-    def __init__(self, runtime: DistributedRuntime, router: RouterConfig, hub: HubConfig) -> None:
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        router: RouterConfig,
+        hub: HubConfig,
+        serves_namespace: Callable[[str], bool] = lambda namespace: True,
+    ) -> None:
         self._runtime = runtime
         self._router = router
         self._hub = hub
+        self._serves_namespace = serves_namespace
         self._groups: dict[str, Group] = {}
         self._names: dict[str, str] = {}
         self._values: dict[str, bytes] = {}
@@ -140,6 +149,10 @@ class Models:
     def instances(self) -> list[Instance]:
         return list(self._records.values())
 
+    def channel(self, instance: Instance) -> Channel:
+        """The way to any instance, whether it serves a model or not."""
+        return self._runtime.plane.channel(instance)
+
     def get(self, name: str) -> ServedModel:
         group = self._groups.get(name)
         if group and group.model and len(group.instances):
@@ -154,6 +167,8 @@ class Models:
         changed = self._card_changed if prefix == CARDS else self._instance_changed
         async with contextlib.aclosing(self._runtime.discovery.watch(prefix)) as changes:
             async for change in changes:
+                if not isinstance(change, Synced) and not self._concerns_us(change.key.removeprefix(prefix)):
+                    continue
                 match change:
                     case Put(key, value):
                         changed(key.removeprefix(prefix), key, value)
@@ -161,6 +176,9 @@ class Models:
                         changed(key.removeprefix(prefix), key, None)
                     case Synced():
                         self._synced[prefix].set()
+
+    def _concerns_us(self, place: str) -> bool:
+        return self._serves_namespace(place.partition("/")[0])
 
     def _instance_changed(self, place: str, key: str, value: bytes | None) -> None:
         if value is None:

@@ -23,6 +23,7 @@ _REASONS = {
     401: "The API key is missing or wrong.",
     404: "There is no such model.",
     413: "The body is too large.",
+    415: "The body is not JSON.",
     500: "The engine failed.",
     502: "The worker was lost and no other could take over.",
     503: "No worker is free or ready; try again later.",
@@ -46,7 +47,7 @@ class Route(Struct, kw_only=True, frozen=True):
 
 
 def inference_routes() -> tuple[Route, ...]:
-    generation = (400, 401, 404, 413, 500, 502, 503, 504)
+    generation = (400, 401, 404, 413, 415, 500, 502, 503, 504)
 
     def post(path: str, summary: str, request: Any, answer: Any, **more: Any) -> Route:
         return Route(
@@ -100,7 +101,7 @@ def document(routes: Sequence[Route], title: str, version: str) -> dict[str, Any
 def _operation(route: Route, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     content = {"application/json": {"schema": schema_of.get(route.answer, {"type": "object"})}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in route.statuses:
         error = {"application/json": {"schema": schema_of[route.error]}}

@@ -1,4 +1,4 @@
-"""The life of the HTTP server: listen, serve, drain, stop."""
+"""The life of the HTTP server: listen, serve, stop taking requests, let the running ones finish."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import asyncio
 import errno
 import gc
 import logging
+import ssl
 
 from aiohttp import web
 
 from dynamo.frontend.app import Frontend
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.connection import Connection
+from dynamo.frontend.gate import Gate
 from dynamo.frontend.models import Models
+from dynamo.frontend.siblings import Siblings
+from dynamo.frontend.tls import TlsError, server_context
+from dynamo.frontend.tracing import Tracing
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime
 
 log = logging.getLogger(__name__)
+
+BACKLOG = 1024
+HANDSHAKE_TIMEOUT = 10.0
 
 
 class ServerError(StartError):
@@ -24,32 +33,37 @@ class ServerError(StartError):
 
 
 class Server:
-    def __init__(self, runtime: DistributedRuntime, config: FrontendConfig, hub: HubConfig) -> None:
+    def __init__(
+        self,
+        runtime: DistributedRuntime,
+        config: FrontendConfig,
+        hub: HubConfig,
+        *,
+        siblings: Siblings | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._runtime = runtime
         self._config = config
-        self.models = Models(runtime, config.router, hub)
-        self._frontend = Frontend(self.models, config)
+        self.models = Models(runtime, config.router, hub, config.serves_namespace)
+        self._gate = Gate(config, tracing)
+        self._siblings = siblings
+        self._tracing = tracing
+        self._frontend = Frontend(self.models, config, self._gate, siblings)
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
         self.url = ""
 
     async def start(self) -> None:
         """Listen first, so that a taken port is told at once; then learn which models there are."""
-        self._runner = web.AppRunner(
-            self._frontend.application(), access_log=None, handler_cancellation=True, keepalive_timeout=75
-        )
+        tls = self._tls()
+        self._runner = web.AppRunner(self._frontend.application(), handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
-        host, port = self._config.host, self._config.port
-        site = web.TCPSite(self._runner, host, port, backlog=1024, shutdown_timeout=1.0)
-        try:
-            await site.start()
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ServerError(
-                    f"port {port} on {host} is already in use; choose another with --http-port"
-                ) from error
-            raise ServerError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._listener = await self._listen(self._runner, tls)
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        if self._siblings:
+            await self._siblings.start(self._frontend.snapshot)
         await self.models.start()
         # What was made until now stays for good: later collections need not look at it.
         gc.collect()
@@ -57,23 +71,64 @@ class Server:
         gc.set_threshold(20_000, 20, 100)
 
     async def serve(self) -> None:
-        """Serve until the runtime shuts down, then take no new connection and let running requests finish."""
+        """Serve until the runtime shuts down, then refuse what is new and let running requests finish.
+
+        Until the last one is done the port stays open, so that `/health` can tell what is going on.
+        """
         await self._runtime.wait_for_shutdown()
-        self._frontend.draining = True
-        assert self._runner
-        for site in tuple(self._runner.sites):
-            await site.stop()
+        self._gate.draining = True
         await self._finished()
 
     async def stop(self) -> None:
         """End what still runs; safe in whatever state the server is."""
+        self._gate.draining = True
+        if self._listener:
+            self._listener.close()
         if self._runner:
             await self._runner.cleanup()
+        if self._siblings:
+            await self._siblings.close()
         await self.models.close()
+        if self._tracing:
+            await asyncio.to_thread(self._tracing.close)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        certificate, key = self._config.tls_cert_path, self._config.tls_key_path
+        if certificate is None or key is None:
+            return None
+        try:
+            return server_context(certificate, key)
+        except TlsError as error:
+            raise ServerError(str(error)) from error
+
+    async def _listen(self, runner: web.AppRunner, tls: ssl.SSLContext | None) -> asyncio.Server:
+        http, limits = runner.server, self._config.connection_limits
+        assert http
+        host, port = self._config.host, self._config.port
+        try:
+            return await asyncio.get_running_loop().create_server(
+                lambda: Connection(http, limits),
+                host,
+                port,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT if tls else None,
+                backlog=BACKLOG,
+                reuse_port=self._config.workers > 1 or None,
+            )
+        except OSError as error:
+            raise cannot_listen(host, port, error) from error
 
     async def _finished(self) -> None:
         try:
             async with asyncio.timeout(self._config.graceful_shutdown_timeout):
-                await self._frontend.idle()
+                await self._gate.idle()
         except TimeoutError:
-            log.warning("%d requests did not finish in time and are ended now", self._frontend.running)
+            log.warning("%d requests did not finish in time and are ended now", self._gate.running)
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> ServerError:
+    if error.errno == errno.EADDRINUSE:
+        return ServerError(f"port {port} on {host} is already in use; choose another with --http-port")
+    if error.errno == errno.EADDRNOTAVAIL or (isinstance(error, OSError) and type(error).__name__ == "gaierror"):
+        return ServerError(f"cannot listen on '{host}': it is no address of this machine; see --http-host")
+    return ServerError(f"cannot listen on {host}:{port}: {error.strerror or error}")

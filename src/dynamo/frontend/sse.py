@@ -7,13 +7,16 @@ loop joins what one turn writes. This is the one place that knows how bytes leav
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
+import msgspec
 from aiohttp import web
 
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 MAX_UNSENT = 4 * 1024 * 1024
 """A client that does not read is cut off when this much waits for it."""
 
@@ -41,7 +44,12 @@ class EventStream:
                 if not self._begun.done():
                     self._begun.set_result(None)
             return
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        try:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
+        except RuntimeError:
+            # uvloop's way to say that the client has left; the handler will hear of it in a moment.
+            self._transport = None
+            return
         if transport.get_write_buffer_size() > MAX_UNSENT:
             self._cut_off(transport)
 
@@ -57,34 +65,57 @@ class EventStream:
     @property
     def has_begun(self) -> bool:
         """Whether any event was written."""
-        return self._transport is not None or bool(self._waiting)
+        return self._response is not None or bool(self._waiting)
 
     async def begun(self) -> None:
         """Wait for the first event or the end."""
         await self._begun
 
-    async def open(self, request: web.Request, headers: dict[str, str]) -> None:
-        """Send the headers and everything that waits."""
+    async def kept_alive(self, request: web.Request, headers: dict[str, str], every: float) -> None:
+        """Wait like `begun`; as long as that takes, send a comment every so many seconds.
+
+        The first comment sends the headers too, so from then on an error can only be an event.
+        """
+        while not (await asyncio.wait((self._begun,), timeout=every))[0]:
+            if self._response is None:
+                await self._prepare(request, headers)
+            if request.transport:
+                request.transport.write(self._framed(KEEP_ALIVE))
+
+    async def open(self, request: web.Request, headers: dict[str, str], before: bytes = b"") -> None:
+        """Send the headers, if they are not out yet, what comes before all events, and everything that waits."""
+        if self._response is None:
+            await self._prepare(request, headers)
+        waiting, self._waiting = self._waiting or [], None
+        self._transport = request.transport
+        if before or waiting:
+            self.write(before + b"".join(waiting))
+
+    async def _prepare(self, request: web.Request, headers: dict[str, str]) -> None:
         response = web.StreamResponse(headers=headers)
         response.content_type = "text/event-stream"
         self.chunked = request.version >= (1, 1)
         if self.chunked:
             response.enable_chunked_encoding()
         await response.prepare(request)
-        assert request.transport
-        waiting, self._waiting = self._waiting or [], None
         self._response = response
-        self._transport = request.transport
-        if waiting:
-            self.write(b"".join(waiting))
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
 
     async def close(self) -> web.StreamResponse:
         assert self._response
         self._transport = None
-        await self._response.write_eof()
+        with contextlib.suppress(ConnectionError):  # the client left while the last event was written
+            await self._response.write_eof()
         return self._response
 
     def _cut_off(self, transport: asyncio.Transport) -> None:
         log.warning("cutting off a client that does not read: %d bytes wait for it", transport.get_write_buffer_size())
         self._transport = None
         transport.abort()
+
+
+def unescaped(text: str) -> str:
+    """What stands between the quotes of a JSON string, as text again."""
+    return msgspec.json.decode(f'"{text}"', type=str)

@@ -183,7 +183,7 @@ def differences(ours: ModelCard, theirs: ModelCard) -> list[str]:
         mine, other = ours.files.get(role), theirs.files.get(role)
         if (mine and mine.checksum) != (other and other.checksum):
             found.append(f"the {role} file differs" if mine and other else f"only one has a {role} file")
-    for field in ("tool_call_parser", "reasoning_parser"):
+    for field in ("tool_call_parser", "reasoning_parser", "guided_decoding"):
         mine, other = getattr(ours.runtime_config, field), getattr(theirs.runtime_config, field)
         if mine != other:
             found.append(f"{field} {mine} here, {other} there")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ class TokenLogprob(Struct):
     """One generated token with its probability and the alternatives the engine named."""
 
     token_id: int
-    logprob: float
+    logprob: float | None
     top: list[TopLogprob]
 
 
@@ -27,6 +28,9 @@ class Finish(Struct):
 
 class ChoiceSink(Protocol):
     """After `finish` or `fail`, exactly one of which comes once, nothing more is said."""
+
+    def begin(self, so_far: Callable[[], Usage]) -> None:
+        """Called first: `so_far` tells at any time what the answer has cost until then."""
 
     def escaped(self, text: str) -> None:
         """Content, already as it stands between the quotes of a JSON string: the hot path."""
@@ -41,6 +45,9 @@ class ChoiceSink(Protocol):
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         """The probabilities of the tokens behind the next text."""
+
+    def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
+        """The probabilities of the prompt's tokens, before any text; None is that of the first."""
 
     def finish(self, finish: Finish) -> None: ...
 

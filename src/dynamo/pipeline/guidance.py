@@ -26,9 +26,23 @@ def guided_decoding(request: GenerationFields) -> dict[str, Any] | None:
     return form
 
 
+def binds_form(request: GenerationFields) -> str | None:
+    """The field that binds the form of the answer, if one does."""
+    if _forced_tools(request):
+        return "tool_choice"
+    if _response_format(request):
+        return "response_format"
+    return next((name for name in _FORMS if getattr(request, name) is not None), None)
+
+
 def forced_tool(request: ChatRequest) -> str | None:
     """The tool the answer must call, if the client named one: the whole answer is then its arguments."""
     return request.tool_choice.function.name if isinstance(request.tool_choice, NamedToolChoice) else None
+
+
+def reason_of_calls(request: ChatRequest) -> str:
+    """The finish reason after calls. OpenAI's clients know one that the client itself named as no reason to stop."""
+    return "stop" if forced_tool(request) else "tool_calls"
 
 
 def guided_json(request: GenerationFields) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from msgspec import structs
@@ -27,6 +28,9 @@ class Migration:
         self.placement: Placement | None = None
         """Where it is, or was last; it holds the reasons for the choice."""
         self.migrations = 0
+        self.restarts = 0
+        """Those of the migrations that happened before anything was generated."""
+        self.first_output_time: float | None = None
         self._router = router
         self._request = request
         self._context = context
@@ -34,7 +38,6 @@ class Migration:
         self._pinned = pinned_instance(request)
         self._left = limit if can_migrate(request) else 0
         self._generated: list[int] = []
-        self._begun = False
         self._failed: set[int] = set()
         self._retry: asyncio.Task[None] | None = None
         self._uncomputed: Placement | None = None
@@ -69,7 +72,8 @@ class Migration:
             self.placement.release()
 
     def _computed(self, placement: Placement) -> None:
-        self._begun = True
+        if self.first_output_time is None:
+            self.first_output_time = time.time()
         self._uncomputed = None
         placement.first_token()
 
@@ -81,7 +85,8 @@ class Migration:
         self._sink.tokens(ids)
 
     def item(self, value: Any) -> None:
-        self._begun = True
+        if self.first_output_time is None:
+            self.first_output_time = time.time()
         if self._uncomputed is not None and (not isinstance(value, EngineOutput) or value.token_ids):
             self._computed(self._uncomputed)
         if isinstance(value, EngineOutput):
@@ -109,7 +114,7 @@ class Migration:
             self._sink.end()
             return
         self._failed.add(self.instance_id)
-        refused = isinstance(error, EngineShutdown) and not self._begun and self._pinned is None
+        refused = isinstance(error, EngineShutdown) and self.first_output_time is None and self._pinned is None
         if not refused and self._left == 0:
             self._sink.fail(error)
             return
@@ -117,6 +122,7 @@ class Migration:
             # A worker that refused has done nothing: trying the next one is not a migration.
             self._left -= 1
             self.migrations += 1
+            self.restarts += self.first_output_time is None
             log.warning(
                 "request %s: instance %x failed after %d tokens (%s), moving it to another",
                 self._context.id(),
@@ -135,7 +141,7 @@ class Migration:
             await self.start()
         except DynamoException as next_error:
             log.warning("request %s: nowhere left to move it: %s", self._context.id(), next_error)
-            self._sink.fail(error if self._begun else next_error)
+            self._sink.fail(next_error if self.first_output_time is None else error)
 
     def _continuation(self) -> Any:
         return continuation(self._request, self._generated) if self._generated else self._request

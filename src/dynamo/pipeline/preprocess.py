@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from dynamo.model import Decoder, LoadedModel, TemplateError
 from dynamo.pipeline import parse
+from dynamo.pipeline.guidance import binds_form, forced_tool
 from dynamo.pipeline.options import ModelDefaults, SamplingDefaults, preprocessed, template_arguments
+from dynamo.pipeline.validate import refuse_media
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Tool
 from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.protocols.openai_embeddings import EmbeddingRequest
 
 
 class Prepared(Struct):
@@ -22,6 +25,13 @@ class Prepared(Struct):
 
     request: PreprocessedRequest
     prompt: str | None = None
+
+    def choice(self, index: int) -> Prepared:
+        """The request for one of several choices: each goes to a worker alone, and with a seed of its own."""
+        sampling = self.request.sampling_options
+        seed = None if sampling.seed is None else (sampling.seed + index + 2**63) % 2**64 - 2**63
+        alone = structs.replace(sampling, n=None, best_of=None, seed=seed)
+        return Prepared(structs.replace(self.request, sampling_options=alone), self.prompt)
 
 
 class Preprocessor:
@@ -43,14 +53,59 @@ class Preprocessor:
     async def chat(self, request: ChatRequest) -> Prepared:
         given = request.nvext.token_data if request.nvext else None
         if given:
+            self._check_ids(given, "nvext.token_data")
             return self._prepared(request, list(given), None)
-        prompt = self.render(request)
-        return self._prepared(request, await self.model.tokenizer.encode_async(prompt), prompt)
+        prompt = self.prompt(request)
+        ids = await self.model.tokenizer.encode_async(prompt)
+        if not ids:
+            raise InvalidRequest("messages: there is no token in them.", "messages", "invalid_value")
+        return self._prepared(request, ids, prompt)
+
+    def prompt(self, request: ChatRequest) -> str:
+        """What the model is to continue: the messages in its template, or one message just as it is."""
+        if not (request.nvext and request.nvext.use_raw_prompt):
+            return self.render(request)
+        message = request.messages[0]
+        if len(request.messages) > 1 or not isinstance(message.content, str) or request.tools:
+            raise InvalidRequest(
+                "nvext.use_raw_prompt: needs a single message whose content is a string, and no tools.",
+                "nvext.use_raw_prompt",
+                "invalid_value",
+            )
+        return message.content
+
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """The length of the prompt, whether or not the model has room for it."""
+        return len(await self.model.tokenizer.encode_async(self.render(request)))
+
+    async def embedding(self, request: EmbeddingRequest) -> list[list[int]]:
+        """The token ids of each input."""
+        inputs = []
+        for index, each in enumerate(request.inputs()):
+            where = "input" if len(request.inputs()) == 1 else f"input[{index}]"
+            if isinstance(each, str):
+                # Embeddings are read off the marks a tokenizer puts around its text, so here they belong to it.
+                ids = await self.model.tokenizer.encode_async(each, add_special_tokens=True)
+            else:
+                ids = each
+                self._check_ids(ids, where)
+            limit = self.model.context_length
+            if not ids:
+                raise InvalidRequest(f"{where}: there is no token in it.", where, "invalid_value")
+            if limit is not None and len(ids) > limit:
+                raise InvalidRequest(
+                    f"{where}: this model's context holds {limit} tokens, but there are {len(ids)}.",
+                    where,
+                    "context_length_exceeded",
+                )
+            inputs.append(ids)
+        return inputs
 
     async def completion(self, request: CompletionRequest) -> list[Prepared]:
         """One for each prompt the request holds."""
         given = request.nvext.token_data if request.nvext else None
         if given:
+            self._check_ids(given, "nvext.token_data")
             return [self._prepared(request, list(given), None)]
         prepared = []
         for prompt in request.prompts():
@@ -60,7 +115,7 @@ class Preprocessor:
                     raise InvalidRequest("prompt: there is no token in it.", "prompt", "invalid_value")
                 prepared.append(self._prepared(request, ids, prompt))
             else:
-                self._check_ids(prompt)
+                self._check_ids(prompt, "prompt")
                 prepared.append(self._prepared(request, prompt, None))
         return prepared
 
@@ -70,6 +125,7 @@ class Preprocessor:
             raise InvalidRequest(
                 f"The model '{request.model}' has no chat template; use /v1/completions.", "messages", "no_template"
             )
+        refuse_media(request.messages)
         messages: list[dict[str, Any]] = msgspec.to_builtins(request.messages)
         hidden = request.tool_choice == "none"
         try:
@@ -90,6 +146,9 @@ class Preprocessor:
 
     def parser(self, request: ChatRequest, prompt: str | None) -> parse.OutputParser | None:
         """What splits the output into content, reasoning and tool calls; None where the model card asks for neither."""
+        in_reasoning = parse.opens_reasoning(self._reasoning_format, prompt or "")
+        if forces_calls(request):
+            return parse.make_forced_parser(forced_tool(request), self._reasoning_format, in_reasoning=in_reasoning)
         tools = self._tool_format if request.tools and request.tool_choice != "none" else None
         if tools is None and self._reasoning_format is None:
             return None
@@ -97,12 +156,13 @@ class Preprocessor:
         return parse.make_parser(
             tools,
             self._reasoning_format,
-            in_reasoning=parse.opens_reasoning(self._reasoning_format, prompt or ""),
+            in_reasoning=in_reasoning,
             tool_names=[function.name for function in functions],
             tool_schemas={function.name: function.parameters for function in functions if function.parameters},
         )
 
     def _prepared(self, request: ChatRequest | CompletionRequest, ids: list[int], prompt: str | None) -> Prepared:
+        refuse_guidance(self.card, request)
         ready = preprocessed(request, ids, self._defaults, self.mdc_sum)
         if ready.output_options.skip_special_tokens is None and self._keeps_markers(request):
             ready.output_options.skip_special_tokens = False
@@ -114,10 +174,25 @@ class Preprocessor:
         reasoning = self._reasoning_format if isinstance(request, ChatRequest) else None
         return not parse.skip_special_tokens(self._tool_format if tools else None, reasoning)
 
-    def _check_ids(self, ids: list[int]) -> None:
+    def _check_ids(self, ids: list[int], param: str) -> None:
         size = self.model.tokenizer.vocab_size
         wrong = next((id for id in ids if id >= size), None)
         if wrong is not None:
             raise InvalidRequest(
-                f"prompt: token id {wrong} is outside the model's vocabulary of {size}.", "prompt", "invalid_value"
+                f"{param}: token id {wrong} is outside the model's vocabulary of {size}.", param, "invalid_value"
             )
+
+
+def forces_calls(request: ChatRequest) -> bool:
+    return bool(request.tools) and request.tool_choice not in (None, "none", "auto")
+
+
+def refuse_guidance(card: ModelCard, request: ChatRequest | CompletionRequest) -> None:
+    """An answer that was to have a form, and has another, is worse than none."""
+    field = binds_form(request)
+    if field is not None and not card.can_guide:
+        raise InvalidRequest(
+            f"`{field}` is not supported by the model '{card.name}': its engine cannot be held to a form of answer.",
+            field,
+            "unsupported_parameter",
+        )

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Text goes in as it comes. The stop string that is complete first wins, however the text is cut."""
+    """Text goes in as it comes. The stop string that is complete first wins, however the text is cut.
+
+    While `armed` is False a stop string may be completed without effect, but one that only began then still counts.
+    """
 
     __slots__ = ("_held", "_include", "_longest", "_stops", "matched")
 
@@ -17,12 +20,18 @@ class StopStrings:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, *, armed: bool = True) -> str:
         """What may be shown by now."""
         if self.matched is not None:
             return ""
+        before = len(self._held)
         text = self._held + text
-        complete = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        # One that was completed in the held text came while it had no effect: only what ends in the new text counts.
+        complete = [
+            (start + len(stop), start)
+            for stop in self._stops
+            if armed and (start := text.find(stop, max(0, before - len(stop) + 1))) >= 0
+        ]
         if complete:
             end, start = min(complete)
             self.matched = text[start:end]

@@ -13,10 +13,11 @@ from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Message, NamedToolChoice, RefusalPart, TextPart
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from dynamo.protocols.openai_fields import GenerationFields
+from dynamo.protocols.openai_fields import GenerationFields, NvExt
 
 MAX_CHOICES = 128
 MAX_INPUTS = 2048
+EXTRA_FIELDS = ("worker_id", "timing", "stop_reason")
 _NO_PLACE_HERE = {
     "audio": "audio output is not supported",
     "moderation": "moderation is not supported",
@@ -56,6 +57,12 @@ def validate_completion(request: CompletionRequest) -> None:
     prompts, n = len(request.prompts()), request.n or 1
     if prompts * n > MAX_CHOICES:
         raise _wrong("n", f"{prompts} prompts with n={n} are {prompts * n} choices; at most {MAX_CHOICES} are allowed")
+    best_of = request.best_of or n
+    if prompts * best_of > MAX_CHOICES:
+        made = prompts * best_of
+        raise _wrong(
+            "best_of", f"{prompts} prompts with best_of={best_of} are {made} choices; the most is {MAX_CHOICES}"
+        )
     if request.best_of is not None and request.best_of < n:
         raise _wrong("best_of", f"must be at least n ({n}), got {request.best_of}")
     if request.stream and request.best_of is not None and request.best_of > n:
@@ -116,7 +123,17 @@ def _generation(request: GenerationFields, max_tokens: int | None) -> None:
             raise _wrong("nvext.backend_instance_id", f"must be at most {2**64 - 1}")
         if request.nvext.token_data == []:
             raise _wrong("nvext.token_data", "must not be empty")
+        _extras(request.nvext)
     check_guidance(request)
+
+
+def _extras(nvext: NvExt) -> None:
+    for field in nvext.extra_fields or ():
+        if field not in EXTRA_FIELDS:
+            raise _wrong("nvext.extra_fields", f"{field[:64]!r} is not one of {', '.join(EXTRA_FIELDS)}")
+    for annotation in nvext.annotations or ():
+        if annotation.startswith("query_instance_id"):
+            raise refusal("nvext.annotations", "a request is routed when it is sent, not before")
 
 
 def _template_arguments(request: ChatRequest) -> None:

@@ -61,6 +61,9 @@ class RuntimeConfig(Struct, kw_only=True, omit_defaults=True):
     max_num_batched_tokens: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    guided_decoding: bool | None = None
+    """Whether the engine can be held to a schema, regex, choice or grammar. Unset means no for a worker that takes
+    tokens; one that takes text reads the request itself and is left to decide."""
     data_parallel_size: int = 1
     enable_local_indexer: bool = True
     runtime_data: dict[str, Any] = {}
@@ -87,6 +90,12 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     def type(self) -> ModelType:
         return ModelType(self.model_type)
 
+    @property
+    def can_guide(self) -> bool:
+        """Whether a request may bind the form of the answer."""
+        told = self.runtime_config.guided_decoding
+        return self.model_input is ModelInput.Text if told is None else told
+
     def checksum(self) -> str:
         """Equal for two workers exactly when a frontend may send either of them the same request."""
         same = (
@@ -99,5 +108,6 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
             self.kv_cache_block_size,
             self.runtime_config.tool_call_parser,
             self.runtime_config.reasoning_parser,
+            self.runtime_config.guided_decoding,
         )
         return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(same))

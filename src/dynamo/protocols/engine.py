@@ -99,6 +99,8 @@ class EngineOutput(Struct, kw_only=True, omit_defaults=True):
     cum_log_probs: float | None = None
     log_probs: list[float] | None = None
     top_logprobs: list[list[TopLogprob]] | None = None
+    prompt_logprobs: list[list[TopLogprob] | None] | None = None
+    """One entry per token of the prompt, in which that token itself must be; None for the first."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     index: int | None = None

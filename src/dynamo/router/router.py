@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.decision import Decision
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
@@ -67,3 +68,11 @@ class Router(Protocol):
     @property
     def waiting(self) -> int:
         """Requests that wait here for a place."""
+
+
+def pinned_channel(instances: InstanceSet, instance_id: int) -> Channel:
+    """The way to the instance a client has named."""
+    if instance_id not in instances:
+        message = f"there is no instance {instance_id} of {instances.name} (any more)."
+        raise InvalidRequest(message, "nvext.backend_instance_id", "instance_not_found")
+    return instances.channel(instance_id)

@@ -15,7 +15,7 @@ from dynamo.router.decision import Decision
 from dynamo.router.kv.slots import Worker
 from dynamo.router.policy import POLICIES
 from dynamo.router.reported import ReportedLoads
-from dynamo.router.router import REMEMBERED, Placement
+from dynamo.router.router import REMEMBERED, Placement, pinned_channel
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.events import EventPlane
@@ -88,7 +88,7 @@ class SimpleRouter:
         self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
     ) -> SimplePlacement:
         if pinned is not None:
-            channel = self.instances.channel(pinned)
+            channel = pinned_channel(self.instances, pinned)
             self._free_of([pinned])
             if not channel.ready:
                 await channel.open()

@@ -6,8 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from dynamo.router import MODES
-
+ROUTER_MODES = ("round-robin", "random", "least-loaded", "power-of-two", "direct", "kv")
+"""Those of the router, which is not loaded to show a help text."""
 Kind = Literal["text", "int", "float", "bool", "file"]
 
 
@@ -78,7 +78,7 @@ FLAGS = (
         about="times a request may change its worker (0)",
     ),
     Flag(
-        name="--router-mode", metavar="MODE", group=ROUTER, choices=MODES,
+        name="--router-mode", metavar="MODE", group=ROUTER, choices=ROUTER_MODES,
         about="round-robin (default), random, kv …",
     ),
     Flag(

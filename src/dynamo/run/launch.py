@@ -8,6 +8,7 @@ from typing import Any
 
 import uvloop
 
+from dynamo.engines.registry import ENGINES, EngineSpec, make_engine
 from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.run.errors import INTERRUPTED, Interrupted
 from dynamo.run.grammar import Command, UsageError
@@ -20,6 +21,7 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
     try:
         talks = command.input.kind in ("text", "stdin", "batch")
         configure_dynamo_logging(LogConfig.from_env(quiet(environ) if talks else environ, verbosity=command.verbosity))
+        _check_engine(command)
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None
@@ -31,6 +33,13 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
     if code:
         raise SystemExit(code)
+
+
+def _check_engine(command: Command) -> None:
+    """An engine that this build does not have is told before a prompt is read or a model fetched for it."""
+    engine = command.output.engine
+    if engine and engine not in ENGINES:
+        make_engine(engine, EngineSpec())
 
 
 def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from dynamo.engines.base import Engine, EngineInfo
-from dynamo.engines.registry import ENGINES, EngineSpec, make_engine
+from dynamo.engines.registry import EngineSpec, make_engine
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
@@ -121,8 +121,6 @@ async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[No
 def _find(command: Command, hub: HubConfig) -> Subject:
     name = command.output.engine
     assert name
-    if name not in ENGINES:
-        make_engine(name, EngineSpec())  # says that it is not there, before a model is fetched for it
     if name in _TAKE_TEXT:
         file = Path(command.output.file).stem if command.output.file else name
         return Subject(name=command.model_name or (default_name(command.model) if command.model else file))
@@ -173,6 +171,7 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
         max_num_batched_tokens=info.max_num_batched_tokens,
         tool_call_parser=command.dyn_tool_call_parser or tools,
         reasoning_parser=command.dyn_reasoning_parser or reasoning,
+        guided_decoding=info.guided_decoding,
         data_parallel_size=info.data_parallel_size,
     )
     block_size = command.kv_cache_block_size or info.kv_cache_block_size or 16

@@ -126,7 +126,7 @@ def _openai(value: dict[str, Any], template: RequestTemplate | None) -> OpenAIPr
     if not isinstance(body, dict):
         raise BadLine("needs a body, an object", custom_id)
     data = msgspec.json.encode(body)
-    return OpenAIPrompt(custom_id, url, fill_body(template, data) if template else data)
+    return OpenAIPrompt(custom_id, url, fill_body(template, data, url) if template else data)
 
 
 def _new_id() -> str:

@@ -31,6 +31,7 @@ class InstanceSet:
         self._inhibited: dict[int, float] = {}
         self._changed = asyncio.Event()
         self._followers: list[Follower] = []
+        self._ids: tuple[int, ...] | None = ()
 
     def __len__(self) -> int:
         return len(self._instances)
@@ -71,6 +72,7 @@ class InstanceSet:
         return end
 
     def _tell(self, instance_id: int, instance: Instance | None) -> None:
+        self._ids = None
         for follower in tuple(self._followers):
             follower(instance_id, instance)
 
@@ -95,6 +97,16 @@ class InstanceSet:
             return living
         now = asyncio.get_running_loop().time()
         return [id for id in living if self._inhibited.get(id, 0.0) < now] or living
+
+    def fit(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
+        """As `routable`, without asking each whether it drains: whoever chooses asks the one chosen."""
+        if not self._inhibited and not avoid:
+            if self._ids is None:
+                self._ids = tuple(self._instances)
+            return self._ids
+        living = tuple(id for id in self._instances if id not in avoid)
+        now = asyncio.get_running_loop().time()
+        return tuple(id for id in living if self._inhibited.get(id, 0.0) < now) or living
 
     def inhibit(self, instance_id: int) -> None:
         if instance_id in self._instances:

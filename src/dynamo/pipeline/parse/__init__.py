@@ -25,7 +25,16 @@ boolean, null, object or array is one, and everything else is a string.
 """
 
 from .events import Event, Reasoning, Text, ToolArgs, ToolStart
-from .parser import OutputParser, make_parser, opens_reasoning, reasoning_formats, skip_special_tokens, tool_formats
+from .parser import (
+    OutputParser,
+    make_forced_parser,
+    make_parser,
+    new_call_id,
+    opens_reasoning,
+    reasoning_formats,
+    skip_special_tokens,
+    tool_formats,
+)
 
 __all__ = [
     "Event",
@@ -34,7 +43,9 @@ __all__ = [
     "Text",
     "ToolArgs",
     "ToolStart",
+    "make_forced_parser",
     "make_parser",
+    "new_call_id",
     "opens_reasoning",
     "reasoning_formats",
     "skip_special_tokens",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .json_calls import JsonCalls, Step
+from .json_calls import JsonCalls, NamedCall, Step
 from .pythonic import PythonicCalls
 from .reasoning import Thinking
 from .xml_calls import XmlCalls
@@ -16,7 +16,7 @@ class Channelled:
 
 CHANNELLED: Final = Channelled()
 
-ToolFormat = JsonCalls | XmlCalls | PythonicCalls | Channelled
+ToolFormat = JsonCalls | XmlCalls | PythonicCalls | NamedCall | Channelled
 ReasoningFormat = Thinking | Channelled
 
 _SEP = "<｜tool▁sep｜>"
@@ -111,6 +111,9 @@ REASONING_ALIASES: Final[dict[str, str]] = {
     "nemotron_v3": "deepseek_r1",
     "step3": "deepseek_r1",
 }
+
+GUIDED_CALLS: Final = JsonCalls(open=(), bare="[", objects=False)
+"""What an engine writes that is held to at least one call: an array of {"name", "parameters"}."""
 
 # Formats whose markers are, at least in some of their models, special tokens: decoding must not skip those.
 SPECIAL_TOOL_MARKERS: Final = frozenset(

@@ -106,6 +106,19 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
         src.drop()
 
 
+class NamedCall(Struct, frozen=True, kw_only=True):
+    """A call whose name is known beforehand: the output is held to be its arguments and nothing else."""
+
+    name: str
+    open: tuple[tuple[str, ...], ...] = ()
+    close: tuple[str, ...] = ()
+    bare: str = "{"
+
+    def read(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+        sink.start(self.name)
+        yield from stream_object(src, sink)
+
+
 def stream_object(src: Source, sink: Sink) -> Reading[None]:
     """Pass on the arguments of a started call as they arrive."""
     span = Span()

@@ -11,6 +11,7 @@ from .content import read_content
 from .events import Event, Reasoning, Sink, Text
 from .formats import Channelled, ReasoningFormat, ToolFormat
 from .harmony import Channels
+from .json_calls import NamedCall
 from .reasoning import Thinking, read_thinking
 from .source import Quick, Reading, Source, marker_search
 
@@ -61,6 +62,14 @@ def make_parser(
     return OutputParser(
         _tool_format(tools), _reasoning_format(reasoning), in_reasoning, Sink(new_id, tool_names, tool_schemas)
     )
+
+
+def make_forced_parser(
+    name: str | None, reasoning: str | None, *, in_reasoning: bool = False, new_id: Callable[[], str] = new_call_id
+) -> OutputParser:
+    """A parser for an output that was held to be a call of the tool `name`, or of any tools where that is None."""
+    form = formats.GUIDED_CALLS if name is None else NamedCall(name=name)
+    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, Sink(new_id, None, None))
 
 
 class OutputParser:

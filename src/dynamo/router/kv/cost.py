@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from operator import sub
 
 from msgspec import Struct
 
@@ -55,6 +56,7 @@ class Fleet:
             raise InvalidArgument(f"block size must be at least 1, not {block_size}")
         self.block_size = block_size
         self.workers = list(capacities)
+        self.at = {worker: at for at, worker in enumerate(self.workers)}
         # A card that says nothing stands for 256k tokens of cache and batches of 8k.
         self.total_blocks = [size.total_blocks or (1 << 18) // block_size for size in capacities.values()]
         self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
@@ -102,6 +104,16 @@ class Choice(Struct, kw_only=True):
     loads: Loads
     overlaps: Mapping[Worker, Overlap]
     config: CostConfig
+
+    @property
+    def overlap(self) -> Overlap:
+        """What the chosen worker has cached of the prompt."""
+        return self.overlaps.get(self.worker, _NOTHING)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """What the chosen worker has to compute."""
+        return max(0, self.prompt_tokens - int(self._cached(self.at) * self.fleet.block_size))
 
     @property
     def chosen(self) -> Candidate:
@@ -208,10 +220,14 @@ def _costs(
     config: CostConfig,
 ) -> list[float]:
     # Only a few different depths occur among many workers: what is left to compute is worked out once for each.
-    left: dict[int | Overlap | None, float] = {None: _left(prompt_tokens, 0, fleet, config)}
-    for held in {*overlaps.values()}:
-        left[held] = _left(prompt_tokens, _credit(config, held), fleet, config)
-    work = [left[held] for held in map(overlaps.get, fleet.workers)]
+    left: dict[int | Overlap, float] = {
+        held: _left(prompt_tokens, _credit(config, held), fleet, config) for held in {*overlaps.values()}
+    }
+    work = [_left(prompt_tokens, 0, fleet, config)] * len(fleet.workers)
+    place = fleet.at.get
+    for worker, held in overlaps.items():
+        if (at := place(worker)) is not None:
+            work[at] = left[held]
     if any(loads.shared_blocks):
         for depth in {*loads.shared_blocks}:
             left[depth] = _left(prompt_tokens, depth, fleet, config)
@@ -219,24 +235,24 @@ def _costs(
         work = [here if here < there else there for here, there in zip(work, active, strict=True)]
     mean = _mean(loads.traffic)
     per_mean, near = 1 / mean, 1 / 1024
+    used = loads.active_blocks
+    if any(loads.shared_blocks):
+        used = list(map(sub, used, loads.shared_blocks))
     costs = [
         tokens * (1 + traffic * per_mean if traffic < mean else 2)
         + waiting
-        + (used + prompt_blocks - shared) * crowding
+        + (blocks + prompt_blocks) * crowding
         + traffic * near
-        for tokens, waiting, used, shared, traffic, crowding in zip(
-            work,
-            loads.prefill_tokens,
-            loads.active_blocks,
-            loads.shared_blocks,
-            loads.traffic,
-            fleet.crowding(config.crowding),
-            strict=True,
+        for tokens, waiting, blocks, traffic, crowding in zip(
+            work, loads.prefill_tokens, used, loads.traffic, fleet.crowding(config.crowding), strict=True
         )
     ]
-    if max(loads.traffic) > config.tolerance * mean + fleet.smallest_batch:
-        for at in range(len(costs)):
-            costs[at] += _lead(config, fleet, loads, mean, at) * prompt_tokens
+    # Nobody below this is ahead of the others.
+    ahead = config.tolerance * mean + fleet.smallest_batch
+    if max(loads.traffic) > ahead:
+        for at, traffic in enumerate(loads.traffic):
+            if traffic > ahead:
+                costs[at] += _lead(config, fleet, loads, mean, at) * prompt_tokens
     return costs
 
 

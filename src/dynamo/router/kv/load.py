@@ -181,14 +181,14 @@ class LoadBook:
     def _hold(self, slot: int, chain: Sequence[int]) -> int:
         """Mark the blocks as in use; returns how many were not."""
         bit, holders, again = 1 << slot, self._holders, self._again[slot]
-        get = holders.get
-        fresh = 0
-        for block in chain:
-            mask = get(block)
-            if mask is None:
-                holders[block] = bit
-                fresh += 1
-            elif mask & bit:
+        known = self._known(chain)
+        # What nobody holds is new as a whole: no need to look at it block by block.
+        for block in chain[known:]:
+            holders[block] = bit
+        fresh = len(chain) - known
+        for block in chain[:known]:
+            mask = holders[block]
+            if mask & bit:
                 again[block] = again.get(block, 0) + 1
             else:
                 holders[block] = mask | bit
@@ -197,8 +197,11 @@ class LoadBook:
 
     def _let_go(self, slot: int, chain: Sequence[int]) -> int:
         bit, holders, again = 1 << slot, self._holders, self._again[slot]
-        gone = 0
-        for block in chain:
+        shared = self._shared(chain, bit, again)
+        gone = len(chain) - shared
+        for block in chain[shared:]:
+            del holders[block]
+        for block in chain[:shared]:
             if further := again.get(block):
                 if further == 1:
                     del again[block]
@@ -212,6 +215,30 @@ class LoadBook:
                 holders[block] = mask ^ bit
             gone += 1
         return gone
+
+    def _known(self, chain: Sequence[int]) -> int:
+        """How many leading blocks anybody has in use: whoever uses one uses all before it."""
+        holders = self._holders
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high) // 2
+            if chain[middle] in holders:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _shared(self, chain: Sequence[int], bit: int, again: dict[int, int]) -> int:
+        """How many leading blocks are in use by more than one booking."""
+        holders = self._holders
+        low, high = 0, len(chain)
+        while low < high:
+            middle = (low + high) // 2
+            if holders[chain[middle]] == bit and chain[middle] not in again:
+                high = middle
+            else:
+                low = middle + 1
+        return low
 
     def _inflation(self, now: float) -> float:
         """Growing what is added has the effect of shrinking all that was there, without touching every worker."""

@@ -33,7 +33,7 @@ from dynamo.router.kv.queue import Queue, Ticket
 from dynamo.router.kv.replicas import Replicas
 from dynamo.router.kv.slots import Worker
 from dynamo.router.reported import ReportedLoads
-from dynamo.router.router import REMEMBERED, Placement
+from dynamo.router.router import REMEMBERED, Placement, pinned_channel
 from dynamo.router.stats import RouterStats
 from dynamo.router.subjects import Place
 from dynamo.router.thresholds import Thresholds
@@ -103,6 +103,7 @@ class KvRouter:
         self._members: dict[int, dict[Worker, Capacity]] = {}
         self._places: dict[int, Place] = {}
         self._fleets: dict[tuple[int, ...], Fleet] = {}
+        self._asked: tuple[Sequence[int], Fleet] = ((), Fleet({}, block_size))
         self._forget: Callable[[], None] = lambda: None
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -120,7 +121,7 @@ class KvRouter:
         return len(self._queue)
 
     def start(self) -> None:
-        self._forget = self.instances.follow(self._changed)
+        self._forget = self.instances.follow(self.member_changed)
         if self.approximate is None and self._config.overlap_weight:
             self.follower = Follower(
                 self._runtime,
@@ -297,10 +298,14 @@ class KvRouter:
             return None
         overlaps = self._overlaps(ticket.chain, now)
         choice = choose(ticket.prompt_tokens, len(ticket.chain), fleet, overlaps, loads, self._cost, self._rng)
+        if ticket.pinned is None and self.instances.channel(choice.worker.worker_id).draining:
+            # Whoever leaves says so once; asking all of them each time would cost more than choosing again.
+            ticket.avoid = {*ticket.avoid, choice.worker.worker_id}
+            return self._try(ticket, arriving=arriving)
         return self._booked(ticket, choice, now)
 
     def _booked(self, ticket: Ticket, choice: Choice, now: float) -> Placement:
-        worker, chosen = choice.worker, choice.chosen
+        worker, prefill_tokens = choice.worker, choice.prefill_tokens
         channel = self.instances.channel(worker.worker_id)
         key = str(next(self._keys))
         self.book.book(
@@ -309,13 +314,13 @@ class KvRouter:
             ticket.chain,
             now=now,
             prompt_tokens=ticket.prompt_tokens,
-            prefill_tokens=chosen.prefill_tokens,
+            prefill_tokens=prefill_tokens,
         )
         if self.approximate is not None:
             self.approximate.record(worker, ticket.chain, now)
         if self.replicas:
             place = self._places[worker.worker_id]
-            self.replicas.added(place, key, worker, ticket.chain, ticket.prompt_tokens, chosen.prefill_tokens)
+            self.replicas.added(place, key, worker, ticket.chain, ticket.prompt_tokens, prefill_tokens)
         decision = Decision(
             request_id=ticket.request_id,
             time=time.time(),
@@ -330,7 +335,7 @@ class KvRouter:
         self.decisions.append(decision)
         self.stats.requests += 1
         best = max([overlap.device for overlap in {*choice.overlaps.values()}], default=0)
-        self.stats.chosen(chosen.overlap.device, best, len(ticket.chain))
+        self.stats.chosen(choice.overlap.device, best, len(ticket.chain))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("request %s: %s", ticket.request_id, decision)
         return KvPlacement(self, key, worker, ticket.chain, channel, decision)
@@ -345,11 +350,10 @@ class KvRouter:
 
     def _candidates(self, ticket: Ticket) -> Fleet:
         if ticket.pinned is not None:
-            if ticket.pinned not in self._members:
-                raise Unavailable(f"no instance {ticket.pinned} of {self.instances.name}")
+            pinned_channel(self.instances, ticket.pinned)
             ids: Sequence[int] = (ticket.pinned,)
         else:
-            ids = self.instances.routable(ticket.avoid)
+            ids = self.instances.fit(ticket.avoid)
         fleet = self._fleet(ids)
         if ticket.dp_rank is not None:
             fleet = self._of_rank(fleet, ticket.dp_rank)
@@ -367,6 +371,8 @@ class KvRouter:
 
     def _fleet(self, ids: Sequence[int]) -> Fleet:
         """The ranks of these instances, laid out; the same instances are asked for again and again."""
+        if ids is self._asked[0]:
+            return self._asked[1]
         key = tuple(ids)
         fleet = self._fleets.get(key)
         if fleet is None:
@@ -374,6 +380,7 @@ class KvRouter:
                 self._fleets.clear()
             members = [rank for id in ids for rank in self._members.get(id, {}).items()]
             fleet = self._fleets[key] = Fleet(dict(members), self._block_size)
+        self._asked = (ids, fleet)
         return fleet
 
     def _free_of(self, fleet: Fleet, ticket: Ticket) -> Fleet:
@@ -402,12 +409,13 @@ class KvRouter:
     def _capacities(self, workers: Iterable[Worker]) -> dict[Worker, Capacity]:
         return {worker: self._members[worker.worker_id][worker] for worker in workers}
 
-    def _changed(self, instance_id: int, instance: Instance | None) -> None:
+    def member_changed(self, instance_id: int, instance: Instance | None) -> None:
         for worker in self._members.pop(instance_id, {}):
             self.book.remove_worker(worker)
             if self.approximate is not None:
                 self.approximate.remove_worker(worker)
         self._fleets.clear()
+        self._asked = ((), Fleet({}, self._block_size))
         if instance is None:
             self._places.pop(instance_id, None)
         else:

@@ -1,0 +1,111 @@
+"""One HTTP connection, with limits on how long a client may take over what it sends and reads.
+
+The HTTP library bounds how long a connection may be idle and how large headers may be; what it lacks is added here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+
+from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_request import BaseRequest
+from msgspec import Struct
+
+from dynamo.frontend.errors import error_response
+from dynamo.protocols.errors import HttpError
+
+log = logging.getLogger(__name__)
+
+
+LINGER = 2.0
+"""Seconds to go on reading a body that was answered before its end, so that the client sees the answer."""
+
+
+class ConnectionLimits(Struct, frozen=True, kw_only=True):
+    """Seconds. Zero means no limit."""
+
+    idle: float = 75.0
+    """Between two requests."""
+    header: float = 15.0
+    """From the first byte of a request's header to its last."""
+    stall: float = 60.0
+    """How long a client may leave what was sent to it unread, once more waits than its socket takes."""
+
+
+class Connection(web.RequestHandler):
+    __slots__ = ("_busy", "_header_timer", "_limits", "_stall_timer")
+
+    def __init__(self, server: web.Server, limits: ConnectionLimits) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # the library's own way to say: none
+            keepalive_timeout=limits.idle,
+            lingering_time=LINGER,
+        )
+        self._limits = limits
+        self._busy = False
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def begun(self) -> None:
+        """A header is complete and its request is being served."""
+        self._busy = True
+        if self._header_timer:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def ended(self) -> None:
+        self._busy = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._busy and self._header_timer is None and self._limits.header:
+            loop = asyncio.get_running_loop()
+            self._header_timer = loop.call_later(self._limits.header, self._too_slow, "to send a header")
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._limits.stall:
+            loop = asyncio.get_running_loop()
+            self._stall_timer = loop.call_later(self._limits.stall, self._too_slow, "to read its answer")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall_timer:
+            self._stall_timer.cancel()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        for timer in (self._header_timer, self._stall_timer):
+            if timer:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def _too_slow(self, what: str) -> None:
+        log.info("closing a connection from %s: it took too long %s", self.peername, what)
+        if self.transport:
+            self.transport.abort()
+
+    def handle_error(
+        self,
+        request: BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """What is not HTTP, or too much of it, gets an answer of our own shape and no trace in the log."""
+        request_id = str(uuid.uuid4())
+        if status >= 500:
+            log.error("%s failed before it had a handler [%s]", request.rel_url.raw_path, request_id, exc_info=exc)
+            error = HttpError(500, f"internal error (request id {request_id})")
+        elif isinstance(exc, LineTooLong):
+            error = HttpError(431, "a line of the request's header is too long")
+        else:
+            log.info("a client at %s sent what is not HTTP [%s]", self.peername, request_id)
+            error = HttpError(400, "the request is not valid HTTP")
+        response = error_response(error, request_id)
+        response.force_close()
+        return response

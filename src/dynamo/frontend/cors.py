@@ -1,0 +1,44 @@
+"""Cross-origin requests: which web pages may read our answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from dynamo.frontend.headers import Headers
+
+MAX_AGE = "600"
+
+
+class Cors:
+    """`*` lets every page in; the answer still names no credentials, so browsers send none of their own."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._origins = frozenset(origins)
+
+    def __bool__(self) -> bool:
+        return bool(self._origins)
+
+    def headers(self, asked: Headers) -> dict[str, str]:
+        """What an answer to this request carries."""
+        origin = asked.get("Origin")
+        if "*" in self._origins:
+            allowed = {"Access-Control-Allow-Origin": "*"}
+        elif origin in self._origins:
+            assert origin is not None
+            allowed = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+        else:
+            return {"Vary": "Origin"}
+        return allowed | {"Access-Control-Expose-Headers": "x-request-id, retry-after"}
+
+    def preflight(self, request: web.Request) -> web.Response | None:
+        """The answer to a browser that asks before it asks."""
+        if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
+            return None
+        headers = {
+            "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
+            "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", "*"),
+            "Access-Control-Max-Age": MAX_AGE,
+        }
+        return web.Response(status=204, headers=headers)

@@ -1,0 +1,47 @@
+"""API keys: who may ask."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+
+from dynamo.frontend.headers import Headers
+from dynamo.protocols.errors import DynamoException
+
+
+class Unauthorized(DynamoException):
+    kind = "invalid_api_key"
+    status = 401
+
+
+class ApiKeys:
+    """No keys: everybody may ask."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        # Digests have one length, so that not even the length of a key can be learned from the time this takes.
+        self._digests = [_digest(key) for key in keys]
+
+    def check(self, headers: Headers) -> None:
+        """Raises Unauthorized unless a key was sent as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+        if not self._digests:
+            return
+        sent = _sent(headers)
+        if sent is None:
+            raise Unauthorized("No API key was sent. Send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'.")
+        digest, known = _digest(sent), False
+        for each in self._digests:
+            known |= hmac.compare_digest(each, digest)
+        if not known:
+            raise Unauthorized("The API key is not one of this server's.")
+
+
+def _sent(headers: Headers) -> str | None:
+    scheme, _, key = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key.strip():
+        return key.strip()
+    return headers.get("x-api-key", "").strip() or None
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

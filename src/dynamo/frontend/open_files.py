@@ -1,0 +1,24 @@
+"""Each connection is an open file, and the usual limit of 1024 of them is below what one process can serve."""
+
+from __future__ import annotations
+
+import logging
+import resource
+
+log = logging.getLogger(__name__)
+
+
+def raise_limit(target: int) -> int:
+    """Let this process open `target` files, or as many as it may; returns how many that are. 0 leaves things alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if target <= 0 or soft == resource.RLIM_INFINITY or soft >= target:
+        return soft
+    wanted = target if hard == resource.RLIM_INFINITY else min(target, hard)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("cannot raise the limit of open files from %d to %d: %s", soft, wanted, error)
+        return soft
+    if wanted < target:
+        log.warning("at most %d connections can be open: the limit of open files allows no more", wanted)
+    return wanted

@@ -1,0 +1,65 @@
+"""What the routers of the served models have counted, as metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from dynamo.frontend.instruments import Histogram, Sample, Snapshot
+from dynamo.router import Router
+from dynamo.router.stats import HIT_RATE_BOUNDS
+
+_PREFIX = "dynamo_component_router"
+_NUMBERS: tuple[tuple[str, str, str, Callable[[Router], int]], ...] = (
+    (f"{_PREFIX}_requests_total", "counter", "Requests placed", lambda router: router.stats.requests),
+    (
+        f"{_PREFIX}_rejections_total",
+        "counter",
+        "Requests refused: all are busy",
+        lambda router: router.stats.rejected,
+    ),
+    (f"{_PREFIX}_prompt_blocks_total", "counter", "KV blocks of prompts", lambda router: router.stats.prompt_blocks),
+    (
+        f"{_PREFIX}_overlap_blocks_total",
+        "counter",
+        "KV blocks of prompts that the chosen worker had cached",
+        lambda router: router.stats.overlap_blocks,
+    ),
+    (
+        f"{_PREFIX}_non_max_overlap_selections_total",
+        "counter",
+        "Choices of a worker although another had more of the prompt",
+        lambda router: router.stats.non_max_overlap_selections,
+    ),
+    (
+        f"{_PREFIX}_overlap_blocks_lost_total",
+        "counter",
+        "KV blocks that the others had more in those choices",
+        lambda router: router.stats.overlap_blocks_lost,
+    ),
+    (f"{_PREFIX}_kv_events_total", "counter", "KV events applied", lambda router: router.stats.events),
+    (f"{_PREFIX}_kv_snapshots_total", "counter", "Snapshots asked of workers", lambda router: router.stats.snapshots),
+    (
+        "dynamo_frontend_router_queue_pending_requests",
+        "gauge",
+        "Requests that wait for a worker",
+        lambda router: router.waiting,
+    ),
+)
+
+
+def router_metrics(routers: Iterable[tuple[str, Router]]) -> Iterator[Snapshot]:
+    """By the name of the model."""
+    routers = list(routers)
+    for name, kind, help, read in _NUMBERS:
+        samples = [Sample(name, {"model": model}, read(router)) for model, router in routers]
+        yield Snapshot(name.removesuffix("_total"), help, kind, samples)
+    name = f"{_PREFIX}_kv_hit_rate"
+    rates = [sample for model, router in routers for sample in _hit_rate(router).samples(name, {"model": model})]
+    yield Snapshot(name, "Share of a prompt that the chosen worker had cached", "histogram", rates)
+
+
+def _hit_rate(router: Router) -> Histogram:
+    histogram = Histogram(HIT_RATE_BOUNDS)
+    histogram.counts = list(router.stats.hit_rate_counts)
+    histogram.total = router.stats.hit_rate_sum
+    return histogram

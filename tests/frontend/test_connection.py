@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving import CHAT, Holding, Served, serving
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+async def closed(reader: asyncio.StreamReader) -> bytes:
+    """Everything until the server hangs up."""
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+@pytest.mark.parametrize("sent", [b"G", HEAD, b"\r\n"])
+async def test_half_a_header_is_not_waited_for(tmp_path: Path, sent: bytes) -> None:
+    async with serving(tmp_path, header_timeout=0.1) as stack:
+        async with stack.raw() as (reader, writer):
+            writer.write(sent)
+            assert await closed(reader) == b""
+        assert (await stack.chat()).status == 200
+
+
+async def test_a_header_that_drips_does_not_win_time(tmp_path: Path) -> None:
+    async with serving(tmp_path, header_timeout=0.2) as stack, stack.raw() as (reader, writer):
+        writer.write(HEAD)
+        ended = asyncio.create_task(closed(reader))
+        while not ended.done():
+            writer.write(b"x")
+            await asyncio.wait({ended}, timeout=0.02)
+        assert await ended == b""
+
+
+async def test_half_a_body_is_answered_408_and_closed(tmp_path: Path) -> None:
+    async with serving(tmp_path, body_timeout=0.1) as stack, stack.raw() as (reader, writer):
+        writer.write(HEAD + b'Content-Length: 100\r\n\r\n{"model"')
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert b"x-request-id" in head.lower()
+        assert b"connection: close" in head.lower()
+        assert b"request_timeout_error" in await closed(reader)
+
+
+async def test_a_connection_without_requests_is_closed(tmp_path: Path) -> None:
+    async with serving(tmp_path, idle_timeout=0.2) as stack, stack.raw() as (reader, _):
+        assert await closed(reader) == b""
+
+
+async def test_a_request_that_takes_long_is_not_mistaken_for_a_slow_client(tmp_path: Path) -> None:
+    engine = Holding()
+    async with serving(tmp_path, engine, header_timeout=0.05, idle_timeout=0.05, body_timeout=0.05) as stack:
+        asking = asyncio.create_task(stack.chat())
+        held = await engine.requests.get()
+        done, _ = await asyncio.wait({asking}, timeout=0.3)
+        assert not done
+        held.sink.tokens([100])
+        held.sink.end()
+        assert (await asking).status == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (HEAD + b"Content-Length: -1\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 9000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n", 431),
+    ],
+)
+async def test_what_is_not_http_gets_an_answer_in_our_shape(tmp_path: Path, sent: bytes, status: int) -> None:
+    async with serving(tmp_path) as stack, stack.raw() as (reader, writer):
+        writer.write(sent)
+        answer = await closed(reader)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert re.match(rb"HTTP/1.[01] %d " % status, head)
+        assert b"x-request-id" in head.lower()
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Served]:
+    async with serving(tmp_path, header_timeout=0.05, body_timeout=0.05) as served:
+        yield served
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.binary(max_size=40), st.sampled_from([HEAD, b"\r\n\r\n", b"GET / HTTP/1.1\r\n"]))))
+async def test_no_bytes_bring_the_server_down(stack: Served, pieces: list[bytes]) -> None:
+    async with stack.raw() as (reader, writer):
+        writer.write(b"".join(pieces))
+        writer.write_eof()
+        answer = await closed(reader)
+        assert not re.search(rb"HTTP/1.[01] 5", answer)
+    assert (await stack.http.get(f"{stack.url}/live")).status == 200
+
+
+async def flood(stack: Served, engine: Holding) -> asyncio.StreamWriter:
+    """Ask for a stream over a small socket, hardly read it, and let the engine write until it is told to stop."""
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(slow, ("127.0.0.1", stack.port))
+    reader, writer = await asyncio.open_connection(sock=slow, limit=1)
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    held = await engine.requests.get()
+    while not held.cancelled.is_set():
+        held.sink.tokens([100] * 20_000)
+        # One byte is read for all these that are written.
+        await reader.read(1)
+        await asyncio.sleep(0)
+    return writer
+
+
+async def test_a_client_that_reads_a_byte_now_and_then_is_cut_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Holding()
+    async with serving(tmp_path, engine, context=1 << 30) as stack:
+        quick = asyncio.create_task(stack.chat(stream=True))
+        other = await engine.requests.get()
+        writer = await flood(stack, engine)
+        other.sink.tokens([100])
+        other.sink.end()
+        assert (await (await quick).text()).endswith("data: [DONE]\n\n")
+        assert (await stack.metrics())["dynamo_frontend_disconnected_clients"] == 1
+        writer.close()
+    assert any("cutting off a client that does not read" in record.getMessage() for record in caplog.records)
+
+
+async def test_a_client_that_stops_reading_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = Holding()
+    caplog.set_level("INFO")
+    async with serving(tmp_path, engine, context=1 << 30, stall_timeout=0.1) as stack:
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", stack.port))
+        body = json.dumps({**CHAT, "stream": True}).encode()
+        slow.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        held = await engine.requests.get()
+        cancelled = asyncio.create_task(held.cancelled.wait())
+        while not (await asyncio.wait({cancelled}, timeout=0.002))[0]:
+            # More than the sockets take, less than it is cut off for.
+            held.sink.tokens([100] * 5000)
+        slow.close()
+    assert any("too long to read its answer" in record.getMessage() for record in caplog.records)
+
+
+async def test_hundreds_of_idle_connections_do_not_disturb_a_request(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack, AsyncExitStack() as idle:
+        for number in range(500):
+            _, writer = await idle.enter_async_context(stack.raw())
+            if number % 2:
+                writer.write(b"GET /")
+        for stream in (True, False):
+            assert (await stack.chat(stream=stream)).status == 200

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from pathlib import Path
+
+import aiohttp
+import pytest
+from serving import CHAT, Holding, serving
+
+from dynamo.frontend.server import ServerError
+from dynamo.frontend.tls import TlsError, server_context
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command.split(), *names, "-out", cert, "-keyout", key], check=True, capture_output=True)
+    return cert, key
+
+
+async def test_https_is_served_streams_included(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "server")
+    async with serving(tmp_path, tls_cert_path=cert, tls_key_path=key) as stack:
+        assert stack.url.startswith("https://127.0.0.1:")
+        trusting = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=cert))
+        async with aiohttp.ClientSession(connector=trusting) as http:
+            url = f"{stack.url}/v1/chat/completions"
+            assert (await http.post(url, json=CHAT)).status == 200
+            answer = await http.post(url, json={**CHAT, "stream": True})
+            assert (await answer.text()).endswith("data: [DONE]\n\n")
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await stack.http.get(f"{stack.url}/live")
+        async with stack.raw() as (reader, writer):
+            writer.write(b"GET /live HTTP/1.1\r\n\r\n")
+            assert b"HTTP" not in await reader.read()
+
+
+async def test_a_client_that_leaves_a_tls_stream_cancels_it(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "server")
+    engine = Holding()
+    async with serving(tmp_path, engine, tls_cert_path=cert, tls_key_path=key) as stack:
+        trusting = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=cert))
+        async with aiohttp.ClientSession(connector=trusting) as http:
+            url = f"{stack.url}/v1/chat/completions"
+            asking = asyncio.ensure_future(http.post(url, json={**CHAT, "stream": True}))
+            held = await engine.requests.get()
+            held.sink.tokens([100])
+            (await asking).close()
+            await held.cancelled.wait()
+
+
+def test_wrong_files_are_named(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "one")
+    _, other = certificate(tmp_path, "other")
+    missing, text = tmp_path / "missing.pem", tmp_path / "text.pem"
+    text.write_text("no certificate")
+    locked = tmp_path / "locked.key"
+    subprocess.run(
+        ["openssl", "ec", "-in", key, "-out", locked, "-aes128", "-passout", "pass:secret"],
+        check=True,
+        capture_output=True,
+    )
+    for wrong_cert, wrong_key, complaint in (
+        (missing, key, "cannot read the TLS certificate .*missing.pem: No such file"),
+        (cert, missing, "cannot read the TLS key .*missing.pem"),
+        (tmp_path, key, "cannot read the TLS certificate .*directory"),
+        (text, key, "cannot use .*text.pem"),
+        (cert, other, "does not belong to the certificate"),
+        (cert, locked, "is encrypted"),
+    ):
+        with pytest.raises(TlsError, match=complaint):
+            server_context(wrong_cert, wrong_key)
+
+
+async def test_a_server_without_its_certificate_does_not_start(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.pem"
+    with pytest.raises(ServerError, match="cannot read the TLS certificate"):
+        async with serving(tmp_path, tls_cert_path=missing, tls_key_path=missing):
+            pass

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from serving import CHAT, MODEL, registered
+
+import dynamo.frontend
+from dynamo.engines.echo import EchoCore
+from dynamo.frontend.server import ServerError
+from dynamo.frontend.workers import reserve
+from dynamo.llm import register_llm
+from dynamo.protocols.card import ModelInput, ModelType
+from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.worker import serve_engine
+from models import byte_level_model
+
+SOURCE = str(Path(dynamo.frontend.__file__).parents[2])
+
+
+class Process:
+    """`python -m dynamo.frontend` with its log."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.log: list[str] = []
+
+    async def line(self, pattern: str) -> re.Match[str]:
+        """Wait for a line of the log."""
+        assert self.process.stderr
+        while line := (await self.process.stderr.readline()).decode():
+            self.log.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"'{pattern}' never came:\n{''.join(self.log)}")
+
+    def children(self) -> set[int]:
+        pid = self.process.pid
+        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+    async def everybody_gone(self) -> None:
+        """The children hold the pipe of the log too: it ends with the last of them."""
+        assert self.process.stderr
+        await self.process.stderr.read()
+
+
+@asynccontextmanager
+async def frontend(tmp_path: Path, *flags: str) -> AsyncIterator[Process]:
+    environ = {**os.environ, "PYTHONPATH": SOURCE, "DYN_FILE_KV": str(tmp_path / "discovery")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "dynamo.frontend", "--http-port", "0", *flags, env=environ, stderr=asyncio.subprocess.PIPE
+    )
+    running = Process(process)
+    try:
+        yield running
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await running.everybody_gone()
+
+
+@asynccontextmanager
+async def worker(tmp_path: Path) -> AsyncIterator[None]:
+    config = RuntimeConfig.from_env({"DYN_FILE_KV": str(tmp_path / "discovery")}, discovery_backend="file")
+    model = byte_level_model(tmp_path / "model")
+    async with DistributedRuntime(config=config) as runtime:
+        endpoint = runtime.endpoint("test.backend.generate")
+        await register_llm(ModelInput.Tokens, ModelType.Backend, endpoint, model, MODEL)
+        engine = EchoCore(0.0)
+        serving = asyncio.create_task(serve_engine(endpoint, engine))
+        await registered(endpoint)
+        yield
+        runtime.shutdown()
+        await serving
+        await engine.stop()
+
+
+async def metrics(url: str) -> dict[str, float]:
+    """Started requests by process."""
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/metrics") as answer:
+        text = await answer.text()
+    found = re.findall(r'requests_started_total\{http_worker="(\d)",model="tiny"\} ([0-9.]+)', text)
+    return {index: float(count) for index, count in found}
+
+
+async def ask_until_both_answered(url: str) -> int:
+    """Each question takes a connection of its own, and the kernel chooses the process it goes to."""
+    asked = 0
+    while len(await metrics(url)) < 2:
+        async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/chat/completions", json=CHAT) as answer:
+            assert answer.status == 200
+            asked += 1
+    return asked
+
+
+async def test_processes_share_a_port_and_tell_each_others_metrics(tmp_path: Path) -> None:
+    async with worker(tmp_path), frontend(tmp_path, "--http-workers", "2") as parent:
+        url = (await parent.line(r"serving on (http://127.0.0.1:\d+)"))[1]
+        asked = await ask_until_both_answered(url)
+        assert sum((await metrics(url)).values()) == asked
+
+        victim = min(parent.children())
+        os.kill(victim, signal.SIGKILL)
+        await parent.line(r"worker process \d ended with 137, starting another")
+        await parent.line(r"worker process \d serves")
+        assert victim not in parent.children()
+
+        parent.process.send_signal(signal.SIGTERM)
+        assert await parent.process.wait() == 0
+
+
+async def test_children_leave_when_their_parent_is_killed(tmp_path: Path) -> None:
+    async with frontend(tmp_path, "--http-workers", "2") as parent:
+        await parent.line("serving on")
+        parent.process.kill()
+        await parent.line("the parent process is gone: leaving too")
+        await parent.everybody_gone()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_what_prevents_a_start_is_told_and_ends_all(tmp_path: Path, workers: str) -> None:
+    flags = ("--http-workers", workers, "--tls-cert-path", "missing.pem", "--tls-key-path", "missing.pem")
+    async with frontend(tmp_path, *flags) as parent:
+        await parent.line("error: cannot read the TLS certificate missing.pem")
+        assert await parent.process.wait() == 1
+
+
+async def test_a_single_process_drains_on_sigterm(tmp_path: Path) -> None:
+    async with frontend(tmp_path, "--api-key", "k") as process:
+        await process.line(r"serving on http://127.0.0.1:\d+")
+        await process.line(r"only this machine can connect; --http-host 0.0.0.0 opens the port to others")
+        process.process.send_signal(signal.SIGTERM)
+        assert await process.process.wait() == 0
+
+
+def test_a_port_that_others_share_is_still_taken() -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(ServerError, match="already in use"):
+            reserve("127.0.0.1", other.getsockname()[1])
+
+
+def test_a_reserved_port_keeps_others_away() -> None:
+    held, port = reserve("127.0.0.1", 0)
+    with held, socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))

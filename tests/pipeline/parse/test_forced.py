@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.pipeline.parse import Event, Reasoning, Text, ToolArgs, ToolStart, make_forced_parser
+
+CALLS = '[{"name": "f", "parameters": {"a": [1, "]"]}}, {"name": "g", "parameters": {}}]'
+OUTPUTS = [
+    (None, CALLS, ["f", "g"], ['{"a": [1, "]"]}', "{}"], ""),
+    (None, "  " + CALLS, ["f", "g"], ['{"a": [1, "]"]}', "{}"], ""),
+    (None, "I would rather not.", [], [], "I would rather not."),
+    (None, CALLS[:40], ["f"], ['{"a": [1, "'], ""),
+    ("f", '{"city": "K}ln"}', ["f"], ['{"city": "K}ln"}'], ""),
+    ("f", '\n{"city": "Lyon"}\n', ["f"], ['{"city": "Lyon"}'], ""),
+    ("f", '{"city": "Ly', ["f"], ['{"city": "Ly'], ""),
+    ("f", "no", [], [], "no"),
+]
+
+
+def read(name: str | None, pieces: list[str], reasoning: str | None = None) -> list[Event]:
+    parser = make_forced_parser(name, reasoning, new_id=lambda: "id")
+    return [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
+
+
+@pytest.mark.parametrize("thoughts", ["", "<think>hm</think>"])
+@pytest.mark.parametrize(("name", "text", "names", "arguments", "rest"), OUTPUTS)
+@given(cuts=st.lists(st.integers(0, 100), max_size=6))
+def test_a_forced_call_is_read_however_it_is_cut(
+    name: str | None, text: str, names: list[str], arguments: list[str], rest: str, thoughts: str, cuts: list[int]
+) -> None:
+    whole = thoughts + text
+    edges = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    pieces = [whole[a:b] for a, b in itertools.pairwise(edges)]
+    events = read(name, pieces, "basic" if thoughts else None)
+    assert [event.name for event in events if isinstance(event, ToolStart)] == names
+    told = ["".join(e.fragment for e in events if isinstance(e, ToolArgs) and e.index == n) for n in range(len(names))]
+    assert told == arguments
+    assert "".join(event.text for event in events if isinstance(event, Text)) == rest
+    assert "".join(event.text for event in events if isinstance(event, Reasoning)) == ("hm" if thoughts else "")
