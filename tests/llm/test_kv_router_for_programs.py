@@ -132,7 +132,7 @@ async def test_wrong_input_is_refused_by_name(mockers: dict[int, Mocker], runtim
         await kv.generate_from_request({"model": "mock"})
     with pytest.raises(InvalidArgument, match="token_ids"):
         await kv.best_worker(["a"])  # type: ignore[list-item]
-    with pytest.raises(Unavailable):
+    with pytest.raises(InvalidArgument, match="no instance 5"):
         await kv.generate(PROMPT, worker_id=5)
 
 
