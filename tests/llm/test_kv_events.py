@@ -15,16 +15,16 @@ from msgspec import structs
 
 from dynamo.llm import KvEventPublisher
 from dynamo.protocols.errors import DynamoException
-from dynamo.protocols.kv import Removed, Stored
 from dynamo.router.kv import Index, Worker, prompt_hashes
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from kv_reader import FakeEngine, Form, Reader, ask_snapshot, content
+from services import Nats
 
 BIG = 1 << 63
 """A hash that is negative where hashes are signed."""
 
 
-@pytest.fixture(params=["memory", "zmq"])
+@pytest.fixture(params=["memory", "zmq", "nats"])
 async def join(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Callable[[], DistributedRuntime]]:
     """Makes participants of one network."""
     local = Local()
@@ -32,6 +32,10 @@ async def join(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     if request.param == "zmq":
         environ = {"DYN_FILE_KV": str(tmp_path), "DYN_TCP_RPC_HOST": "127.0.0.1"}
         config = RuntimeConfig.from_env(environ, discovery_backend="file", event_plane="zmq")
+    if request.param == "nats":
+        nats: Nats = request.getfixturevalue("shared_nats")
+        environ = {"DYN_FILE_KV": str(tmp_path), "NATS_SERVER": nats.url}
+        config = RuntimeConfig.from_env(environ, discovery_backend="file", request_plane="nats", event_plane="nats")
     made: list[DistributedRuntime] = []
 
     def make() -> DistributedRuntime:
@@ -75,6 +79,16 @@ async def test_a_reader_on_the_network_learns_what_is_in_the_cache(join: Callabl
     assert final.last_event_id is not None
     blocks = await reader.until(worker.instance_id, final.last_event_id)
     assert blocks == content(final) == dict(zip([10, 11, BIG + 12], prompt_hashes(list(range(12)), 4), strict=True))
+
+
+async def test_a_large_cache_fits_into_a_snapshot(join: Callable[[], DistributedRuntime]) -> None:
+    worker, router = join(), join()
+    await worker.start()
+    out = publisher(worker)
+    names = list(range(BIG, BIG + 100_000))
+    out.publish_stored([7] * 400_000, [4] * 100_000, names)
+    await router.start()
+    assert list(content(await ask_snapshot(router, worker.instance_id))) == names
 
 
 async def test_every_rank_counts_from_zero_and_all_share_one_snapshot_endpoint(worker: DistributedRuntime) -> None:
@@ -125,8 +139,10 @@ async def test_what_one_turn_of_the_loop_publishes_goes_out_in_few_messages(work
     out.publish_stored([2] * 16000, [4] * 4000, list(range(20_000, 24_000)))
     out.publish_stored([3] * 16000, [4] * 4000, list(range(30_000, 34_000)))
     out.publish_stored([4] * 4000, [4] * 1000, list(range(40_000, 41_000)))
-    await reader.until(worker.instance_id, 303)
-    assert [len(events) for events in reader.messages[3:]] == [1, 2, 1]
+    out.publish_removed(list(range(10_000, 19_000)))
+    blocks = await reader.until(worker.instance_id, 306)
+    assert [len(events) for events in reader.messages[3:]] == [1, 2, 2, 1, 1]
+    assert len(blocks) == 300 + 9000
 
 
 async def test_events_may_wait_for_others(worker: DistributedRuntime) -> None:
@@ -474,19 +490,3 @@ async def test_an_engine_with_blocks_of_another_size_is_not_published(
     await engine.say(engine.stored([2], [2] * 8))
     assert await reader.until(worker.instance_id, 1) == {}
     assert len([record for record in caplog.records if "stops publishing KV events" in record.getMessage()]) == 1
-
-
-def test_no_event_is_larger_than_a_message_unless_it_is_alone() -> None:
-    from dynamo.llm.kv_feed import messages
-    from dynamo.protocols.kv import RouterEvent, StoredBlock
-
-    def event(size: int) -> RouterEvent:
-        data = Stored([StoredBlock(at, at) for at in range(size)]) if size % 2 else Removed(list(range(size)))
-        return RouterEvent(worker_id=1, event_id=0, data=data)
-
-    sizes = [1, 8192, 9001, 3, 4000, 4000, 189, 1, 0]
-    cut = [
-        [len(e.data.blocks if isinstance(e.data, Stored) else e.data.block_hashes) for e in message]  # type: ignore[union-attr]
-        for message in messages([event(size) for size in sizes])
-    ]
-    assert cut == [[1], [8192], [9001], [3, 4000, 4000, 189], [1, 0]]

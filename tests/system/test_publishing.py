@@ -106,3 +106,39 @@ async def test_wrong_flags_are_named_and_refused(stack: Stack, words: tuple[str,
     process = await stack.python("-m", *words)
     assert await process.ended() == 2
     assert named in process.output
+
+
+async def test_a_frontend_that_listens_sends_every_turn_where_the_last_one_was(stack: Stack, tmp_path: Path) -> None:
+    folder = str(models.byte_level_model(tmp_path / "toy"))
+    await stack.python(
+        "-m",
+        "dynamo.mocker",
+        "--model-path",
+        folder,
+        "--block-size",
+        "16",
+        "--num-workers",
+        "3",
+        "--speedup-ratio",
+        "50",
+    )
+    frontend = await stack.frontend("--router-mode", "kv")
+    await frontend.until_models("toy")
+    await frontend.until_instances(3)
+
+    async def cached(text: str) -> tuple[int, int]:
+        answer = await frontend.client.chat.completions.create(
+            model="toy", messages=[{"role": "user", "content": text}], max_tokens=4
+        )
+        assert answer.usage
+        details = answer.usage.prompt_tokens_details
+        return (details and details.cached_tokens) or 0, answer.usage.prompt_tokens
+
+    prompts = [f"conversation {at}: " + f"word{at} " * 60 for at in range(4)]
+    async with asyncio.timeout(PATIENCE):
+        for prompt in prompts:
+            while not (await cached(prompt))[0]:
+                pass
+    for prompt in prompts:
+        hit, length = await cached(prompt)
+        assert hit == (length - 1) // 16 * 16

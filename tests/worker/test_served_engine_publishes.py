@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynamo.engines.base import KvSocket
 from dynamo.engines.echo import EchoCore
 from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.worker import serve_engine
-from kv_reader import PATIENCE, Reader, ask_snapshot, content
+from kv_reader import PATIENCE, FakeEngine, Reader, ask_snapshot, content
 from mockers import Mocker, answer
 
 NETWORK = RuntimeConfig.in_process({})
@@ -110,6 +111,34 @@ async def test_load_is_published_as_it_changes_and_served_to_whoever_asks(local:
                 "kv_total_blocks": 64,
             }
             assert figures == {"worker_id": mocker.worker_id, "ranks": [{"dp_rank": rank, **idle} for rank in (0, 1)]}
+
+
+class Relayed(EchoCore):
+    """Echoes, and has its KV events on a socket."""
+
+    def __init__(self, socket: KvSocket) -> None:
+        super().__init__(0)
+        self._socket = socket
+
+    def kv_sockets(self) -> list[KvSocket]:
+        return [self._socket]
+
+
+async def test_the_events_on_an_engines_own_socket_are_relayed(local: Local) -> None:
+    fake = FakeEngine()
+    runtime = DistributedRuntime(config=NETWORK, local=local)
+    async with runtime:
+        reader = await Reader().listen(runtime)
+        engine = Relayed(KvSocket(address=fake.address, block_size=4, dp_rank=1, replay_address=fake.replay_address))
+        await engine.start()
+        serving = asyncio.create_task(serve_engine(runtime.endpoint("ns.backend.generate"), engine))
+        await fake.heard()
+        await fake.say(fake.stored([1, 2], [5] * 8))
+        assert set(await reader.until(runtime.instance_id, 0, 1)) == {1, 2}
+        runtime.shutdown()
+        await serving
+        await engine.stop()
+    await fake.close()
 
 
 async def test_an_engine_that_knows_nothing_of_itself_is_served_without_publishing(local: Local) -> None:

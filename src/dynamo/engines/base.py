@@ -78,6 +78,24 @@ class KvSource(Protocol):
         """Tell `listener` of every change from now on; called once, before the first request."""
 
 
+class KvSocket(Struct, kw_only=True, frozen=True):
+    """Where an engine publishes the KV events of one rank over ZMQ, in the form of vLLM and SGLang."""
+
+    address: str
+    block_size: int
+    dp_rank: int = 0
+    topic: str = ""
+    replay_address: str | None = None
+
+
+@runtime_checkable
+class KvSocketSource(Protocol):
+    """An engine that publishes its KV events itself."""
+
+    def kv_sockets(self) -> list[KvSocket]:
+        """One for each rank; asked once the engine has started."""
+
+
 @runtime_checkable
 class LoadSource(Protocol):
     """An engine that knows how busy it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,8 @@ from dynamo.llm.kv_feed import component_of, kv_feed
 from dynamo.protocols.kv import Tier
 from dynamo.router.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 from dynamo.runtime import Component, Endpoint
+
+log = logging.getLogger(__name__)
 
 MAX_BATCHING_MS = 15_000
 _MASK = (1 << 64) - 1
@@ -51,6 +54,11 @@ class KvEventPublisher:
         address = engine_address("zmq_endpoint", zmq_endpoint) if zmq_endpoint else None
         replay = engine_address("zmq_replay_endpoint", zmq_replay_endpoint) if zmq_replay_endpoint else None
         runtime = component_of(endpoint).runtime
+        if worker_id not in (None, runtime.instance_id):
+            log.warning(
+                "KV events in the name of worker %x: routers ask that worker, and not this one, for snapshots",
+                worker_id,
+            )
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._feed = kv_feed(endpoint)

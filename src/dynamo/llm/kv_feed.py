@@ -30,7 +30,7 @@ from dynamo.runtime.stream import Outlet
 
 MAX_EVENTS = 128
 MAX_BLOCKS = 8192
-"""Of one message; an event with more goes alone."""
+"""Of one message, and so of one event."""
 
 Change = Stored | Removed | Cleared
 
@@ -142,6 +142,12 @@ class RankFeed:
 
     def tell(self, data: Change, tier: Tier = Tier.Device) -> str | None:
         """Number and send one change; returns why it was refused, if it was."""
+        if blocks_of(data) > MAX_BLOCKS:
+            refusals = [self._tell(piece, tier) for piece in pieces(data)]
+            return next((refusal for refusal in refusals if refusal), None)
+        return self._tell(data, tier)
+
+    def _tell(self, data: Change, tier: Tier) -> str | None:
         event = RouterEvent(
             worker_id=self.worker.worker_id, dp_rank=self.worker.dp_rank, event_id=self._next_id, data=data, tier=tier
         )
@@ -164,6 +170,20 @@ def messages(events: list[RouterEvent]) -> Iterator[list[RouterEvent]]:
             start, blocks = at, 0
         blocks += size
     yield events[start:]
+
+
+def pieces(data: Change) -> Iterator[Change]:
+    """A change of many blocks as several of at most `MAX_BLOCKS`."""
+    match data:
+        case Stored():
+            for start in range(0, len(data.blocks), MAX_BLOCKS):
+                parent = data.blocks[start - 1].block_hash if start else data.parent_hash
+                yield Stored(data.blocks[start : start + MAX_BLOCKS], parent)
+        case Removed():
+            for start in range(0, len(data.block_hashes), MAX_BLOCKS):
+                yield Removed(data.block_hashes[start : start + MAX_BLOCKS])
+        case Cleared():
+            yield data
 
 
 def blocks_of(data: Change) -> int:

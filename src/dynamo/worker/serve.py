@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from dynamo.engines.base import Engine, KvChange, KvSource, LoadSource, RankLoad
+from dynamo.engines.base import Engine, KvChange, KvSocketSource, KvSource, LoadSource, RankLoad
+from dynamo.llm.kv_events import KvEventPublisher
 from dynamo.llm.kv_feed import kv_feed
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.protocols.card import ModelInput
@@ -33,6 +34,8 @@ async def serve_engine(endpoint: Endpoint, engine: Engine) -> None:
     # First, so that whoever finds the endpoint finds what stands beside it.
     if isinstance(engine, KvSource):
         await publish_kv_events(endpoint, engine)
+    if isinstance(engine, KvSocketSource):
+        await relay_kv_events(endpoint, engine)
     if isinstance(engine, LoadSource):
         await publish_load(endpoint, engine)
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
@@ -53,6 +56,21 @@ async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
 
     engine.on_kv_events(told)
     await feed.ready()
+
+
+async def relay_kv_events(endpoint: Endpoint, engine: KvSocketSource) -> None:
+    """What the engine publishes on its own sockets goes to the routers."""
+    await endpoint.runtime.start()
+    for socket in engine.kv_sockets():
+        KvEventPublisher(
+            endpoint,
+            kv_block_size=socket.block_size,
+            dp_rank=socket.dp_rank,
+            zmq_endpoint=socket.address,
+            zmq_topic=socket.topic,
+            zmq_replay_endpoint=socket.replay_address,
+        )
+    await kv_feed(endpoint).ready()
 
 
 async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
