@@ -22,6 +22,9 @@ lint: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+bench: $(DEV)
+	$(BIN)/python benchmarks/serve.py $(if $(PEER_PYTHON),--peer $(PEER_PYTHON))
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 

@@ -16,12 +16,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kv_fleet import MAX_BATCHED_TOKENS, Prompt, Running, SimWorker
-
 from dynamo.router.kv.cost import Capacity, CostConfig, Fleet, choose
 from dynamo.router.kv.index import Index, Overlap, Rejected
 from dynamo.router.kv.load import LoadBook
 from dynamo.router.kv.slots import Worker
+from kv_fleet import MAX_BATCHED_TOKENS, Prompt, Running, SimWorker
 
 BLOCK = 64
 TEMPLATE = 6

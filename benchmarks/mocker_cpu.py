@@ -14,6 +14,8 @@ import uvloop
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import DynamoException
+from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.worker.serve import publish_kv_events, publish_load
 
 
 class CountingSink:
@@ -72,15 +74,24 @@ async def main() -> None:
     parser.add_argument("--speedup", type=float, default=1e6)
     parser.add_argument("--blocks", type=int, default=16384)
     parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--events", action="store_true", help="record KV events, as for a listening router")
+    parser.add_argument("--events", action="store_true", help="record KV events, and tell nobody")
+    parser.add_argument("--publish", choices=("memory", "zmq"), help="publish KV events and load on this event plane")
     options = parser.parse_args()
     rng = random.Random(0)
     prompts = [[rng.randrange(1000, 30000) for _ in range(options.input)] for _ in range(options.requests)]
     args = MockerArgs(speedup_ratio=options.speedup, num_gpu_blocks=options.blocks, block_size=options.block_size)
     engine = MockerEngine(args, on_events=(lambda rank, events: None) if options.events else None)
     await engine.start()
+    runtime = None
+    if options.publish:
+        network = RuntimeConfig.from_env({}, discovery_backend="memory", event_plane=options.publish)
+        runtime = DistributedRuntime(config=network)
+        await publish_kv_events(runtime.endpoint("bench.backend.generate"), engine)
+        await publish_load(runtime.endpoint("bench.backend.generate"), engine)
     cpu, wall = await measure(engine, prompts, options.output, options.concurrency)
     await engine.stop()
+    if runtime:
+        await runtime.close()
     print(f"{cpu / options.requests * 1e6:.0f} us CPU per request, {options.requests / wall:.0f} requests/s")
 
 

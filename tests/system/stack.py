@@ -130,10 +130,11 @@ class Frontend:
                 await asyncio.sleep(0.02)
 
     async def until_instances(self, count: int) -> None:
-        """Wait until the frontend knows this many instances."""
+        """Wait until the frontend knows this many workers, whatever each serves."""
         async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as session:
             while True:
                 async with session.get(f"{self.url}/health") as answer:
-                    if len((await answer.json())["instances"]) == count:
-                        return
+                    instances = (await answer.json())["instances"]
+                if len({instance["instance_id"] for instance in instances}) == count:
+                    return
                 await asyncio.sleep(0.02)

@@ -6,12 +6,14 @@ pushes OpenAI chunks. Both push into a `Sink`, a whole step at a time.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.errors import StartError
+from dynamo.protocols.kv import Cleared, Removed, Stored
 from dynamo.runtime.stream import Sink
 
 
@@ -47,6 +49,59 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Fail what still runs and let go of everything."""
+
+
+KvChange = Stored | Removed | Cleared
+"""Hashes of blocks are the engine's own, those of tokens `dynamo.router.kv.local_hashes`."""
+KvListener = Callable[[int, list[KvChange]], None]
+"""Told, on the event loop, the data parallel rank and what happened to its blocks since the last call."""
+
+
+class RankLoad(Struct, kw_only=True, frozen=True):
+    """How busy one data parallel rank is; None is not known."""
+
+    dp_rank: int = 0
+    active_decode_blocks: int | None = None
+    active_prefill_tokens: int | None = None
+    kv_used_blocks: int | None = None
+    kv_total_blocks: int | None = None
+
+
+LoadListener = Callable[[RankLoad], None]
+
+
+@runtime_checkable
+class KvSource(Protocol):
+    """An engine that knows what its prefix cache holds."""
+
+    def on_kv_events(self, listener: KvListener) -> None:
+        """Tell `listener` of every change from now on; called once, before the first request."""
+
+
+class KvSocket(Struct, kw_only=True, frozen=True):
+    """Where an engine publishes the KV events of one rank over ZMQ, in the form of vLLM and SGLang."""
+
+    address: str
+    block_size: int
+    dp_rank: int = 0
+    topic: str = ""
+    replay_address: str | None = None
+
+
+@runtime_checkable
+class KvSocketSource(Protocol):
+    """An engine that publishes its KV events itself."""
+
+    def kv_sockets(self) -> list[KvSocket]:
+        """One for each rank; asked once the engine has started."""
+
+
+@runtime_checkable
+class LoadSource(Protocol):
+    """An engine that knows how busy it is."""
+
+    def on_load(self, listener: LoadListener) -> None:
+        """Tell `listener` when the load changes, but not at every step; called once, before the first request."""
 
 
 class EngineError(StartError):

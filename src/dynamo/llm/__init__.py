@@ -1,5 +1,8 @@
-"""What an engine author needs beside `dynamo.runtime`: describe a model and put it on the network."""
+"""What an engine author needs beside `dynamo.runtime`: put a model on the network, tell of its cache and load."""
 
+from dynamo.llm.kv_events import KvEventPublisher
+from dynamo.llm.kv_router import KvRouter, KvRouterConfig, compute_block_hash_for_seq
+from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.llm.register import fetch_llm, register_llm, unregister_llm
 from dynamo.protocols.card import ModelInput, ModelType, WorkerType
 from dynamo.protocols.card import RuntimeConfig as ModelRuntimeConfig
@@ -9,10 +12,15 @@ unregister_model = unregister_llm
 fetch_model = fetch_llm
 
 __all__ = [
+    "KvEventPublisher",
+    "KvRouter",
+    "KvRouterConfig",
     "ModelInput",
     "ModelRuntimeConfig",
     "ModelType",
+    "WorkerMetricsPublisher",
     "WorkerType",
+    "compute_block_hash_for_seq",
     "fetch_llm",
     "fetch_model",
     "register_llm",

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import uvloop
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine, Vocabulary
+from dynamo.engines.mocker.from_spec import words_of
 from dynamo.llm.register import register_card
-from dynamo.model import HubConfig, LocalModel, Tokenizer, build_card, default_name, open_card, resolve
+from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
 from dynamo.protocols.card import ModelCard, ModelType, RuntimeConfig
 from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.runtime import DistributedRuntime, EndpointId
@@ -24,6 +26,7 @@ from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 from dynamo.worker import serve_engine
 
 _ENGINE_FLAGS: dict[str, tuple[type[Any], str]] = {
+    "engine_type": (str, "the engine to imitate: vllm"),
     "num_gpu_blocks_override": (int, "KV blocks each worker has (16384)"),
     "block_size": (int, "tokens in a KV block (64)"),
     "max_model_len": (int, "longest sequence, prompt included"),
@@ -46,12 +49,19 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--model-name", help="the name to serve it under (the folder's)")
     flags.add_argument("--endpoint", default="dyn://dynamo.backend.generate", help="where to serve (%(default)s)")
     flags.add_argument("--num-workers", type=int, default=1, help="workers in this process (1)")
+    flags.add_argument(
+        "--stagger-delay",
+        type=float,
+        default=-1.0,
+        help="seconds between the workers' starts; -1: none up to 32 workers, then 0.1 to 0.2 and 2 after every 32",
+    )
     flags.add_argument("--extra-engine-args", metavar="FILE", help="a JSON file of engine arguments, instead of flags")
     flags.add_argument("--migration-limit", type=int, default=0, help="times a request may move to another worker (0)")
     for name, (kind, what) in _ENGINE_FLAGS.items():
         flags.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
         flags.add_argument(f"--{name.replace('_', '-')}", action=argparse.BooleanOptionalAction, default=None)
+    flags.add_argument("--reasoning", type=json_object, help="JSON: the tokens that begin and end thinking, its share")
     flags.add_argument("--discovery-backend", help="memory, file or etcd (DYN_DISCOVERY_BACKEND)")
     flags.add_argument("--request-plane", help="memory, tcp or nats (DYN_REQUEST_PLANE)")
     flags.add_argument("--event-plane", help="memory, zmq or nats (DYN_EVENT_PLANE)")
@@ -73,15 +83,16 @@ def main(argv: list[str] | None = None) -> None:
         endpoint = EndpointId.parse(flags.endpoint)
         if flags.num_workers < 1:
             raise ValueError(f"--num-workers must be at least 1, not {flags.num_workers}")
+        pauses = stagger(flags.num_workers, flags.stagger_delay)
     except (ValueError, InvalidArgument, StartError) as error:
         raise fail(str(error), code=2, error=error) from None
     try:
         model = resolve(flags.model_path, config=HubConfig.from_env(os.environ), weights=False)
         card = card_for(model, flags.model_name or default_name(flags.model_path), args, flags.migration_limit)
-        vocabulary = vocabulary_of(card)
+        vocabulary = words_of(open_card(card, HubConfig.from_env(os.environ)))
     except StartError as error:
         raise fail(str(error), error=error) from None
-    uvloop.run(serve(flags.num_workers, network, endpoint, args, card, vocabulary))
+    uvloop.run(serve(pauses, network, endpoint, args, card, vocabulary))
 
 
 def engine_args(flags: argparse.Namespace) -> MockerArgs:
@@ -90,7 +101,7 @@ def engine_args(flags: argparse.Namespace) -> MockerArgs:
             return MockerArgs.from_json(Path(flags.extra_engine_args).read_bytes())
         except OSError as error:
             raise ValueError(f"cannot read --extra-engine-args {flags.extra_engine_args}: {error.strerror}") from error
-    names = (*_ENGINE_FLAGS, "enable_prefix_caching", "enable_chunked_prefill")
+    names = (*_ENGINE_FLAGS, "reasoning", "enable_prefix_caching", "enable_chunked_prefill")
     return MockerArgs.from_json({name: value for name in names if (value := getattr(flags, name)) is not None})
 
 
@@ -111,29 +122,52 @@ def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: in
     )
 
 
-def vocabulary_of(card: ModelCard) -> Vocabulary:
-    """Ids that are words: neither an end nor special, so that answers run to their length."""
-    loaded = open_card(card, HubConfig.from_env(os.environ))
-    tokenizer: Tokenizer = loaded.tokenizer
-    return Vocabulary(0, tokenizer.vocab_size, frozenset(tokenizer.special_ids) | set(loaded.eos_token_ids))
+def json_object(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"not a JSON object: {error}") from None
+
+
+def stagger(workers: int, delay: float) -> list[float]:
+    """How long to wait before each worker."""
+    if delay >= 0 and delay != float("inf"):
+        return [0.0] + [delay] * (workers - 1)
+    if delay != -1:
+        raise ValueError(f"--stagger-delay must be a number of seconds or -1, not {delay:g}")
+    each = 0.0 if workers <= 32 else 0.1 if workers <= 128 else 0.2
+    return [0.0 if not at else each + (2.0 if at % 32 == 0 else 0.0) for at in range(workers)]
 
 
 async def serve(
-    workers: int, network: Network, endpoint: EndpointId, args: MockerArgs, card: ModelCard, vocabulary: Vocabulary
+    pauses: list[float], network: Network, endpoint: EndpointId, args: MockerArgs, card: ModelCard, words: Vocabulary
 ) -> None:
-    """Each worker has a runtime, and so an instance, of its own."""
+    """One worker for each pause before it. Each has a runtime, and so an instance, of its own."""
     first = await start_or_exit(lambda: DistributedRuntime(config=network))
-    others = [await start_or_exit(lambda: DistributedRuntime(config=network)) for _ in range(workers - 1)]
+    others = [await start_or_exit(lambda: DistributedRuntime(config=network)) for _ in pauses[1:]]
 
     async def work() -> None:
-        running = [asyncio.create_task(one(runtime)) for runtime in (first, *others)]
-        await first.wait_for_shutdown()
-        for runtime in others:
-            runtime.shutdown()
-        await asyncio.gather(*running)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for pause, runtime in zip(pauses, (first, *others), strict=True):
+                    if not await shut_down_within(pause):
+                        group.create_task(one(runtime))
+                await first.wait_for_shutdown()
+                for runtime in others:
+                    runtime.shutdown()
+        except* StartError as group_of:
+            raise group_of.exceptions[0] from None
+
+    async def shut_down_within(seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await first.wait_for_shutdown()
+        except TimeoutError:
+            pass
+        return first.is_shutting_down
 
     async def one(runtime: DistributedRuntime) -> None:
-        engine = MockerEngine(args, vocabulary=vocabulary)
+        engine = MockerEngine(args, vocabulary=words)
         await engine.start()
         place = Endpoint(runtime, endpoint)
         try:

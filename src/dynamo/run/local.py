@@ -146,6 +146,7 @@ def _make(command: Command, subject: Subject, environ: Mapping[str, str]) -> Eng
         command.output.engine,
         EngineSpec(
             model=subject.model,
+            model_config=subject.described_by if command.model_config else None,
             model_name=subject.name,
             context_length=command.context_length,
             kv_cache_block_size=command.kv_cache_block_size,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import Any
+from collections.abc import Callable, Coroutine, Hashable
+from functools import partial
+from typing import Any, TypeVar
 
 from dynamo.runtime import discovery as discovery_room
 from dynamo.runtime import events as events_room
@@ -22,6 +24,8 @@ from dynamo.runtime.plane.nats import NatsPlane
 from dynamo.runtime.plane.tcp import TcpPlane
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Local:
@@ -68,6 +72,8 @@ class DistributedRuntime:
         self._starting: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._clients: list[Client] = []
+        self._owned: set[asyncio.Task[None]] = set()
+        self._shared: dict[Hashable, Any] = {}
 
     def _make_plane(self, local: Local) -> RequestPlane:
         match self.config.plane:
@@ -112,6 +118,25 @@ class DistributedRuntime:
     def connection_id(self) -> int:
         return self.instance_id
 
+    def own(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        """Run what stands beside the endpoints; `close` ends it. A failure before that is logged under `what`."""
+        task = asyncio.create_task(work)
+        self._owned.add(task)
+        task.add_done_callback(partial(self._disown, what))
+        return task
+
+    def _disown(self, what: str, task: asyncio.Task[None]) -> None:
+        self._owned.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("%s ended: %s", what, error, exc_info=error)
+
+    def shared(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What all who use this runtime and ask for the same key share; made at the first asking."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        made: T = self._shared[key]
+        return made
+
     def shutdown(self) -> None:
         """Leave discovery, finish what runs, return from every `serve_endpoint`."""
         self._stopping.set()
@@ -128,6 +153,10 @@ class DistributedRuntime:
         if self._starting:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
+        owned = tuple(self._owned)
+        for task in owned:
+            task.cancel()
+        await asyncio.gather(*owned, return_exceptions=True)
         for client in self._clients:
             await client.close()
         for part in (self.events, self.plane, self.discovery, self._nats):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dynamo.protocols.instance import Instance
@@ -36,7 +37,7 @@ class Component:
     """A load-balanced service of a pipeline: backend, prefill, router."""
 
     def __init__(self, runtime: DistributedRuntime, namespace: str, name: str) -> None:
-        self._runtime = runtime
+        self.runtime = runtime
         self.namespace = namespace
         self.name = name
 
@@ -44,7 +45,7 @@ class Component:
         """Kept for programs that call it: a component needs no creation, its endpoints register themselves."""
 
     def endpoint(self, name: str) -> Endpoint:
-        return Endpoint(self._runtime, EndpointId(self.namespace, self.name, name))
+        return Endpoint(self.runtime, EndpointId(self.namespace, self.name, name))
 
 
 class Endpoint:
@@ -79,8 +80,18 @@ class Endpoint:
         finally:
             await generator.close()
 
-    async def serve(self, handler: Handler, request_type: Any = Any, *, graceful_shutdown: bool = True) -> None:
-        """Serve a handler that pushes. Ends in order: leave discovery, refuse what is new, finish what runs."""
+    async def serve(
+        self,
+        handler: Handler,
+        request_type: Any = Any,
+        *,
+        graceful_shutdown: bool = True,
+        on_found: Callable[[], None] | None = None,
+    ) -> None:
+        """Serve a handler that pushes. Ends in order: leave discovery, refuse what is new, finish what runs.
+
+        `on_found` is called once others can find it.
+        """
         runtime = self.runtime
         await runtime.start()
         route = Route(route_path(self.id, runtime.instance_id), handler, request_type)
@@ -97,6 +108,8 @@ class Endpoint:
         try:
             await self.register_endpoint_instance()
             log.info("serving %s as instance %x", self.id, runtime.instance_id)
+            if on_found:
+                on_found()
             await runtime.wait_for_shutdown()
         finally:
             await self.unregister_endpoint_instance()

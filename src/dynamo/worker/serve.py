@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from dynamo.engines.base import Engine
+from dynamo.engines.base import Engine, KvChange, KvSocketSource, KvSource, LoadSource, RankLoad
+from dynamo.llm.kv_events import KvEventPublisher
+from dynamo.llm.kv_feed import kv_feed
+from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.stream import Handler, Outlet
+
+log = logging.getLogger(__name__)
 
 
 def engine_handler(engine: Engine) -> Handler:
@@ -25,5 +31,59 @@ def engine_handler(engine: Engine) -> Handler:
 
 async def serve_engine(endpoint: Endpoint, engine: Engine) -> None:
     """Serve until the runtime shuts down. The engine must have started; its owner stops it afterwards."""
+    # First, so that whoever finds the endpoint finds what stands beside it.
+    if isinstance(engine, KvSource):
+        await publish_kv_events(endpoint, engine)
+    if isinstance(engine, KvSocketSource):
+        await relay_kv_events(endpoint, engine)
+    if isinstance(engine, LoadSource):
+        await publish_load(endpoint, engine)
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
     await endpoint.serve(engine_handler(engine), request_type)
+
+
+async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
+    """What the engine tells of its blocks goes to the routers, and its snapshot to those that ask."""
+    await endpoint.runtime.start()
+    feed = kv_feed(endpoint)
+
+    def told(dp_rank: int, changes: list[KvChange]) -> None:
+        rank = feed.rank(dp_rank)
+        for change in changes:
+            refusal = rank.tell(change)
+            if refusal:
+                log.warning("KV event of worker %x rank %d left out: %s", *rank.worker, refusal)
+
+    engine.on_kv_events(told)
+    await feed.ready()
+
+
+async def relay_kv_events(endpoint: Endpoint, engine: KvSocketSource) -> None:
+    """What the engine publishes on its own sockets goes to the routers."""
+    await endpoint.runtime.start()
+    for socket in engine.kv_sockets():
+        KvEventPublisher(
+            endpoint,
+            kv_block_size=socket.block_size,
+            dp_rank=socket.dp_rank,
+            zmq_endpoint=socket.address,
+            zmq_topic=socket.topic,
+            zmq_replay_endpoint=socket.replay_address,
+        )
+    await kv_feed(endpoint).ready()
+
+
+async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
+    publisher = WorkerMetricsPublisher()
+    await publisher.create_endpoint(endpoint)
+
+    def told(load: RankLoad) -> None:
+        publisher.publish(
+            load.dp_rank,
+            load.active_decode_blocks,
+            load.kv_used_blocks,
+            active_prefill_tokens=load.active_prefill_tokens,
+            kv_total_blocks=load.kv_total_blocks,
+        )
+
+    engine.on_load(told)

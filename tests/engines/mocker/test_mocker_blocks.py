@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dynamo.engines.mocker.blocks import AllBlocksCleared, BlockPool, BlockRemoved, BlockStored
-from dynamo.engines.mocker.hashing import chain, local_hashes, salt_seed
+from dynamo.router.kv.hashing import local_hashes, salt_seed, sequence_hashes
 
 ONE_TO_TWELVE = list(range(1, 13))
 
@@ -18,8 +18,8 @@ def put(pool: BlockPool, hashes: list[int], parent: int | None = None) -> list[i
 def test_hashes_are_those_every_router_computes() -> None:
     local = local_hashes(ONE_TO_TWELVE, 4)
     assert local == [14643705804678351452, 16777012769546811212, 483935686894639516]
-    assert chain(None, local) == [14643705804678351452, 4945711292740353085, 12583592247330656132]
-    assert chain(chain(None, local[:2])[-1], local[2:]) == [12583592247330656132]
+    assert sequence_hashes(local) == [14643705804678351452, 4945711292740353085, 12583592247330656132]
+    assert sequence_hashes(local[2:], sequence_hashes(local[:2])[-1]) == [12583592247330656132]
 
 
 def test_only_full_blocks_are_hashed() -> None:

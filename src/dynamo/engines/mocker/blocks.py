@@ -47,6 +47,10 @@ class BlockPool:
         self._copies: dict[int, list[int]] = {}
         self._events: list[KvEvent] = []
 
+    def record_events(self) -> None:
+        """Tell of what happens from now on."""
+        self._record_events = self.caching
+
     @property
     def free(self) -> int:
         return len(self._free)

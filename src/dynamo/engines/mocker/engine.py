@@ -8,15 +8,16 @@ from array import array
 from collections.abc import Callable
 from itertools import count
 
-from dynamo.engines.base import EngineInfo
+from dynamo.engines.base import EngineInfo, KvChange, KvListener, LoadListener, RankLoad
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
+from dynamo.protocols.kv import Cleared, Removed, Stored, StoredBlock
+from dynamo.router.kv.hashing import salt_seed
 from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs
-from .blocks import KvEvent
-from .hashing import SEED, salt_seed
+from .blocks import BlockRemoved, BlockStored, KvEvent
 from .profile import timing_for
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 # Timers are no finer than this: what ends within it goes out at once, and the clock keeps the debt.
 _SLACK = 1e-3
+_LOAD_SECONDS = 0.1
+"""Load is told when it may have changed, but not more often than this."""
 
 EventListener = Callable[[int, list[KvEvent]], None]
 """Told (dp rank, events) once per iteration, before the tokens of that iteration go out."""
@@ -58,14 +61,15 @@ class MockerEngine:
         self,
         args: MockerArgs,
         *,
-        vocabulary: Vocabulary | None = None,
+        vocabulary: Vocabulary | Callable[[], Vocabulary] | None = None,
         timing: Timing | None = None,
         on_events: EventListener | None = None,
     ) -> None:
         self.args = args
-        self._vocabulary = vocabulary or Vocabulary()
+        self._vocabulary = vocabulary if isinstance(vocabulary, Vocabulary) else Vocabulary()
+        self._load_vocabulary = vocabulary if callable(vocabulary) else None
         self._on_events = on_events
-        self._ranks = Ranks(args, timing=timing or timing_for(args), record_events=on_events is not None)
+        self.ranks = Ranks(args, timing=timing or timing_for(args), record_events=on_events is not None)
         self._ids = count()
         self._sinks: dict[int, Sink] = {}
         self._clock = 0.0
@@ -73,14 +77,20 @@ class MockerEngine:
         self._timer: asyncio.Handle | None = None
         self._awake = False
         self._computed: Iteration | None = None
+        self._on_load: LoadListener | None = None
+        self._load_timer: asyncio.TimerHandle | None = None
+        self._load_told = 0.0
         self._handover = {"mocker": True} if args.disaggregation_mode == "prefill" else None
 
     async def start(self) -> EngineInfo:
         """Ready after `startup_time`; says what a router should know."""
+        if self._load_vocabulary:
+            self._vocabulary = await asyncio.to_thread(self._load_vocabulary)
         if self.args.startup_time:
             await asyncio.sleep(self.args.startup_time)
         self._loop = asyncio.get_running_loop()
         return EngineInfo(
+            context_length=self.args.max_model_len,
             kv_cache_block_size=self.args.block_size,
             total_kv_blocks=self.args.num_gpu_blocks,
             max_num_seqs=self.args.max_num_seqs,
@@ -88,9 +98,21 @@ class MockerEngine:
             data_parallel_size=self.args.dp_size,
         )
 
+    def on_kv_events(self, listener: KvListener) -> None:
+        """Tell of the blocks of every rank, before the tokens of the same iteration go out."""
+        self._on_events = lambda rank, events: listener(rank, changes_of(events))
+        self.ranks.record_events()
+
+    def on_load(self, listener: LoadListener) -> None:
+        self._on_load = listener
+        self._tell_load_soon()
+
     async def stop(self) -> None:
         """Fail what is still running; nothing is accepted afterwards."""
         self._loop = None
+        if self._load_timer is not None:
+            self._load_timer.cancel()
+            self._load_timer = None
         self._rest()
         self._fail_all(EngineShutdown("mocker is shutting down"))
 
@@ -115,19 +137,20 @@ class MockerEngine:
 
     def cancel(self, request_id: int) -> None:
         sink = self._sinks.pop(request_id, None)
-        self._ranks.cancel(request_id)
+        self.ranks.cancel(request_id)
+        self._tell_load_soon()
         if sink is not None:
             sink.item(EngineOutput(finish_reason="cancelled"))
             sink.end()
 
     def load(self) -> list[Load]:
         """One figure per data parallel rank."""
-        return self._ranks.load()
+        return self.ranks.load()
 
     def clear_cache(self) -> bool:
         """Forget cached prefixes; refused while requests run."""
-        cleared = self._ranks.clear_cache()
-        self._tell_events(self._ranks.take_events())
+        cleared = self.ranks.clear_cache()
+        self._tell_events(self.ranks.take_events())
         return cleared
 
     def _queue(self, request_id: int, request: PreprocessedRequest) -> None:
@@ -141,18 +164,19 @@ class MockerEngine:
             limit = min(limit, len(prompt) + 1)
         answer = answer_for(request, self._vocabulary, limit, self.args.reasoning)
         if routing is None:
-            self._ranks.add(request_id, prompt, answer)
+            self.ranks.add(request_id, prompt, answer)
             return
-        salt = salt_seed(routing.lora_name, routing.cache_salt) if routing.lora_name or routing.cache_salt else SEED
-        self._ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
+        salt = salt_seed(routing.lora_name, routing.cache_salt)
+        self.ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
 
     def _tick(self) -> None:
         """Tell what was computed, compute the next iteration, and come back when that ends."""
+        self._tell_load_soon()
         try:
             if self._computed is not None:
                 computed, self._computed = self._computed, None
                 self._deliver(computed)
-            if self._loop is not None and self._ranks.busy:
+            if self._loop is not None and self.ranks.busy:
                 self._iterate(self._loop)
             else:
                 self._rest()
@@ -163,7 +187,7 @@ class MockerEngine:
 
     def _iterate(self, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() + _SLACK
-        iteration = self._ranks.step(self._clock, due)
+        iteration = self.ranks.step(self._clock, due)
         self._clock = iteration.ends
         if iteration.ends > due:
             self._computed = iteration
@@ -171,7 +195,7 @@ class MockerEngine:
             return
         self._deliver(iteration)
         # Others get their turn between iterations, however far the clock lags behind.
-        if self._loop is not None and self._ranks.busy:
+        if self._loop is not None and self.ranks.busy:
             self._timer = loop.call_soon(self._tick)
         else:
             self._rest()
@@ -195,7 +219,7 @@ class MockerEngine:
             except Exception:
                 log.exception("a sink refused its tokens; dropping its request")
                 sinks.pop(request_id, None)
-                self._ranks.cancel(request_id)
+                self.ranks.cancel(request_id)
 
     def _last(self, ids: list[int], finished: Finished) -> EngineOutput:
         usage = Usage(
@@ -217,6 +241,27 @@ class MockerEngine:
             for rank, of_rank in events:
                 self._on_events(rank, of_rank)
 
+    def _tell_load_soon(self) -> None:
+        if self._on_load is not None and self._load_timer is None and self._loop is not None:
+            due = max(self._loop.time(), self._load_told + _LOAD_SECONDS)
+            self._load_timer = self._loop.call_at(due, self._tell_load)
+
+    def _tell_load(self) -> None:
+        self._load_timer = None
+        if self._on_load is None or self._loop is None:
+            return
+        self._load_told = self._loop.time()
+        for rank, load in enumerate(self.ranks.load()):
+            self._on_load(
+                RankLoad(
+                    dp_rank=rank,
+                    active_decode_blocks=load.active_decode_blocks,
+                    active_prefill_tokens=load.active_prefill_tokens,
+                    kv_used_blocks=load.kv_used_blocks,
+                    kv_total_blocks=load.kv_total_blocks,
+                )
+            )
+
     def _rest(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -228,5 +273,25 @@ class MockerEngine:
         sinks = list(self._sinks.items())
         self._sinks.clear()
         for request_id, sink in sinks:
-            self._ranks.cancel(request_id)
+            self.ranks.cancel(request_id)
             sink.fail(from_exception(error))
+
+
+def changes_of(events: list[KvEvent]) -> list[KvChange]:
+    """The same in the routers' words; blocks removed one after the other are told together."""
+    changes: list[KvChange] = []
+    removed: list[int] | None = None
+    for event in events:
+        if isinstance(event, BlockRemoved):
+            if removed is None:
+                removed = []
+                changes.append(Removed(removed))
+            removed += event.block_hashes
+            continue
+        removed = None
+        if isinstance(event, BlockStored):
+            blocks = list(map(StoredBlock, event.block_hashes, event.local_hashes))
+            changes.append(Stored(blocks, event.parent_hash))
+        else:
+            changes.append(Cleared())
+    return changes

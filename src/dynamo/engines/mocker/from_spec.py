@@ -9,27 +9,35 @@ from dynamo.engines.mocker.args import MockerArgs
 from dynamo.engines.mocker.engine import MockerEngine
 from dynamo.engines.mocker.tokens import Vocabulary
 from dynamo.engines.registry import EngineSpec
-from dynamo.model import HubConfig, LocalModel, build_card, open_card
+from dynamo.model import HubConfig, LoadedModel, LocalModel, build_card, open_card
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidArgument
 
 
 def mocker_from_spec(spec: EngineSpec) -> MockerEngine:
-    """Flags fill what the file of engine arguments leaves out."""
-    if spec.model is None:
+    """Flags fill what the file of engine arguments leaves out, and must not contradict it: the card follows them."""
+    model = spec.model_config or spec.model
+    if model is None:
         raise EngineError("out=mocker needs a model, for its tokenizer")
-    flags = {"max_model_len": spec.context_length, "block_size": spec.kv_cache_block_size}
-    given = {name: value for name, value in flags.items() if value is not None}
+    args = dict(spec.extra_engine_args)
+    for flag, name, value in (
+        ("--kv-cache-block-size", "block_size", spec.kv_cache_block_size),
+        ("--context-length", "max_model_len", spec.context_length),
+    ):
+        if value is not None and args.setdefault(name, value) != value:
+            raise EngineError(f"out=mocker: {flag} says {value}, the engine arguments say {name} {args[name]}")
     try:
-        args = MockerArgs.from_json(given | spec.extra_engine_args)
-        return MockerEngine(args, vocabulary=_words(spec.model))
+        return MockerEngine(MockerArgs.from_json(args), vocabulary=lambda: _words(model))
     except InvalidArgument as error:
         raise EngineError(f"out=mocker: {error.message}") from error
 
 
 def _words(model: LocalModel) -> Vocabulary:
-    """Ids that are neither an end nor special, so that answers run to their length."""
     card = build_card(model, name="mocker", model_type=ModelType.Backend)
-    loaded = open_card(card, HubConfig(cache=Path(), offline=True))
+    return words_of(open_card(card, HubConfig(cache=Path(), offline=True)))
+
+
+def words_of(loaded: LoadedModel) -> Vocabulary:
+    """Ids that are neither an end nor special, so that answers run to their length."""
     tokenizer = loaded.tokenizer
     return Vocabulary(0, tokenizer.vocab_size, frozenset(tokenizer.special_ids) | set(loaded.eos_token_ids))

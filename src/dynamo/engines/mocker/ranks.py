@@ -5,10 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.kv.hashing import BASE_SEED
 
 from .args import MockerArgs
 from .blocks import KvEvent
-from .hashing import SEED
 from .scheduler import Finished, Load, Scheduler, StepResult
 from .timing import PolynomialTiming, Timing
 from .tokens import Answer
@@ -38,7 +38,7 @@ class Ranks:
         return bool(self._rank_of)
 
     def add(
-        self, request_id: int, prompt: list[int], answer: Answer, *, dp_rank: int | None = None, salt: int = SEED
+        self, request_id: int, prompt: list[int], answer: Answer, *, dp_rank: int | None = None, salt: int = BASE_SEED
     ) -> int:
         """Queue a request on the rank it names or else on the next in turn, and say which."""
         count = len(self.schedulers)
@@ -82,6 +82,11 @@ class Ranks:
     def take_events(self) -> list[tuple[int, list[KvEvent]]]:
         taken = ((rank, scheduler.take_events()) for rank, scheduler in enumerate(self.schedulers))
         return [(rank, events) for rank, events in taken if events]
+
+    def record_events(self) -> None:
+        """Keep what happens to blocks from now on for `take_events`."""
+        for scheduler in self.schedulers:
+            scheduler.pool.record_events()
 
     def load(self) -> list[Load]:
         return [scheduler.load() for scheduler in self.schedulers]

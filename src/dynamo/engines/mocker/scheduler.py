@@ -11,10 +11,10 @@ from collections import deque
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.kv.hashing import BASE_SEED, local_hashes, sequence_hashes
 
 from .args import MockerArgs
 from .blocks import BlockPool, KvEvent
-from .hashing import SEED, chain, local_hashes
 from .timing import Timing
 from .tokens import Answer
 
@@ -61,7 +61,7 @@ class Sequence:
         known = len(self.local)
         if known < blocks:
             fresh = local_hashes(self.tokens[known * block_size : blocks * block_size], block_size, self.salt)
-            self.hashes += chain(self.hashes[-1] if known else None, fresh)
+            self.hashes += sequence_hashes(fresh, self.hashes[-1] if known else None)
             self.local += fresh
 
 
@@ -91,6 +91,8 @@ class Load(Struct, frozen=True):
     kv_used_blocks: int
     kv_total_blocks: int
     active_decode_blocks: int
+    active_prefill_tokens: int
+    """Known but not computed yet; what the cache may spare a waiting request is not foreseen."""
     prefix_query_tokens: int
     prefix_hit_tokens: int
     preemptions: int
@@ -114,7 +116,7 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._sequences)
 
-    def add(self, request_id: int, prompt: list[int], answer: Answer, *, salt: int = SEED) -> None:
+    def add(self, request_id: int, prompt: list[int], answer: Answer, *, salt: int = BASE_SEED) -> None:
         """Queue a request, or refuse one that could never be computed."""
         if request_id in self._sequences:
             raise InvalidArgument(f"request {request_id} is already here")
@@ -214,6 +216,8 @@ class Scheduler:
             kv_used_blocks=self.pool.used,
             kv_total_blocks=self.pool.total,
             active_decode_blocks=len({block for sequence in decoding for block in sequence.blocks}),
+            active_prefill_tokens=sum([len(sequence.tokens) for sequence in self.waiting])
+            + sum([max(0, sequence.prefill_end - sequence.computed) for sequence in self.running]),
             prefix_query_tokens=self._query_tokens,
             prefix_hit_tokens=self._hit_tokens,
             preemptions=self._preemptions,

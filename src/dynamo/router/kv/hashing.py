@@ -12,7 +12,7 @@ import xxhash
 
 from dynamo.protocols.errors import InvalidArgument
 
-_BASE_SEED = 1337
+BASE_SEED = 1337
 _MASK = (1 << 64) - 1
 _AT_ONCE = 64
 _digest = xxhash.xxh3_64_intdigest
@@ -21,7 +21,7 @@ _pair = struct.Struct("<QQ").pack
 
 def salt_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
     """The seed that keeps adapters and tenants apart; an empty name is no name."""
-    seed = _BASE_SEED
+    seed = BASE_SEED
     if lora_name:
         seed += _digest(lora_name.encode(), 0)
     if cache_salt:
@@ -29,7 +29,7 @@ def salt_seed(lora_name: str | None = None, cache_salt: str | None = None) -> in
     return seed & _MASK
 
 
-def local_hashes(tokens: Sequence[int], block_size: int, seed: int = _BASE_SEED, *, eagle: bool = False) -> list[int]:
+def local_hashes(tokens: Sequence[int], block_size: int, seed: int = BASE_SEED, *, eagle: bool = False) -> list[int]:
     """One hash per complete block; what does not fill a block is left out.
 
     With `eagle` each block also covers the token after it, as speculative decoding caches pairs of tokens.
@@ -65,7 +65,7 @@ def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int
     else:
         out = []
     for block in chain:
-        parent = _digest(_pair(parent, block), _BASE_SEED)
+        parent = _digest(_pair(parent, block), BASE_SEED)
         out.append(parent)
     return out
 

@@ -24,7 +24,7 @@ from dynamo.protocols.instance import Instance
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
 from dynamo.router.kv.approximate import ApproximateIndex
-from dynamo.router.kv.cost import Capacity, Choice, Fleet, choose
+from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
 from dynamo.router.kv.follow import FollowConfig, Follower
 from dynamo.router.kv.hashing import prompt_hashes
 from dynamo.router.kv.index import Index, Overlap
@@ -179,6 +179,17 @@ class KvRouter:
                 raise
             else:
                 return placement
+
+    def peek(
+        self, request: PreprocessedRequest, *, pinned: int | None = None, cost: CostConfig | None = None
+    ) -> Choice:
+        """What would be chosen now; nothing is booked, nobody waits."""
+        ticket = self._ticket(request, "", pinned, ())
+        fleet = self._candidates(ticket)
+        now = asyncio.get_running_loop().time()
+        loads = self.book.loads(fleet.workers, ticket.chain, now)
+        overlaps = self._overlaps(ticket.chain, now)
+        return choose(ticket.prompt_tokens, len(ticket.chain), fleet, overlaps, loads, cost or self._cost, self._rng)
 
     def computed(self, placement: KvPlacement) -> None:
         """The prompt of a placement reached its first token."""

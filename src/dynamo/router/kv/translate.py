@@ -20,6 +20,8 @@ class Translated(Struct, frozen=True):
     events: list[RouterEvent]
     skipped: list[str]
     """Why blocks were left out, one line each."""
+    foreign_block_size: int | None = None
+    """The size of blocks that were left out because the model card says another one."""
 
 
 class Translator:
@@ -34,10 +36,12 @@ class Translator:
         self._stores: Counter[tuple[Tier, int]] = Counter()
         self._salts: dict[int, str] = {}
         self._skipped: set[tuple[Tier, int]] = set()
+        self._foreign_block_size: int | None = None
 
     def translate(self, batch: EngineBatch) -> Translated:
         events: list[RouterEvent] = []
         why: list[str] = []
+        self._foreign_block_size = None
         for event in batch.events:
             match event:
                 case EngineStored():
@@ -49,7 +53,7 @@ class Translator:
                     self._salts.clear()
                     self._skipped.clear()
                     self._emit(events, Cleared(), Tier.Device)
-        return Translated(events, why)
+        return Translated(events, why, self._foreign_block_size)
 
     def _stored(self, event: EngineStored, events: list[RouterEvent], why: list[str]) -> None:
         if event.tier is None:
@@ -79,6 +83,7 @@ class Translator:
         """How many leading blocks can be indexed, and why not more."""
         names = event.block_hashes
         if event.block_size != self._block_size:
+            self._foreign_block_size = event.block_size
             return 0, f"blocks of {event.block_size} tokens where the model card says {self._block_size}"
         if event.parent_hash is not None and self._left_out(event.parent_hash):
             return 0, "the parent block was left out"

@@ -1,0 +1,252 @@
+"""A closed loop of chat clients on raw sockets, cheap enough not to be what is measured.
+
+Each user keeps one connection and sends its next request when the last one is answered. As a program it writes what it
+saw to a file, so that several of them can share the work of driving one server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from msgspec import Struct
+
+from words import MODEL, Prompts
+
+_FRAMING = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")
+_LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
+_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_ANY, _EMPTY = b'"content":"', b'"content":""'
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Reply(Struct):
+    """One answer; times are CLOCK_MONOTONIC seconds, the same for all processes of a machine."""
+
+    sent: float
+    first: float = 0.0
+    ended: float = 0.0
+    tokens: int = 0
+    events: int = 0
+    reads: int = 0
+    gaps: list[float] = []
+    error: str | None = None
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, *, quickack: bool) -> None:
+        self._quickack = quickack
+        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self._done: asyncio.Future[Reply] | None = None
+        self._reply = Reply(0.0)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        self._socket = transport.get_extra_info("socket")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._finish("the connection was closed")
+
+    @property
+    def open(self) -> bool:
+        return self._transport is not None
+
+    def close(self) -> None:
+        if self._transport:
+            self._transport.close()
+
+    def ask(self, request: bytes, *, stream: bool) -> asyncio.Future[Reply]:
+        assert self._transport
+        self._done = asyncio.get_running_loop().create_future()
+        self._stream = stream
+        self._head = b""
+        self._status = 0
+        self._left = -1
+        self._tail = b""
+        self._last = 0.0
+        self._reply = Reply(time.monotonic(), gaps=[])
+        self._transport.write(request)
+        return self._done
+
+    def data_received(self, data: bytes) -> None:
+        now = time.monotonic()
+        if self._quickack and self._socket:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        if not self._status:
+            self._head += data
+            head, found, data = self._head.partition(b"\r\n\r\n")
+            if not found:
+                return
+            self._status = int(head[9:12])
+            length = _LENGTH.search(head)
+            self._left = int(length[1]) if length else -1
+        if self._stream and self._status == 200:
+            self._count(data, now)
+        self._tail = (self._tail + data)[-2048:]
+        if self._left >= 0:
+            self._left -= len(data)
+        if self._left == 0 or (self._left < 0 and self._tail.endswith(_LAST_CHUNK)):
+            self._finish(None, now)
+
+    def _count(self, data: bytes, now: float) -> None:
+        """Events with content in them. A mark may be cut between two reads, so the end of the last one counts along."""
+        carried = self._tail[-len(_EMPTY) :] + data
+        seen = self._tail[-len(_EMPTY) :]
+        events = _with_content(carried) - _with_content(seen)
+        if not events:
+            return
+        reply = self._reply
+        if reply.events:
+            reply.gaps.append(now - self._last)
+        else:
+            reply.first = now
+        if events > 1:
+            reply.gaps.extend([0.0] * (events - 1))
+        reply.events += events
+        reply.reads += 1
+        self._last = now
+
+    def _finish(self, error: str | None, now: float = 0.0) -> None:
+        if self._done is None or self._done.done():
+            return
+        reply = self._reply
+        reply.ended = now or time.monotonic()
+        reply.first = reply.first or reply.ended
+        text = _FRAMING.sub(b"", self._tail)
+        tokens = _TOKENS.findall(text)
+        reply.tokens = int(tokens[-1]) if tokens else reply.events
+        if error is None and self._status != 200:
+            error = f"HTTP {self._status}: {text[-300:]!r}"
+        if error is None and self._stream and b"[DONE]" not in text:
+            error = f"no [DONE] at the end: {text[-200:]!r}"
+        reply.error = error
+        self._done.set_result(reply)
+
+
+def _with_content(data: bytes) -> int:
+    # One byte after the mark decides whether it is empty, so a mark at the very end waits for the next read.
+    return data.count(_ANY, 0, len(data) - 1) - data.count(_EMPTY)
+
+
+def body(prompt: str, output: int, *, stream: bool, model: str = MODEL) -> bytes:
+    asked: dict[str, object] = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": output,
+        "stream": stream,
+        "ignore_eos": True,
+    }
+    if stream:
+        asked["stream_options"] = {"include_usage": True}
+    return json.dumps(asked, separators=(",", ":")).encode()
+
+
+def http_request(content: bytes) -> bytes:
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: "
+    return head.encode() + b"%d\r\n\r\n" % len(content) + content
+
+
+def requests(prompts: Prompts, count: int, prompt: int, output: int, *, stream: bool) -> list[bytes]:
+    return [http_request(body(prompts.next(prompt), output, stream=stream)) for _ in range(count)]
+
+
+async def connect(url: str, *, quickack: bool = True) -> Connection:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    loop = asyncio.get_running_loop()
+    for attempt in range(20):
+        try:
+            return (await loop.create_connection(lambda: Connection(quickack=quickack), host, int(port)))[1]
+        except OSError:
+            if attempt == 19:
+                raise
+            await asyncio.sleep(0.05)
+    raise AssertionError("the loop returns or raises")
+
+
+class Users:
+    """Open connections that share a row of requests."""
+
+    def __init__(self, url: str, *, quickack: bool = True) -> None:
+        self._url = url
+        self._quickack = quickack
+        self._connections: list[Connection] = []
+
+    async def open(self, count: int) -> None:
+        while len(self._connections) < count:
+            few = min(100, count - len(self._connections))
+            self._connections += await asyncio.gather(*(self._connect() for _ in range(few)))
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    async def run(self, row: list[bytes], *, stream: bool, until: float = float("inf")) -> list[Reply]:
+        """All requests answered, or those begun before `until`."""
+        replies: list[Reply] = []
+        waiting = iter(row)
+        await asyncio.gather(*(self._user(n, waiting, stream, until, replies.append) for n in range(self._count)))
+        return replies
+
+    @property
+    def _count(self) -> int:
+        return len(self._connections)
+
+    async def _connect(self) -> Connection:
+        return await connect(self._url, quickack=self._quickack)
+
+    async def _user(
+        self, number: int, row: Iterator[bytes], stream: bool, until: float, tell: Callable[[Reply], None]
+    ) -> None:
+        for request in row:
+            if time.monotonic() > until:
+                return
+            if not self._connections[number].open:
+                self._connections[number] = await self._connect()
+            tell(await self._connections[number].ask(request, stream=stream))
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt")
+    parser.add_argument("--output", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hold", action="store_true", help="connect, print 'ready', and begin when a line is read")
+    parser.add_argument("--json", type=Path, required=True, help="where to write what was seen")
+    options = parser.parse_args()
+    row = requests(Prompts(options.seed), options.requests, options.prompt, options.output, stream=True)
+    users = Users(options.url, quickack=False)
+    await users.open(options.concurrency)
+    if options.hold:
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+    cpu = time.process_time()
+    replies = await users.run(row, stream=True)
+    users.close()
+    gaps = sorted(gap for reply in replies for gap in reply.gaps)
+    told: dict[str, Any] = {
+        "cpu": time.process_time() - cpu,
+        "times": [(reply.sent, reply.first, reply.ended) for reply in replies],
+        "tokens": sum(reply.tokens for reply in replies),
+        "events": sum(reply.events for reply in replies),
+        "gaps": gaps[:: max(1, len(gaps) // 20_000)],
+        "errors": [reply.error for reply in replies if reply.error],
+    }
+    options.json.write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

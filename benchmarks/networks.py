@@ -1,0 +1,48 @@
+"""The ways processes can find and reach each other, with real etcd and NATS servers where they are needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from processes import REPOSITORY
+
+sys.path.append(str(REPOSITORY / "tests"))
+
+from services import Etcd, Nats, free_port
+
+
+class Network(Struct, frozen=True):
+    """`discovery` is the flag's value; `environ` says where the servers are."""
+
+    name: str
+    discovery: str
+    environ: dict[str, str]
+
+
+@contextmanager
+def networks(folder: Path, *names: str) -> Iterator[list[Network]]:
+    """Each of `file+tcp`, `etcd+tcp`, `etcd+nats`."""
+    etcd = Etcd(folder / "etcd", free_port())
+    nats = Nats(folder / "nats", free_port())
+    needed = [server for server, word in ((etcd, "etcd"), (nats, "nats")) if any(word in name for name in names)]
+    try:
+        for server in needed:
+            server.start()
+        found = []
+        for name in names:
+            discovery, _, plane = name.partition("+")
+            environ = {"DYN_DISCOVERY_BACKEND": discovery, "DYN_REQUEST_PLANE": plane}
+            if discovery == "etcd":
+                environ["ETCD_ENDPOINTS"] = etcd.url
+            if plane == "nats":
+                environ |= {"NATS_SERVER": nats.url, "DYN_EVENT_PLANE": "nats"}
+            found.append(Network(name, discovery, environ))
+        yield found
+    finally:
+        for server in needed:
+            server.stop()

@@ -1,0 +1,164 @@
+"""Processes under measurement: start them in a folder of their own, wait for them, read what they used, end them."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+REPOSITORY = Path(__file__).parent.parent
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Child:
+    """One started process; what it used includes what its own children use."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.name = name
+        self.process = process
+        self.log = log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def cpu(self) -> float:
+        """CPU seconds so far, exact to the scheduler's nanoseconds, threads that have ended included."""
+        return sum(_cpu_clock(pid) for pid in _tree(self.pid))
+
+    def rss(self) -> int:
+        """Resident bytes."""
+        return sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE for pid in _tree(self.pid))
+
+    def check(self) -> None:
+        if self.process.poll() is not None:
+            raise SystemExit(f"{self.name} ended with {self.process.returncode}:\n{self.output()}")
+
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:]
+
+
+class Stack:
+    """The processes of one measurement and the folder through which they find each other; leaving it ends them."""
+
+    def __init__(
+        self, folder: Path, python: str = sys.executable, *, ours: bool = True, environ: dict[str, str] | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.python = python
+        self.url = ""
+        self.children: dict[str, Child] = {}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("DYN_", "ETCD_", "NATS_", "PYTHONPATH"))}
+        self.environ = {
+            **inherited,
+            "DYN_FILE_KV": str(folder / "discovery"),
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+            "DYN_EVENT_PLANE_HOST": "127.0.0.1",
+            "DYN_LOG": "warn",
+            "HF_HUB_OFFLINE": "1",
+            **({"PYTHONPATH": str(REPOSITORY / "src")} if ours else {}),
+            **(environ or {}),
+        }
+
+    def __enter__(self) -> Stack:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self, name: str, *words: str, python: str | None = None) -> Child:
+        log = self.folder / f"{name}.log"
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                [python or self.python, *words],
+                env=self.environ,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self.children[name] = Child(name, process, log)
+        return self.children[name]
+
+    def frontend(self, *flags: str, discovery: str = "file") -> Child:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        listen = ("--http-host", "127.0.0.1", "--http-port", str(port), "--discovery-backend", discovery)
+        return self.start("frontend", "-m", "dynamo.frontend", *listen, *flags)
+
+    def mocker(self, model: Path, name: str, *flags: str, discovery: str = "file") -> Child:
+        where = ("--model-path", str(model), "--model-name", name, "--discovery-backend", discovery)
+        return self.start("mocker", "-m", "dynamo.mocker", *where, *flags)
+
+    def get(self, path: str) -> bytes:
+        """A GET that gives nothing instead of failing: whoever asks is waiting for a server to come up."""
+        for child in self.children.values():
+            child.check()
+        return fetch(self.url, path)
+
+    def until(self, path: str, text: bytes, *, seconds: float = 60.0) -> None:
+        """Wait until the answer to a GET contains `text`."""
+        deadline = time.monotonic() + seconds
+        while text not in self.get(path):
+            if time.monotonic() > deadline:
+                told = "\n".join(f"--- {child.name}\n{child.output()}" for child in self.children.values())
+                raise SystemExit(f"{path} never said {text!r}:\n{told}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        for child in self.children.values():
+            if child.process.poll() is None:
+                child.process.terminate()
+        for child in self.children.values():
+            try:
+                child.process.wait(8)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+        self.children.clear()
+
+
+def fetch(url: str, path: str) -> bytes:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return b""
+    finally:
+        connection.close()
+
+
+def _tree(pid: int) -> list[int]:
+    found, left = [], [pid]
+    while left:
+        one = left.pop()
+        found.append(one)
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{one}/task"):
+                left += map(int, Path(f"/proc/{one}/task/{task}/children").read_text().split())
+    return found
+
+
+def _cpu_clock(pid: int) -> float:
+    # Linux's clockid of another process's CPU clock (clock_getcpuclockid); adding up its threads' schedstat would miss
+    # the threads that have ended.
+    with contextlib.suppress(OSError):
+        return time.clock_gettime((~pid << 3) | 2)
+    return 0.0

@@ -1,0 +1,162 @@
+"""Listens to an engine that publishes its KV events over ZMQ, as vLLM and SGLang do.
+
+The engine numbers its batches. A missing number is asked for again where the engine offers a replay endpoint. Where it
+does not, or does not remember, and whenever the connection is lost, nothing known of the engine holds any more and
+the routers are told so: an index may know too little, never too much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from dynamo.llm.engine_rank import EngineRank
+from dynamo.router.kv import EngineBatch, MalformedEvents, decode_batch, decode_sequence
+
+log = logging.getLogger(__name__)
+
+REPLAY_SECONDS = 5.0
+"""How long to wait for each batch of a replay."""
+BATCH = 100
+"""Batches taken before other work of the loop gets its turn."""
+HIGH_WATER = 100_000
+
+_ADDRESS = re.compile(r"tcp://.+:\d+|ipc://.+")
+
+
+def engine_address(name: str, address: str) -> str:
+    """Where to connect to what an engine binds: its `*` is this machine."""
+    address = address.replace("*", "127.0.0.1")
+    if not _ADDRESS.fullmatch(address):
+        raise ValueError(f"{name} must be a ZMQ address such as tcp://127.0.0.1:5557, not {address!r}")
+    return address
+
+
+class EngineListener:
+    def __init__(self, rank: EngineRank, address: str, topic: str = "", replay_address: str | None = None) -> None:
+        self._rank = rank
+        self._address = address
+        self._topic = topic
+        self._replay_address = replay_address
+        self._next: int | None = None
+        """The number of the batch to come; None while nothing is known of the engine."""
+
+    async def run(self) -> None:
+        """Listen until cancelled, or until the engine turned out not to fit."""
+        context = zmq.asyncio.Context()
+        events = context.socket(zmq.SUB)
+        try:
+            events.setsockopt(zmq.RCVHWM, HIGH_WATER)
+            events.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+            monitor = events.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            events.connect(self._address)
+            events.subscribe(self._topic)
+            poller = zmq.asyncio.Poller()
+            for socket in (events, monitor):
+                poller.register(socket, zmq.POLLIN)
+            while not self._rank.stopped:
+                ready: dict[Any, int] = dict(await poller.poll())
+                await self._drain(context, events)
+                if monitor in ready:
+                    # After what came before the connection ended.
+                    await monitor.recv_multipart()
+                    self._lost_connection()
+        finally:
+            events.disable_monitor()
+            context.destroy(linger=0)
+
+    async def _drain(self, context: zmq.asyncio.Context, events: zmq.asyncio.Socket) -> None:
+        taken = 0
+        while not self._rank.stopped:
+            try:
+                frames = await events.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            await self._receive(context, frames)
+            taken += 1
+            if taken % BATCH == 0:
+                await asyncio.sleep(0)
+
+    async def _receive(self, context: zmq.asyncio.Context, frames: list[bytes]) -> None:
+        try:
+            if len(frames) != 3:
+                raise MalformedEvents(f"a message of {len(frames)} frames, not topic, number and batch")
+            number = decode_sequence(frames[1])
+        except MalformedEvents as error:
+            self._unreadable(error)
+            return
+        if self._next is not None and number < self._next:
+            log.warning("the engine at %s has started anew", self._address)
+            self._forget()
+        await self._catch_up(context, number)
+        self._take(number, frames[2])
+
+    def _take(self, number: int, payload: bytes) -> None:
+        try:
+            batch: EngineBatch = decode_batch(payload)
+        except MalformedEvents as error:
+            self._unreadable(error)
+        else:
+            self._rank.take(batch)
+        self._next = number + 1
+
+    async def _catch_up(self, context: zmq.asyncio.Context, number: int) -> None:
+        """Take the batches before this one that did not arrive."""
+        start = self._next or 0
+        if number == start:
+            return
+        missed = await self._replay(context, start, number)
+        if [at for at, _ in missed] != list(range(start, number)):
+            if self._next is not None:
+                log.warning(
+                    "KV events %d to %d of the engine at %s are lost; forgetting its blocks",
+                    start,
+                    number - 1,
+                    self._address,
+                )
+            self._forget()
+        for taken, (at, payload) in enumerate(missed, 1):
+            self._take(at, payload)
+            if taken % BATCH == 0:
+                await asyncio.sleep(0)
+
+    async def _replay(self, context: zmq.asyncio.Context, start: int, end: int) -> list[tuple[int, bytes]]:
+        """The last unbroken run of batches from `start` on and before `end` that the engine still has."""
+        if self._replay_address is None:
+            return []
+        found: list[tuple[int, bytes]] = []
+        socket = context.socket(zmq.DEALER)
+        try:
+            socket.connect(self._replay_address)
+            await socket.send_multipart([b"", start.to_bytes(8, "big")])
+            while True:
+                async with asyncio.timeout(REPLAY_SECONDS):
+                    frames = await socket.recv_multipart()
+                if len(frames) < 2 or (number := decode_sequence(frames[-2])) < 0:
+                    break
+                if start <= number < end:
+                    if found and number != found[-1][0] + 1:
+                        found = []
+                    found.append((number, frames[-1]))
+        except (TimeoutError, MalformedEvents, zmq.ZMQError) as error:
+            log.warning("the engine's replay at %s failed: %s", self._replay_address, error or type(error).__name__)
+        finally:
+            socket.close(linger=0)
+        return found if found and found[-1][0] == end - 1 else []
+
+    def _lost_connection(self) -> None:
+        log.warning("lost the engine's KV events at %s; forgetting its blocks until it is back", self._address)
+        self._forget()
+
+    def _unreadable(self, error: MalformedEvents) -> None:
+        self._rank.refused(str(error))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rank.forget()
+        self._next = None

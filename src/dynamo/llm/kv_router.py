@@ -1,0 +1,234 @@
+"""`KvRouter`: KV-aware routing for programs that have no frontend before their workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.config import RouterConfig
+from dynamo.router.kv.hashing import local_hashes, salt_seed
+from dynamo.router.router import Placement
+from dynamo.router.standalone import StandaloneRouter, prompt
+from dynamo.runtime import Context, Endpoint
+from dynamo.runtime.client import Inbox, Stream
+from dynamo.runtime.stream import Sink
+
+
+class KvRouterConfig(Struct, kw_only=True, frozen=True):
+    """How workers are chosen; `docs/routing.md` explains each."""
+
+    overlap_score_weight: float = 1.0
+    router_temperature: float = 0.0
+    use_kv_events: bool = True
+    router_replica_sync: bool = False
+    router_ttl_secs: float = 120.0
+    router_queue_threshold: float | None = None
+
+    def router_config(self) -> RouterConfig:
+        return RouterConfig(
+            mode="kv",
+            overlap_weight=self.overlap_score_weight,
+            temperature=self.router_temperature,
+            use_kv_events=self.use_kv_events,
+            replica_sync=self.router_replica_sync,
+            ttl=self.router_ttl_secs,
+            queue_threshold=self.router_queue_threshold,
+        )
+
+
+class KvRouter:
+    """Routes to the workers of an endpoint, from its making (on the event loop) until its runtime closes."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        block_size: int,
+        kv_router_config: KvRouterConfig | None = None,
+        aic_perf_config: None = None,
+    ) -> None:
+        if aic_perf_config is not None:
+            raise ValueError("aic_perf_config: this build has no performance model")
+        if isinstance(block_size, bool) or not isinstance(block_size, int) or block_size < 1:
+            raise ValueError(f"block_size must be an integer of at least 1, not {block_size!r}")
+        config = (kv_router_config or KvRouterConfig()).router_config()
+        self._router = StandaloneRouter(endpoint.runtime, endpoint.id, config, block_size)
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._held: dict[str, Placement] = {}
+        endpoint.runtime.own(self._live(), f"the KV router for {endpoint}")
+
+    async def generate(
+        self,
+        token_ids: Sequence[int],
+        model: str = "",
+        stop_conditions: Mapping[str, Any] | None = None,
+        sampling_options: Mapping[str, Any] | None = None,
+        output_options: Mapping[str, Any] | None = None,
+        router_config_override: Mapping[str, Any] | None = None,
+        worker_id: int | None = None,
+        dp_rank: int | None = None,
+        extra_args: Mapping[str, Any] | None = None,
+        context: Context | None = None,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Send a prompt to the worker it costs least at, or to the one named; yields the worker's outputs as dicts."""
+        request = {
+            "model": model,
+            "token_ids": token_ids,
+            "stop_conditions": stop_conditions or {},
+            "sampling_options": sampling_options or {},
+            "output_options": output_options or {},
+            "extra_args": extra_args,
+            "routing": {"backend_instance_id": worker_id, "dp_rank": dp_rank},
+        }
+        return await self.generate_from_request(request, router_config_override, context)
+
+    async def generate_from_request(
+        self,
+        request: Mapping[str, Any],
+        router_config_override: Mapping[str, Any] | None = None,
+        context: Context | None = None,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The same for a whole request in the form workers get it."""
+        try:
+            typed = msgspec.convert(request, PreprocessedRequest)
+        except msgspec.ValidationError as error:
+            raise InvalidArgument(f"request: {error}") from None
+        await self._started()
+        inbox = Inbox(context)
+        await self._router.send(typed, inbox.context, Plain(inbox), self._router.override(router_config_override))
+        return Stream(inbox, annotated=False)
+
+    async def best_worker(
+        self,
+        token_ids: Sequence[int],
+        router_config_override: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+        update_indexer: bool = False,
+        *,
+        lora_name: str | None = None,
+        cache_salt: str | None = None,
+    ) -> tuple[int, int, int]:
+        """(worker id, dp rank, blocks it holds). With `request_id` the load is booked there until `free`.
+
+        Without KV events, only a booking teaches the router that the prompt will be cached: `update_indexer` needs one.
+        """
+        if update_indexer and request_id is None:
+            raise ValueError("update_indexer needs a request_id: only what is booked is remembered")
+        await self._started()
+        request = prompt(token_ids, lora_name=lora_name, cache_salt=cache_salt)
+        override = self._router.override(router_config_override)
+        if request_id is None:
+            choice = self._router.peek(request, override)
+            return *choice.worker, choice.chosen.overlap.device
+        if request_id in self._held:
+            raise ValueError(f"request_id '{request_id}' is booked already")
+        placement = await self._router.place(request, request_id=request_id, override=override)
+        self._held[request_id] = placement
+        assert placement.decision.choice
+        chosen = placement.decision.choice.chosen
+        return *chosen.worker, chosen.overlap.device
+
+    async def mark_prefill_complete(self, request_id: str) -> None:
+        """The first token of a booked request is there; an unknown one is no error."""
+        placement = self._held.get(request_id)
+        if placement:
+            placement.first_token()
+
+    async def free(self, request_id: str) -> None:
+        """A booked request has ended; an unknown one is no error."""
+        placement = self._held.pop(request_id, None)
+        if placement:
+            placement.release()
+
+    async def get_potential_loads(
+        self, token_ids: Sequence[int], router_config_override: Mapping[str, Any] | None = None
+    ) -> list[dict[str, int]]:
+        """What each rank would have to do if the prompt went there."""
+        await self._started()
+        choice = self._router.peek(prompt(token_ids), self._router.override(router_config_override))
+        return [
+            {
+                "worker_id": candidate.worker.worker_id,
+                "dp_rank": candidate.worker.dp_rank,
+                "potential_prefill_tokens": candidate.waiting_tokens + candidate.prefill_tokens,
+                "potential_decode_blocks": candidate.decode_blocks,
+            }
+            for candidate in choice.candidates()
+        ]
+
+    async def get_overlap_scores(
+        self, token_ids: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None
+    ) -> dict[str, Any]:
+        """How many leading blocks of the prompt each rank holds, per tier."""
+        await self._started()
+        return self._router.overlap_scores(prompt(token_ids, lora_name=lora_name, cache_salt=cache_salt))
+
+    async def dump_events(self) -> str:
+        """All blocks the index knows, as JSON: per rank and tier the events that would store them one by one."""
+        await self._started()
+        index = self._router.core.index
+        events = [
+            {
+                "worker_id": worker.worker_id,
+                "storage_tier": tier.tier.value,
+                "event": {
+                    "event_id": at,
+                    "dp_rank": worker.dp_rank,
+                    "data": {"stored": {"parent_hash": parent, "blocks": [{"block_hash": name, "sequence_hash": own}]}},
+                },
+            }
+            for worker in sorted(index.workers)
+            for tier in index.snapshot(worker)
+            for at, (name, own, parent) in enumerate(
+                zip(tier.block_hashes, tier.sequence_hashes, tier.parents, strict=True)
+            )
+        ]
+        return msgspec.json.encode(events).decode()
+
+    async def _started(self) -> None:
+        await asyncio.shield(self._ready)
+
+    async def _live(self) -> None:
+        try:
+            await self._router.start()
+            self._ready.set_result(None)
+            await asyncio.get_running_loop().create_future()
+        except BaseException as error:
+            if not self._ready.done():
+                self._ready.set_exception(RuntimeError(f"the KV router did not start: {error}"))
+                self._ready.exception()  # told to whoever asks; nobody may
+            raise
+        finally:
+            await self._router.close()
+
+
+class Plain:
+    """Structs on their way to a user become dicts."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.tokens = sink.tokens
+        self.end = sink.end
+        self.fail = sink.fail
+        self._sink = sink
+
+    def item(self, value: Any) -> None:
+        self._sink.item(msgspec.to_builtins(value))
+
+
+def compute_block_hash_for_seq(
+    tokens: Sequence[int],
+    kv_block_size: int,
+    block_mm_infos: Sequence[Any] | None = None,
+    lora_name: str | None = None,
+    is_eagle: bool | None = None,
+    cache_salt: str | None = None,
+) -> list[int]:
+    """One hash per full block of its own tokens, as KV events carry them."""
+    if any(block_mm_infos or ()):
+        raise ValueError("block_mm_infos: blocks with images in them are not hashed here")
+    return local_hashes(tokens, kv_block_size, salt_seed(lora_name, cache_salt), eagle=bool(is_eagle))

@@ -1,0 +1,120 @@
+"""`WorkerMetricsPublisher`: how an engine author tells routers how busy a worker is."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import msgspec
+
+from dynamo.llm.kv_feed import component_of
+from dynamo.protocols.kv import ActiveLoad
+from dynamo.router.subjects import KV_METRICS, subject
+from dynamo.runtime import Component, Context, Endpoint
+from dynamo.runtime.stream import Outlet
+
+LOAD_ENDPOINT = "load_metrics"
+DEBOUNCE_SECONDS = 0.001
+
+
+class WorkerMetricsPublisher:
+    """Publishers of the same component and runtime share one endpoint, each telling of its own ranks."""
+
+    def __init__(self) -> None:
+        self._board: LoadBoard | None = None
+
+    async def create_endpoint(self, endpoint: Endpoint | Component) -> None:
+        """Serve the latest figures at `load_metrics` of the endpoint's component, as long as the runtime lives."""
+        if self._board is not None:
+            raise RuntimeError("this WorkerMetricsPublisher has its endpoint already")
+        component = component_of(endpoint)
+        await component.runtime.start()
+        key = (LoadBoard, component.namespace, component.name)
+        board = component.runtime.shared(key, lambda: LoadBoard(component))
+        await board.ready()
+        self._board = board
+
+    def publish(
+        self,
+        dp_rank: int | None = None,
+        active_decode_blocks: int | None = None,
+        kv_used_blocks: int | None = None,
+        *,
+        active_prefill_tokens: int | None = None,
+        kv_total_blocks: int | None = None,
+    ) -> None:
+        """New figures of one rank, from any thread; those not given stay, and what changes nothing is not sent."""
+        if self._board is None:
+            raise RuntimeError("await create_endpoint(endpoint) before publishing load")
+        figures = {
+            "active_decode_blocks": active_decode_blocks,
+            "kv_used_blocks": kv_used_blocks,
+            "active_prefill_tokens": active_prefill_tokens,
+            "kv_total_blocks": kv_total_blocks,
+        }
+        given = {name: value for name, value in figures.items() if value is not None}
+        if not given:
+            raise ValueError(f"give at least one of {', '.join(figures)}")
+        for name, value in (("dp_rank", dp_rank or 0), *given.items()):
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
+                raise ValueError(f"{name} must be an integer of at least 0, not {value!r}")
+        self._board.post(dp_rank or 0, given)
+
+
+class LoadBoard:
+    """The latest figures of one instance's ranks: sent when they change, and served to whoever asks."""
+
+    def __init__(self, component: Component) -> None:
+        self._component = component
+        self._worker_id = component.runtime.instance_id
+        self._subject = subject((component.namespace, component.name), KV_METRICS)
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._latest: dict[int, ActiveLoad] = {}
+        self._changed: set[int] = set()
+        self._settled = asyncio.Event()
+        component.runtime.own(self._serve(), f"the endpoint {LOAD_ENDPOINT}")
+
+    async def ready(self) -> None:
+        """Wait until the endpoint can be found, or has failed to come up."""
+        await self._settled.wait()
+
+    def post(self, dp_rank: int, given: dict[str, int]) -> None:
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.post, dp_rank, given)
+            return
+        before = self._latest.get(dp_rank) or ActiveLoad(worker_id=self._worker_id, dp_rank=dp_rank)
+        now = msgspec.structs.replace(before, **given)
+        if now == before:
+            return
+        self._latest[dp_rank] = now
+        if not self._changed:
+            # A worker may report every coming and going of its requests: they are sent once per moment.
+            self._loop.call_later(DEBOUNCE_SECONDS, self._send)
+        self._changed.add(dp_rank)
+
+    def figures(self) -> dict[str, Any]:
+        """What `load_metrics` answers."""
+        ranks = []
+        for dp_rank in sorted(self._latest):
+            known = msgspec.to_builtins(self._latest[dp_rank])
+            ranks.append({**known, "dp_rank": dp_rank})
+            del ranks[-1]["worker_id"]
+        return {"worker_id": self._worker_id, "ranks": ranks}
+
+    def _send(self) -> None:
+        changed, self._changed = self._changed, set()
+        for dp_rank in sorted(changed):
+            self._component.runtime.events.publish(self._subject, msgspec.msgpack.encode(self._latest[dp_rank]))
+
+    async def _serve(self) -> None:
+        def handle(request: Any, context: Context, outlet: Outlet) -> None:
+            outlet.item(self.figures())
+            outlet.end()
+
+        endpoint = self._component.endpoint(LOAD_ENDPOINT)
+        try:
+            await endpoint.serve(handle, graceful_shutdown=False, on_found=self._settled.set)
+        finally:
+            self._settled.set()

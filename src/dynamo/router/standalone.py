@@ -1,0 +1,259 @@
+"""A KV router on the workers of one endpoint, for those who route without a frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from dynamo.protocols.card import ModelCard, RuntimeConfig
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
+from dynamo.protocols.errors import DynamoException, InvalidArgument
+from dynamo.router.config import RouterConfig
+from dynamo.router.kv.cost import Choice, CostConfig
+from dynamo.router.kv.index import Overlap
+from dynamo.router.kv.router import KvRouter
+from dynamo.router.router import Placement
+from dynamo.runtime import Context, DistributedRuntime, EndpointId, records
+from dynamo.runtime.discovery import Delete, DiscoveryError, Put, Synced
+from dynamo.runtime.instances import InstanceSet
+from dynamo.runtime.names import INSTANCES, card_key, split_key
+from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
+
+_OVERRIDES = {
+    "overlap_score_weight": "overlap_weight",
+    "overlap_score_credit": "overlap_weight",
+    "router_temperature": "temperature",
+}
+
+
+class StandaloneRouter:
+    """Follows the endpoint's instances, and what the card of each says, from `start` to `close`."""
+
+    def __init__(
+        self, runtime: DistributedRuntime, endpoint: EndpointId, config: RouterConfig, block_size: int | None = None
+    ) -> None:
+        self.instances = InstanceSet(str(endpoint), runtime.plane)
+        self._runtime = runtime
+        self._endpoint = endpoint
+        self._config = config
+        self._block_size = block_size
+        self._cards: dict[int, ModelCard] = {}
+        self._core: KvRouter | None = None
+        self._made = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self._warned = False
+
+    async def start(self) -> StandaloneRouter:
+        """Returns when the workers that are there are known and, if no block size was given, one has told it."""
+        await self._runtime.start()
+        synced = asyncio.Event()
+        self._watching = asyncio.create_task(self._watch(synced))
+        await synced.wait()
+        if self._block_size is not None:
+            self._make(self._block_size)
+        else:
+            await self._made.wait()
+        return self
+
+    async def close(self) -> None:
+        if self._watching:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._core:
+            await self._core.close()
+
+    @property
+    def core(self) -> KvRouter:
+        assert self._core, "start() has not returned yet"
+        return self._core
+
+    @property
+    def block_size(self) -> int:
+        assert self._block_size is not None
+        return self._block_size
+
+    async def send(
+        self, request: PreprocessedRequest, context: Context, sink: Sink, override: CostConfig | None = None
+    ) -> Placement:
+        """Place a request and push its answer into `sink`; its booking ends with it."""
+        placement = await self.place(request, request_id=context.id(), override=override)
+        if placement.dp_rank is not None:
+            request = on_rank(request, placement.dp_rank)
+        booked = BookedSink(placement, sink)
+        placement.channel.send(request, context, booked, item_type=EngineOutput, columnar=True)
+        return placement
+
+    async def place(
+        self, request: PreprocessedRequest, *, request_id: str = "", override: CostConfig | None = None
+    ) -> Placement:
+        pinned = request.routing.backend_instance_id if request.routing else None
+        if override is not None:
+            choice = self.core.peek(request, pinned=pinned, cost=override)
+            pinned = choice.worker.worker_id
+            request = on_rank(request, choice.worker.dp_rank)
+        return await self.core.open(request, request_id=request_id, pinned=pinned)
+
+    def peek(self, request: PreprocessedRequest, override: CostConfig | None = None) -> Choice:
+        return self.core.peek(request, cost=override)
+
+    def override(self, told: Mapping[str, Any] | None) -> CostConfig | None:
+        """The costs a request asks for by `router_config_override`; names what it cannot follow."""
+        if not told:
+            return None
+        if not isinstance(told, Mapping):
+            raise InvalidArgument(f"router_config_override must be an object, not {type(told).__name__}")
+        values: dict[str, float] = {}
+        for name, value in told.items():
+            if name not in _OVERRIDES:
+                raise InvalidArgument(f"router_config_override has no '{name}'; it knows {', '.join(_OVERRIDES)}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise InvalidArgument(f"router_config_override.{name} must be a number, not {value!r}")
+            values[_OVERRIDES[name]] = value
+        return structs.replace(self._config.cost, **values)
+
+    def overlap_scores(self, request: PreprocessedRequest) -> dict[str, Any]:
+        """How much of the prompt each rank holds; those of slower tiers also counted from the first block."""
+        choice = self.peek(request)
+        rows = [
+            _overlap_row(candidate.worker, candidate.overlap, candidate.cached_blocks)
+            for candidate in choice.candidates()
+        ]
+        return {"block_size": self.block_size, "num_blocks": choice.prompt_blocks, "workers": rows}
+
+    async def _watch(self, synced: asyncio.Event) -> None:
+        discovery = self._runtime.discovery
+        async with contextlib.aclosing(discovery.watch(f"{INSTANCES}{self._endpoint.path}/")) as changes:
+            async for change in changes:
+                match change:
+                    case Put(key, value):
+                        await self._put(key, value)
+                    case Delete(key):
+                        with contextlib.suppress(ValueError):
+                            self.instances.remove(split_key(key)[1])
+                    case Synced():
+                        synced.set()
+
+    async def _put(self, key: str, value: bytes) -> None:
+        try:
+            instance = records.decode_at(key, value)
+            # A worker registers its card before its instance: it is there by now, or there is none.
+            card = await self._read_card(instance.instance_id)
+            if card:
+                self._cards[instance.instance_id] = card
+                self._agree(instance.instance_id, card)
+            self.instances.put(instance)
+        except ValueError as error:
+            log.warning("ignoring the instance record %s: %s", key, error)
+
+    async def _read_card(self, instance_id: int) -> ModelCard | None:
+        key = card_key(self._endpoint, instance_id)
+        try:
+            found = await self._runtime.discovery.get_prefix(key)
+            return msgspec.json.decode(found[key], type=ModelCard) if key in found else None
+        except (DiscoveryError, msgspec.DecodeError) as error:
+            log.warning("cannot read the card of instance %x: %s", instance_id, error)
+            return None
+
+    def _agree(self, instance_id: int, card: ModelCard) -> None:
+        if self._block_size is None:
+            self._block_size = card.kv_cache_block_size
+            self._make(self._block_size)
+        elif card.kv_cache_block_size != self._block_size and not self._warned:
+            self._warned = True
+            log.warning(
+                "instance %x has blocks of %d tokens, this router looks for blocks of %d: nothing it caches will be "
+                "found, and it is chosen by load only",
+                instance_id,
+                card.kv_cache_block_size,
+                self._block_size,
+            )
+
+    def _make(self, block_size: int) -> None:
+        if self._core is None:
+            self._core = KvRouter(self._config, self.instances, self._runtime, block_size, self._runtime_of)
+            self._core.start()
+            self._made.set()
+
+    def _runtime_of(self, instance_id: int) -> RuntimeConfig:
+        card = self._cards.get(instance_id)
+        return card.runtime_config if card else RuntimeConfig()
+
+
+class BookedSink:
+    """Hands on what it is told, and gives the booking back when the stream is over."""
+
+    def __init__(self, placement: Placement, sink: Sink) -> None:
+        self._placement = placement
+        self._sink = sink
+        self._begun = False
+
+    def tokens(self, ids: list[int]) -> None:
+        if not self._begun:
+            self._begun = True
+            self._placement.first_token()
+        self._sink.tokens(ids)
+
+    def item(self, value: Any) -> None:
+        if not self._begun and isinstance(value, EngineOutput) and value.token_ids:
+            self._begun = True
+            self._placement.first_token()
+        self._sink.item(value)
+
+    def end(self) -> None:
+        self._placement.release()
+        self._sink.end()
+
+    def fail(self, error: DynamoException) -> None:
+        self._placement.release()
+        self._sink.fail(error)
+
+
+def on_rank(request: PreprocessedRequest, dp_rank: int) -> PreprocessedRequest:
+    return structs.replace(request, routing=structs.replace(request.routing or Routing(), dp_rank=dp_rank))
+
+
+def prompt(
+    token_ids: Sequence[int],
+    *,
+    lora_name: str | None = None,
+    cache_salt: str | None = None,
+    worker_id: int | None = None,
+    dp_rank: int | None = None,
+) -> PreprocessedRequest:
+    """A prompt to ask about; names what is wrong with it."""
+    told = {
+        "token_ids": token_ids,
+        "routing": {
+            "lora_name": lora_name,
+            "cache_salt": cache_salt,
+            "backend_instance_id": worker_id,
+            "dp_rank": dp_rank,
+        },
+    }
+    try:
+        return msgspec.convert(told, PreprocessedRequest)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(str(error)) from None
+
+
+def _overlap_row(worker: tuple[int, int], overlap: Overlap, credit: float) -> dict[str, Any]:
+    host = overlap.device + overlap.host
+    return {
+        "worker_id": worker[0],
+        "dp_rank": worker[1],
+        "device_blocks": overlap.device,
+        "host_pinned_blocks": host,
+        "disk_blocks": host + overlap.disk,
+        "host_pinned_extension_blocks": overlap.host,
+        "disk_extension_blocks": overlap.disk,
+        "external_extension_blocks": overlap.external,
+        "router_credit_blocks": credit,
+    }

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import models
+from dynamo.engines.base import EngineError, RankLoad
+from dynamo.engines.mocker import MockerEngine
+from dynamo.engines.registry import EngineSpec, make_engine
+from dynamo.model import LocalModel
+from dynamo.protocols.engine import PreprocessedRequest, StopConditions
+from sinks import Kept
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> LocalModel:
+    folder = models.byte_level_model(tmp_path / "toy")
+    return LocalModel(source=str(folder), path=folder)
+
+
+async def test_out_mocker_follows_flags_and_file_and_answers_in_the_models_words(model: LocalModel) -> None:
+    spec = EngineSpec(
+        model=model,
+        kv_cache_block_size=8,
+        context_length=64,
+        extra_engine_args={"block_size": 8, "speedup_ratio": 0, "num_gpu_blocks_override": 32, "dp_size": 2},
+    )
+    engine = make_engine("mocker", spec)
+    info = await engine.start()
+    assert (info.kv_cache_block_size, info.context_length, info.total_kv_blocks) == (8, 64, 32)
+    assert info.data_parallel_size == 2
+    kept = Kept()
+    engine.submit(PreprocessedRequest(token_ids=[5, 6, 7], stop_conditions=StopConditions(max_tokens=20)), kept)
+    await kept.done
+    assert len(kept.ids) == 20
+    assert all(3 <= token < 600 for token in kept.ids)
+    await engine.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"kv_cache_block_size": 16, "extra_engine_args": {"block_size": 32}}, "--kv-cache-block-size says 16"),
+        ({"context_length": 100, "extra_engine_args": {"max_model_len": 200}}, "--context-length says 100"),
+        ({"extra_engine_args": {"blok_size": 32}}, "blok_size"),
+        ({"extra_engine_args": {"block_size": "big"}}, "block_size"),
+        ({"extra_engine_args": {"speedup_ratio": -1}}, "speedup_ratio"),
+    ],
+)
+def test_wrong_arguments_are_named_and_refused(model: LocalModel, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(EngineError, match=named):
+        make_engine("mocker", EngineSpec(model=model, **options))
+
+
+def test_a_mocker_without_a_model_says_what_is_missing() -> None:
+    with pytest.raises(EngineError, match="tokenizer"):
+        make_engine("mocker", EngineSpec())
+
+
+async def test_the_load_told_last_is_that_of_an_engine_at_rest(model: LocalModel) -> None:
+    engine = make_engine("mocker", EngineSpec(model=model, extra_engine_args={"speedup_ratio": 0}))
+    assert isinstance(engine, MockerEngine)
+    await engine.start()
+    told: list[tuple[int | None, ...]] = []
+    more = asyncio.Event()
+
+    def listener(load: RankLoad) -> None:
+        told.append((load.active_decode_blocks, load.active_prefill_tokens, load.kv_used_blocks))
+        more.set()
+
+    engine.on_load(listener)
+    kept = Kept()
+    engine.submit(PreprocessedRequest(token_ids=[1] * 200, stop_conditions=StopConditions(max_tokens=300)), kept)
+    await kept.done
+    async with asyncio.timeout(20):
+        while not told or any(told[-1]):
+            more.clear()
+            await more.wait()
+    await engine.stop()

@@ -1,0 +1,193 @@
+"""What a plain reader of KV events knows, and an engine that speaks vLLM's and SGLang's KV events over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, Literal
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from dynamo.protocols.kv import Cleared, Removed, RouterEvent, RouterEventBatch, Snapshot, Stored
+from dynamo.router.kv import sequence_hashes
+from dynamo.runtime import DistributedRuntime
+
+PATIENCE = 20.0
+"""Only ends a test that hangs."""
+
+
+class Reader:
+    """Applies events in the plainest way, refusing gaps and unknown parents."""
+
+    def __init__(self) -> None:
+        self.messages: list[list[RouterEvent]] = []
+        self.blocks: dict[tuple[int, int], dict[int, int]] = {}
+        """Per (worker, rank): sequence hash by block hash, whatever the tier."""
+        self.last: dict[tuple[int, int], int] = {}
+        self._arrived = asyncio.Event()
+        self._refused: Exception | None = None
+
+    async def listen(self, runtime: DistributedRuntime, component: str = "backend") -> Reader:
+        await runtime.start()
+        await runtime.events.subscribe(f"namespace.ns.component.{component}.kv-events", self._receive)
+        return self
+
+    def _receive(self, subject: str, data: bytes) -> None:
+        batch = msgspec.msgpack.decode(data, type=RouterEventBatch)
+        self.messages.append(batch.events)
+        self._arrived.set()
+        try:
+            for event in batch.events:
+                self.apply(event)
+        except (AssertionError, LookupError) as error:
+            self._refused = error
+
+    def apply(self, event: RouterEvent) -> None:
+        key = (event.worker_id, event.dp_rank)
+        assert event.event_id == self.last.get(key, -1) + 1
+        self.last[key] = event.event_id
+        blocks = self.blocks.setdefault(key, {})
+        match event.data:
+            case Stored(stored, parent):
+                before = None if parent is None else blocks[parent]
+                chain = sequence_hashes([block.tokens_hash for block in stored], before)
+                blocks.update(zip([block.block_hash for block in stored], chain, strict=True))
+            case Removed(hashes):
+                for name in hashes:
+                    blocks.pop(name, None)
+            case Cleared():
+                blocks.clear()
+
+    def take(self, snapshot: Snapshot) -> None:
+        key = (snapshot.worker_id, snapshot.dp_rank)
+        self.blocks[key] = content(snapshot)
+        if snapshot.last_event_id is not None:
+            self.last[key] = snapshot.last_event_id
+
+    async def until(self, worker_id: int, event_id: int, dp_rank: int = 0) -> dict[int, int]:
+        """The rank's blocks once this event has been applied."""
+        async with asyncio.timeout(PATIENCE):
+            while not self._refused and self.last.get((worker_id, dp_rank), -1) < event_id:
+                self._arrived.clear()
+                await self._arrived.wait()
+        if self._refused:
+            raise self._refused
+        return self.blocks[worker_id, dp_rank]
+
+
+def content(snapshot: Snapshot) -> dict[int, int]:
+    return {
+        name: sequence
+        for tier in snapshot.tiers
+        for name, sequence in zip(tier.block_hashes, tier.sequence_hashes, strict=True)
+    }
+
+
+async def ask_snapshot(runtime: DistributedRuntime, worker_id: int, dp_rank: int = 0) -> Snapshot:
+    client = await runtime.endpoint("ns.backend.kv_snapshot").client()
+    async with asyncio.timeout(PATIENCE):
+        await client.wait_for_instances()
+        stream = await client.direct({"worker_id": worker_id, "dp_rank": dp_rank}, worker_id, annotated=False)
+        (snapshot,) = [item async for item in stream]
+    return msgspec.convert(snapshot, Snapshot)
+
+
+Form = Literal["map", "positional"]
+
+
+class FakeEngine:
+    """Publishes batches on a PUB socket, and remembers them for whoever asks its replay socket."""
+
+    def __init__(self, form: Form = "map", *, signed: bool = False, block_size: int = 4) -> None:
+        self.form = form
+        self.signed = signed
+        self.block_size = block_size
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.XPUB)
+        self._replay = self._context.socket(zmq.ROUTER)
+        self.address = self.bind("tcp://127.0.0.1:0")
+        self._replay.bind("tcp://127.0.0.1:0")
+        self.replay_address = self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._remembered: list[tuple[int, bytes]] = []
+        self._numbers = itertools.count()
+        self._answering = asyncio.create_task(self._answer())
+
+    def bind(self, address: str) -> str:
+        self._socket.bind(address)
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    async def heard(self) -> None:
+        """Wait until somebody listens."""
+        async with asyncio.timeout(PATIENCE):
+            while (await self._socket.recv_multipart())[0][:1] != b"\x01":
+                pass
+
+    async def restart(self) -> None:
+        """A new engine at the same address, which knows nothing."""
+        self._socket.close(linger=0)
+        self._socket = self._context.socket(zmq.XPUB)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    self.bind(self.address)
+                    break
+                except zmq.ZMQError:
+                    await asyncio.sleep(0.01)
+        self._remembered.clear()
+        self._numbers = itertools.count()
+        await self.heard()
+
+    def stored(self, hashes: list[int], tokens: list[int], parent: int | None = None, medium: str = "GPU") -> Any:
+        names = [self._hash(name) for name in hashes]
+        before = None if parent is None else self._hash(parent)
+        if self.form == "positional":
+            return ["BlockStored", names, before, tokens, self.block_size, None, medium]
+        return {
+            "type": "BlockStored",
+            "block_hashes": names,
+            "parent_block_hash": before,
+            "token_ids": tokens,
+            "block_size": self.block_size,
+            "lora_id": None,
+            "medium": medium,
+        }
+
+    def removed(self, hashes: list[int], medium: str = "GPU") -> Any:
+        names = [self._hash(name) for name in hashes]
+        if self.form == "positional":
+            return ["BlockRemoved", names, medium]
+        return {"type": "BlockRemoved", "block_hashes": names, "medium": medium}
+
+    def cleared(self) -> Any:
+        return ["AllBlocksCleared"] if self.form == "positional" else {"type": "AllBlocksCleared"}
+
+    async def say(self, *events: Any, lost: bool = False) -> None:
+        """Publish one batch; a `lost` one never leaves, but is remembered."""
+        await self.say_raw(msgspec.msgpack.encode([1.5, list(events), 0]), lost=lost)
+
+    async def say_raw(self, payload: bytes, *, lost: bool = False) -> None:
+        number = next(self._numbers)
+        self._remembered.append((number, payload))
+        if not lost:
+            await self._socket.send_multipart([b"kv-events", number.to_bytes(8, "big"), payload])
+
+    def forget(self, count: int) -> None:
+        del self._remembered[:count]
+
+    async def close(self) -> None:
+        self._answering.cancel()
+        await asyncio.gather(self._answering, return_exceptions=True)
+        self._context.destroy(linger=0)
+
+    async def _answer(self) -> None:
+        while True:
+            client, _, start = await self._replay.recv_multipart()
+            for number, payload in self._remembered:
+                if number >= int.from_bytes(start, "big"):
+                    await self._replay.send_multipart([client, b"", number.to_bytes(8, "big"), payload])
+            await self._replay.send_multipart([client, b"", b"\xff" * 8, b""])
+
+    def _hash(self, name: int) -> int:
+        return name - (1 << 64) if self.signed and name >= 1 << 63 else name

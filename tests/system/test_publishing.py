@@ -1,0 +1,144 @@
+"""Mockers as processes: what they publish reaches others, and a router process sends prompts where they are cached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import models
+from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from kv_reader import Reader, ask_snapshot, content
+from mockers import answer
+from system.stack import PATIENCE, Stack
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[DistributedRuntime]:
+    """This process on the network of the stack."""
+    environ = {"DYN_FILE_KV": str(tmp_path / "discovery"), "DYN_TCP_RPC_HOST": "127.0.0.1"}
+    async with DistributedRuntime(config=RuntimeConfig.from_env(environ)) as runtime:
+        yield runtime
+
+
+async def count(client: Any, count: int) -> list[int]:
+    async with asyncio.timeout(PATIENCE):
+        while len(client.instance_ids()) < count:
+            await asyncio.sleep(0.02)
+    return list(client.instance_ids())
+
+
+async def test_a_subscriber_sees_what_every_mocker_caches(
+    stack: Stack, tmp_path: Path, here: DistributedRuntime
+) -> None:
+    folder = str(models.byte_level_model(tmp_path / "toy"))
+    shared = ["--endpoint", "ns.backend.generate", "--model-path", folder, "--block-size", "4", "--speedup-ratio", "9"]
+    await stack.python("-m", "dynamo.mocker", *shared, "--data-parallel-size", "2")
+    await stack.python(
+        "-m", "dynamo.run.main", "in=dyn://ns.backend.generate", "out=mocker", folder, "--kv-cache-block-size", "4"
+    )
+    client = await here.endpoint("ns.backend.generate").client()
+    workers = await count(client, 2)
+    reader = await Reader().listen(here)
+    for worker in workers:
+        for at in range(3):
+            assert len(await answer(client, [at] * 30, 12, worker)) == 12
+    for worker in workers:
+        held = 0
+        for rank in (0, 1):
+            snapshot = await ask_snapshot(here, worker, rank)
+            if snapshot.last_event_id is not None:
+                assert await reader.until(worker, snapshot.last_event_id, rank) == content(snapshot)
+                held += len(content(snapshot))
+        assert held == 3 * 10
+
+
+async def test_a_router_process_sends_a_prompt_where_it_is_cached(
+    stack: Stack, tmp_path: Path, here: DistributedRuntime
+) -> None:
+    folder = str(models.byte_level_model(tmp_path / "toy"))
+    router = await stack.python("-m", "dynamo.router", "--endpoint", "ns.backend.generate")
+    await router.line("waiting for a worker")
+    await stack.python(
+        "-m", "dynamo.mocker", "--endpoint", "ns.backend.generate", "--model-path", folder, "--block-size", "4",
+        "--speedup-ratio", "50", "--num-workers", "2", "--stagger-delay", "0.05",
+    )  # fmt: skip
+    await router.line("serves dyn://ns.router")
+    workers = await here.endpoint("ns.backend.generate").client()
+    await count(workers, 2)
+    best, generate, scores = [
+        await here.endpoint(f"ns.router.{name}").client()
+        for name in ("best_worker_id", "generate", "get_overlap_scores")
+    ]
+    prompt = list(range(100, 140))
+    request = {"token_ids": prompt, "stop_conditions": {"max_tokens": 4}}
+    said = [item async for item in await generate.random(request, annotated=False)]
+    assert sum(len(item["token_ids"]) for item in said) == 4
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            (told,) = [item async for item in await scores.random(prompt, annotated=False)]
+            homes = [row["worker_id"] for row in told["workers"] if row["device_blocks"] == 10]
+            if homes and len(told["workers"]) == 2:
+                break
+            await asyncio.sleep(0.02)
+    (home,) = homes
+    assert [item async for item in await best.random(prompt, annotated=False)] == [home]
+    again = [item async for item in await generate.random(request, annotated=False)]
+    assert again[-1]["completion_usage"]["prompt_tokens_details"] == {"cached_tokens": 36}
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("dynamo.router", "--endpoint", "backend"), "namespace.component.endpoint"),
+        (("dynamo.router", "--endpoint", "a.b.c", "--router-block-size", "0"), "--router-block-size"),
+        (("dynamo.router", "--endpoint", "a.b.c", "--router-mode", "random"), "--router-mode"),
+        (("dynamo.router", "--endpoint", "a.b.c", "--kv-overlap-score-weight", "-1"), "--kv-overlap-score-weight"),
+        (("dynamo.mocker", "--model-path", "x", "--stagger-delay", "-2"), "--stagger-delay"),
+        (("dynamo.mocker", "--model-path", "x", "--reasoning", "[1]"), "--reasoning"),
+        (("dynamo.mocker", "--model-path", "x", "--engine-type", "tgi"), "engine_type"),
+    ],
+)
+async def test_wrong_flags_are_named_and_refused(stack: Stack, words: tuple[str, ...], named: str) -> None:
+    process = await stack.python("-m", *words)
+    assert await process.ended() == 2
+    assert named in process.output
+
+
+async def test_a_frontend_that_listens_sends_every_turn_where_the_last_one_was(stack: Stack, tmp_path: Path) -> None:
+    folder = str(models.byte_level_model(tmp_path / "toy"))
+    await stack.python(
+        "-m",
+        "dynamo.mocker",
+        "--model-path",
+        folder,
+        "--block-size",
+        "16",
+        "--num-workers",
+        "3",
+        "--speedup-ratio",
+        "50",
+    )
+    frontend = await stack.frontend("--router-mode", "kv")
+    await frontend.until_models("toy")
+    await frontend.until_instances(3)
+
+    async def cached(text: str) -> tuple[int, int]:
+        answer = await frontend.client.chat.completions.create(
+            model="toy", messages=[{"role": "user", "content": text}], max_tokens=4
+        )
+        assert answer.usage
+        details = answer.usage.prompt_tokens_details
+        return (details and details.cached_tokens) or 0, answer.usage.prompt_tokens
+
+    prompts = [f"conversation {at}: " + f"word{at} " * 60 for at in range(4)]
+    async with asyncio.timeout(PATIENCE):
+        for prompt in prompts:
+            while not (await cached(prompt))[0]:
+                pass
+    for prompt in prompts:
+        hit, length = await cached(prompt)
+        assert hit == (length - 1) // 16 * 16
