@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Literal
+from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
 from dynamo.runtime.nats import NatsConfig
-from dynamo.runtime.plane.tcp import TcpConfig, local_ip
+from dynamo.runtime.own_address import own_address
+from dynamo.runtime.plane.tcp import TcpConfig
 
 PlaneKind = Literal["memory", "tcp", "nats"]
 PLANES: tuple[PlaneKind, ...] = ("memory", "tcp", "nats")
@@ -39,12 +41,14 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
         in_process = discovery.backend == "memory"
         plane = request_plane or environ.get("DYN_REQUEST_PLANE") or ("memory" if in_process else "tcp")
         events = event_plane or environ.get("DYN_EVENT_PLANE") or ("memory" if in_process else None)
+        nats = NatsConfig.from_env(environ)
+        peers = _hosts(discovery, nats)
         return cls(
             discovery=discovery,
             plane=_plane_kind(plane),
-            tcp=TcpConfig.from_env(environ, local_only=discovery.backend != "etcd"),
-            nats=NatsConfig.from_env(environ),
-            events=_reachable(EventPlaneConfig.from_env(environ, events), environ, discovery),
+            tcp=TcpConfig.from_env(environ, local_only=discovery.backend != "etcd", peers=peers),
+            nats=nats,
+            events=_reachable(EventPlaneConfig.from_env(environ, events), environ, discovery, peers),
             graceful_shutdown_timeout=_seconds(environ, "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", 30.0),
         )
 
@@ -54,11 +58,21 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
         return cls.from_env(environ, discovery_backend="memory", request_plane="memory", event_plane="memory")
 
 
-def _reachable(events: EventPlaneConfig, environ: Mapping[str, str], discovery: DiscoveryConfig) -> EventPlaneConfig:
+def _hosts(discovery: DiscoveryConfig, nats: NatsConfig) -> tuple[str, ...]:
+    """The machines of the services that everyone reaches, where discovery spans machines."""
+    if discovery.backend != "etcd":
+        return ()
+    urls = [*discovery.etcd.endpoints, *(url if "://" in url else f"nats://{url}" for url in nats.servers)]
+    return tuple(dict.fromkeys(host for url in urls if (host := urlsplit(url).hostname)))
+
+
+def _reachable(
+    events: EventPlaneConfig, environ: Mapping[str, str], discovery: DiscoveryConfig, peers: tuple[str, ...]
+) -> EventPlaneConfig:
     """Publishers listen where their readers are: on loopback, unless discovery spans machines."""
     if discovery.backend == "etcd" and not environ.get("DYN_EVENT_PLANE_HOST"):
-        return structs.replace(events, host=local_ip())
-    return events
+        return structs.replace(events, host=own_address(peers), peers=peers)
+    return structs.replace(events, peers=peers)
 
 
 def _plane_kind(kind: str) -> PlaneKind:

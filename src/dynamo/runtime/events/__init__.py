@@ -35,6 +35,8 @@ class EventPlaneConfig(Struct, frozen=True):
     kind: EventPlaneKind = "zmq"
     host: str = "127.0.0.1"
     """Where ZMQ publishers listen; routers on other machines need an address they reach (0.0.0.0 finds one)."""
+    peers: tuple[str, ...] = ()
+    """Hosts that everyone reaches: the way to them decides which address a wildcard `host` is known by."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(EventPlaneKind):
@@ -60,7 +62,7 @@ def event_plane(
         case "memory":
             return MemoryEventPlane(bus or MemoryBus())
         case "zmq":
-            return ZmqEventPlane(discovery, config.host)
+            return ZmqEventPlane(discovery, config.host, config.peers)
         case "nats":
             if nats is None:
                 raise EventPlaneError("the nats event plane needs the process's NATS connection")

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import secrets
 import socket
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from ipaddress import ip_address
@@ -25,6 +26,7 @@ import zmq
 from dynamo.runtime.discovery.base import Delete, Discovery, DiscoveryError, Put, Synced
 from dynamo.runtime.events.base import Callback, EventPlaneError, Subscribers, Subscription, check_subject
 from dynamo.runtime.events.channel import PublishingEnd, SubscribingEnd, channel_address
+from dynamo.runtime.own_address import LOOPBACK, own_address
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +44,11 @@ class EventChannel(msgspec.Struct, frozen=True):
 class ZmqEventPlane:
     """`lost` counts the events that were sent while we listened and did not arrive."""
 
-    def __init__(self, discovery: Discovery, host: str = "127.0.0.1") -> None:
+    def __init__(self, discovery: Discovery, host: str = LOOPBACK, peers: Sequence[str] = ()) -> None:
         self.lost = 0
         self._discovery = discovery
         self._host = host
+        self._peers = peers
         self._key = CHANNELS + secrets.token_hex(8)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._subscribers = Subscribers()
@@ -57,7 +60,7 @@ class ZmqEventPlane:
         self._announcing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._host, self._reachable = await _own_address(self._host)
+        self._host, self._reachable = await _addresses(self._host, self._peers)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
 
@@ -163,7 +166,7 @@ class ZmqEventPlane:
         self.lost += count
 
 
-async def _own_address(host: str) -> tuple[str, str]:
+async def _addresses(host: str, peers: Sequence[str]) -> tuple[str, str]:
     """The numeric address to listen on, and the one that others reach it by."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
@@ -176,15 +179,4 @@ async def _own_address(host: str) -> tuple[str, str]:
             "of this machine that the routers reach"
         ) from error
     address = str(where[0])
-    return address, _outward_address(family) if ip_address(address).is_unspecified else address
-
-
-def _outward_address(family: int) -> str:
-    """The address this machine has towards others; connecting a datagram socket sends nothing."""
-    beyond = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((beyond, 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "::1" if family == socket.AF_INET6 else "127.0.0.1"
+    return address, own_address(peers, family) if ip_address(address).is_unspecified else address

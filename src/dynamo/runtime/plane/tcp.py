@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from dynamo.protocols.errors import CannotConnect, Disconnected
 from dynamo.protocols.instance import Instance, Transport
+from dynamo.runtime.own_address import LOOPBACK, own_address
 from dynamo.runtime.plane.base import PlaneError, served_path
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
@@ -21,8 +22,6 @@ from dynamo.runtime.plane.server_link import ServerLink
 
 log = logging.getLogger(__name__)
 
-LOOPBACK = "127.0.0.1"
-
 
 class TcpConfig(Struct, frozen=True, kw_only=True):
     host: str = LOOPBACK
@@ -30,25 +29,18 @@ class TcpConfig(Struct, frozen=True, kw_only=True):
     token: str | None = None
     connect_timeout: float = 5.0
     beat: float = 5.0
+    peers: tuple[str, ...] = ()
+    """Hosts that everyone reaches: the way to them decides which address a wildcard `host` is known by."""
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str], *, local_only: bool) -> TcpConfig:
-        """DYN_TCP_RPC_HOST and _PORT; without them loopback when all peers are on this machine, else this host's IP."""
+    def from_env(cls, environ: Mapping[str, str], *, local_only: bool, peers: tuple[str, ...] = ()) -> TcpConfig:
+        """DYN_TCP_RPC_HOST and _PORT; without them loopback when all are on this machine, else the way to `peers`."""
         port = environ.get("DYN_TCP_RPC_PORT") or "0"
         if not port.isdigit() or int(port) > 65535:
             raise PlaneError(f"DYN_TCP_RPC_PORT must be a port number, not '{port}'")
-        host = environ.get("DYN_TCP_RPC_HOST") or (LOOPBACK if local_only else local_ip())
-        return cls(host=host, port=int(port), token=environ.get("DYN_REQUEST_PLANE_TOKEN") or None)
-
-
-def local_ip() -> str:
-    """The address of the interface that leads out; nothing is sent to find it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return LOOPBACK
+        host = environ.get("DYN_TCP_RPC_HOST") or (LOOPBACK if local_only else own_address(peers))
+        token = environ.get("DYN_REQUEST_PLANE_TOKEN") or None
+        return cls(host=host, port=int(port), token=token, peers=peers)
 
 
 class TcpPlane:
@@ -79,9 +71,10 @@ class TcpPlane:
     @property
     def address(self) -> str:
         assert self._server
-        host, port = self._server.sockets[0].getsockname()[:2]
+        listening = self._server.sockets[0]
+        host, port = listening.getsockname()[:2]
         if host in ("0.0.0.0", "::"):
-            host = local_ip()
+            host = own_address(self._config.peers, listening.family)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def _listen(self) -> None:

@@ -1,0 +1,40 @@
+"""Which of this machine's addresses others reach it by."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator
+from ipaddress import ip_address
+
+LOOPBACK = "127.0.0.1"
+_BEYOND = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
+"""Addresses reserved for documentation: the way to them is the way out of this machine."""
+
+
+def own_address(peers: Iterable[str] = (), family: int = socket.AF_UNSPEC) -> str:
+    """The address of the interface that leads to the first of `peers` that is elsewhere, else of the way out.
+
+    A machine may have no way out and still share a network with its peers. Nothing is sent to find it.
+    """
+    beyond = [host for of, host in _BEYOND.items() if family in (socket.AF_UNSPEC, of)]
+    for host in (*peers, *beyond):
+        for address in _towards(host, family):
+            if not ip_address(address).is_loopback:
+                return address
+    return "::1" if family == socket.AF_INET6 else LOOPBACK
+
+
+def _towards(host: str, family: int) -> Iterator[str]:
+    try:
+        found = socket.getaddrinfo(host, 9, family, socket.SOCK_DGRAM)
+    except (OSError, ValueError):  # whoever connects to it says what is wrong with the name
+        return
+    for of, kind, protocol, _, where in found:
+        try:
+            with socket.socket(of, kind, protocol) as probe:
+                probe.connect(where)
+                address = str(probe.getsockname()[0])
+        except OSError:
+            continue
+        if "%" not in address:  # an address with a zone means nothing on another machine
+            yield address
