@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
-from dynamo.protocols.errors import DynamoException, EngineShutdown
+from dynamo.protocols.errors import CannotConnect, DynamoException, EngineShutdown
 from dynamo.router import Placement, Router
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
@@ -50,10 +50,23 @@ class Migration:
     async def start(self) -> None:
         """Send the request; raises when there is nobody to send it to."""
         request = self._continuation()
-        placement = await self._router.open(
-            request, request_id=self._context.id(), pinned=self._pinned, avoid=self._failed
-        )
-        self.placement = self._uncomputed = placement
+        while True:
+            placement = await self._router.open(
+                request, request_id=self._context.id(), pinned=self._pinned, avoid=self._failed
+            )
+            self.placement = self._uncomputed = placement
+            try:
+                self._send(request, placement)
+                return
+            except CannotConnect:
+                # Nothing was sent, so trying the next one is not a migration.
+                self._release()
+                if self._pinned is not None:
+                    raise
+                self._router.instances.inhibit(placement.instance_id)
+                self._failed.add(placement.instance_id)
+
+    def _send(self, request: Any, placement: Placement) -> None:
         tokens = isinstance(request, PreprocessedRequest)
         if tokens and placement.dp_rank is not None:
             request = on_rank(request, placement.dp_rank)

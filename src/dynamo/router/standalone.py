@@ -13,7 +13,7 @@ from msgspec import structs
 
 from dynamo.protocols.card import ModelCard, RuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
-from dynamo.protocols.errors import DynamoException, InvalidArgument
+from dynamo.protocols.errors import CannotConnect, DynamoException, InvalidArgument
 from dynamo.router.config import RouterConfig
 from dynamo.router.kv.cost import Choice, CostConfig
 from dynamo.router.kv.index import Overlap
@@ -88,7 +88,11 @@ class StandaloneRouter:
         if placement.dp_rank is not None:
             request = on_rank(request, placement.dp_rank)
         booked = BookedSink(placement, sink)
-        placement.channel.send(request, context, booked, item_type=EngineOutput, columnar=True)
+        try:
+            placement.channel.send(request, context, booked, item_type=EngineOutput, columnar=True)
+        except CannotConnect:
+            placement.release()
+            raise
         return placement
 
     async def place(

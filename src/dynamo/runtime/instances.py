@@ -136,4 +136,10 @@ class InstanceSet:
                 last = error
             else:
                 return instance_id, channel
-        raise last or Unavailable(f"no instance of {self.name} is there to serve this")
+        raise self.nobody(last) from last
+
+    def nobody(self, last: DynamoException | None = None) -> Unavailable:
+        """What to tell a request that nobody can take; `last` is why the last one tried could not be reached."""
+        if last:
+            return Unavailable(f"no instance of {self.name} can be reached: {last.message}")
+        return Unavailable(f"no instance of {self.name} is there to serve this")

@@ -141,7 +141,7 @@ class KvRouter:
     async def close(self) -> None:
         self._forget()
         for ticket in self._queue:
-            self._refuse(ticket, Unavailable(f"no instance of {self.instances.name} is there to serve this"))
+            self._refuse(ticket, self.instances.nobody())
         if self._sweeping:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
@@ -161,7 +161,7 @@ class KvRouter:
             try:
                 placement = await self._placed(ticket)
             except Unavailable:
-                raise last or Unavailable(f"no instance of {self.instances.name} is there to serve this") from None
+                raise self.instances.nobody(last) from last
             if placement.channel.ready:
                 return placement
             try:
@@ -358,7 +358,7 @@ class KvRouter:
         if ticket.dp_rank is not None:
             fleet = self._of_rank(fleet, ticket.dp_rank)
         if not fleet.workers:
-            raise Unavailable(f"no instance of {self.instances.name} is there to serve this")
+            raise self.instances.nobody()
         return fleet
 
     def _of_rank(self, fleet: Fleet, dp_rank: int) -> Fleet:

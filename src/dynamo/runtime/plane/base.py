@@ -32,6 +32,8 @@ class Channel(Protocol):
     def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
         """Send one request; its stream is pushed into `sink`, items decoded as `item_type`.
 
+        Raises CannotConnect when the way is gone since `open`: then nothing was sent, and `sink` hears nothing.
+
         Stopping or killing `context` travels to the worker. A killed stream fails with Cancelled at once.
         """
 

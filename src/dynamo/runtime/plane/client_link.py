@@ -15,6 +15,7 @@ from dynamo.protocols.errors import (
     CannotConnect,
     Disconnected,
     DynamoException,
+    EngineShutdown,
     InvalidArgument,
     ProtocolError,
     from_wire,
@@ -36,9 +37,10 @@ def item_decoder(item_type: Any) -> msgspec.msgpack.Decoder[Any]:
 class Call:
     """One open stream at the client's end."""
 
-    __slots__ = ("decoder", "forget", "sink")
+    __slots__ = ("decoder", "forget", "path", "sink")
 
-    def __init__(self, sink: Sink, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+    def __init__(self, path: str, sink: Sink, decoder: msgspec.msgpack.Decoder[Any]) -> None:
+        self.path = path
         self.sink = sink
         self.decoder = decoder
         self.forget: Callable[[], None] = lambda: None
@@ -101,7 +103,7 @@ class ClientLink(Link):
         except InvalidArgument as error:
             sink.fail(error)
             return
-        call = Call(sink, item_decoder(item_type))
+        call = Call(path, sink, item_decoder(item_type))
         self._calls[stream] = call
         if context.is_stopped():
             self._cancel(stream, killed=False)
@@ -185,8 +187,10 @@ class ClientLink(Link):
         if not self.greeted.done():
             self.greeted.set_exception(CannotConnect(f"cannot connect to {self.peer}: {error}"))
             self.greeted.exception()
-        for stream in tuple(self._calls):
-            self._fail(stream, error)
+        for stream, call in tuple(self._calls.items()):
+            # Whoever said that it takes nothing new, and then left, may not have read what was on its way.
+            left = call.path in self.draining
+            self._fail(stream, EngineShutdown(f"the worker left: {error}") if left else error)
 
     def _close_transport(self) -> None:
         self._close()

@@ -67,8 +67,7 @@ class MemoryChannel:
     def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
         route = self._hub.routes.get(self._path)
         if route is None:
-            sink.fail(CannotConnect(f"{self._path} is not served in this process"))
-            return
+            raise CannotConnect(f"{self._path} is not served in this process")
         if context.is_killed():
             sink.fail(Cancelled("request was cancelled before it was sent"))
             return

@@ -74,6 +74,5 @@ class LinkChannel:
     def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
         link = self._pool.link(self._address)
         if link is None:
-            sink.fail(CannotConnect(f"there is no connection to {self._address}"))
-            return
+            raise CannotConnect(f"there is no connection to {self._address}")
         link.request(self._path, request, context, sink, item_type=item_type, columnar=columnar)
