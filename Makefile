@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: run docs test test-engines lint bench clean
+.PHONY: run docs test test-engines test-hosts lint bench clean
 
 run: $(READY)
 	@$(BIN)/dynamo-run in=http
@@ -14,7 +14,14 @@ docs: $(READY)
 	@$(BIN)/python docs/update.py
 
 test: $(DEV)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not hosts"
+
+test-engines: $(DEV)
+	$(BIN)/python -m pytest tests/engines
+
+# Two machines on one: needs root and iproute2.
+test-hosts: $(DEV)
+	$(BIN)/python -m pytest -m hosts
 
 lint: $(DEV)
 	$(BIN)/ruff check .
