@@ -30,9 +30,12 @@ def binary(name: str) -> str:
 class Service:
     """A server process on one port. `stop` and `start` keep the port; `wipe` forgets the data in between."""
 
-    def __init__(self, data: Path, port: int) -> None:
+    def __init__(self, data: Path, port: int, address: str = "127.0.0.1", inside: Sequence[str] = ()) -> None:
+        """`inside` is the beginning of a command that runs the rest of it where `address` is."""
         self.data = data
         self.port = port
+        self.address = address
+        self.inside = inside
         self.process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> Sequence[str]:
@@ -46,7 +49,7 @@ class Service:
         self.data.mkdir(parents=True, exist_ok=True)
         log = (self.data.parent / f"{self.data.name}.log").open("ab")
         self.process = subprocess.Popen(
-            self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            [*self.inside, *self.command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         log.close()
         deadline = time.monotonic() + 30
@@ -65,19 +68,23 @@ class Service:
         shutil.rmtree(self.data, ignore_errors=True)
 
     def _listening(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=0.2):
+        if self.inside:
+            probe = f"import socket; socket.create_connection(('{self.address}', {self.port}), timeout=0.2)"
+            words = [*self.inside, sys.executable, "-I", "-c", probe]
+            return subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode == 0
+        with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), timeout=0.2):
             return True
         return False
 
 
 class Etcd(Service):
-    def __init__(self, data: Path, port: int) -> None:
-        super().__init__(data, port)
+    def __init__(self, data: Path, port: int, address: str = "127.0.0.1", inside: Sequence[str] = ()) -> None:
+        super().__init__(data, port, address, inside)
         self.peer_port = free_port()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     def command(self) -> Sequence[str]:
         peer = f"http://127.0.0.1:{self.peer_port}"
@@ -92,7 +99,7 @@ class Etcd(Service):
 class Nats(Service):
     @property
     def url(self) -> str:
-        return f"nats://127.0.0.1:{self.port}"
+        return f"nats://{self.address}:{self.port}"
 
     def command(self) -> Sequence[str]:
-        return [binary("nats-server"), "--addr", "127.0.0.1", "--port", str(self.port)]
+        return [binary("nats-server"), "--addr", self.address, "--port", str(self.port)]

@@ -17,6 +17,16 @@ def test_a_pipe(tmp_path: Path) -> None:
     assert done.stderr.decode() == "no model given: using the bundled model 'tiny'\n"
 
 
+def test_its_name_finds_it_unless_a_folder_here_has_that_name(tmp_path: Path) -> None:
+    done = run(tmp_path, "tiny", input=QUESTION)
+    assert (done.returncode, done.stdout.decode()) == (0, "The capital of France is Paris.\n")
+    assert done.stderr == b""
+    (tmp_path / "tiny").mkdir()
+    done = run(tmp_path, "tiny", input=QUESTION)
+    assert done.returncode == 1
+    assert "no config.json" in done.stderr.decode()
+
+
 def test_a_chat(tmp_path: Path) -> None:
     env = environment(tmp_path, PROMPT_TOOLKIT_NO_CPR="1")
     chat = pexpect.spawn(RUN[0], RUN[1:], env=env, cwd=str(tmp_path), encoding="utf-8", timeout=PATIENCE)

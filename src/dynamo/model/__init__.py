@@ -1,5 +1,6 @@
 """Where a model comes from, and what turns text into token ids and back."""
 
+from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled
 from dynamo.model.card import LoadedModel, build_card, open_card
 from dynamo.model.detokenize import Decoder, json_escaped
@@ -9,6 +10,7 @@ from dynamo.model.template import ChatTemplate
 from dynamo.model.tokenizer import Tokenizer
 
 __all__ = [
+    "BUNDLED",
     "ChatTemplate",
     "Decoder",
     "HubConfig",

@@ -11,7 +11,7 @@ usage: dynamo-run [in=INPUT] [out=OUTPUT] [flags] [MODEL] [-- engine arguments] 
         batch:FILE (JSON lines)       dyn://NAMESPACE.COMPONENT.ENDPOINT (worker)  none (follower node)
   out=  {"  ".join(flags.ENGINES)}
         pystr:FILE.py  pytok:FILE.py (your own engine)    dyn or auto (workers on the network)
-  MODEL a Hugging Face id, a folder or a GGUF file; without one the bundled model answers
+  MODEL a Hugging Face id, a folder or a GGUF file; without one, or as 'tiny', the bundled model
 """
 
 _TAIL = """\

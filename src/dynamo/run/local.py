@@ -14,7 +14,7 @@ from msgspec import Struct
 from dynamo.engines.base import Engine, EngineInfo
 from dynamo.engines.registry import EngineSpec, make_engine
 from dynamo.llm.register import register_card
-from dynamo.model import HubConfig, LocalModel, build_card, bundled, default_name, resolve
+from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelCard, ModelInput, ModelType, RuntimeConfig
@@ -125,7 +125,9 @@ def _find(command: Command, hub: HubConfig) -> Subject:
         file = Path(command.output.file).stem if command.output.file else name
         return Subject(name=command.model_name or (default_name(command.model) if command.model else file))
     source, is_bundled = command.model, False
-    if source is None:
+    if source == BUNDLED and not Path(source).exists():
+        source, is_bundled = str(bundled()), True
+    elif source is None:
         if name not in _BUNDLED_FOR:
             raise ModelError(f"out={name} needs a model: name a folder, a GGUF file or a Hugging Face id")
         source, is_bundled = str(bundled()), True

@@ -1,0 +1,80 @@
+"""Two hosts on this machine: network namespaces with a cable between them, and no way to anywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+PATIENCE = 60
+
+REQUEST = """
+import json, sys, urllib.error, urllib.request
+url, body = sys.argv[1], sys.stdin.buffer.read()
+try:
+    answer = urllib.request.urlopen(urllib.request.Request(url, body or None, {"Content-Type": "application/json"}))
+except urllib.error.HTTPError as error:
+    answer = error
+print(json.dumps([answer.status, json.load(answer)]))
+"""
+
+
+class Host:
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+
+    def inside(self, *words: str) -> list[str]:
+        """The command that runs `words` on this host; its process becomes theirs, so signals reach them."""
+        return ["ip", "netns", "exec", self.name, *words]
+
+    def http(self, url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        """Status and JSON of a request made on this host; with a body it is a POST."""
+        done = subprocess.run(
+            self.inside(sys.executable, "-I", "-c", REQUEST, url),
+            input=json.dumps(body).encode() if body else b"",
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        status, answer = json.loads(done.stdout)
+        return status, answer
+
+
+@contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        raise AssertionError(
+            "two hosts are network namespaces, and making them needs root and the program 'ip' "
+            "(Debian: apt-get install iproute2); `make test` leaves these tests out"
+        )
+    run = secrets.token_hex(3)
+    one, two = Host(f"dynamo-{run}-a", "10.77.0.1"), Host(f"dynamo-{run}-b", "10.77.0.2")
+    made: list[Host] = []
+    try:
+        for host in (one, two):
+            _ip("netns", "add", host.name)
+            made.append(host)
+        _ip("-n", one.name, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", two.name)
+        for host in (one, two):
+            _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "cable")
+            for link in ("lo", "cable"):
+                _ip("-n", host.name, "link", "set", link, "up")
+        yield one, two
+    finally:
+        for host in made:
+            _ip("netns", "del", host.name)
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, check=False)
+    if done.returncode:
+        why = done.stderr.decode().strip()
+        raise AssertionError(f"this machine cannot make two hosts: `ip {' '.join(words)}` says {why!r}")

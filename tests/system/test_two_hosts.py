@@ -1,0 +1,159 @@
+"""A frontend and its workers on two hosts, with etcd and NATS between them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models import byte_level_model
+from run.running import Process, running
+from services import Etcd, Nats
+from system.hosts import PATIENCE, Host, two_hosts
+
+pytestmark = pytest.mark.hosts
+
+WORKER = ("in=dyn://llama3B.backend.generate", "out=mistralrs", "tiny")
+
+
+class Site:
+    """Host `a` with the services and the door, host `b` for the workers."""
+
+    def __init__(self, folder: Path, a: Host, b: Host, environ: dict[str, str], stack: ExitStack) -> None:
+        self.a = a
+        self.b = b
+        self._folder = folder
+        self._environ = environ
+        self._stack = stack
+
+    def start(self, host: Host, *words: str, module: str = "dynamo.run.main", **environ: str) -> Process:
+        """A process of the host, in a folder of its own: hosts share no disk."""
+        place = self._folder / host.name
+        place.mkdir(exist_ok=True)
+        program = host.inside(sys.executable, "-m", module)
+        return self._stack.enter_context(running(place, *words, program=program, **self._environ, **environ))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with two_hosts() as (a, b), ExitStack() as stack:
+        servers = [
+            Etcd(tmp_path / "etcd", 2379, a.address, a.inside()),
+            Nats(tmp_path / "nats", 4222, a.address, a.inside()),
+        ]
+        for server in servers:
+            stack.callback(server.stop)
+            server.start()
+        environ = {"ETCD_ENDPOINTS": f"{a.address}:2379", "NATS_SERVER": f"nats://{a.address}:4222"}
+        yield Site(tmp_path, a, b, environ, stack)
+
+
+def capital(host: Host, url: str) -> str:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    status, answer = host.http(f"{url}/v1/chat/completions", body)
+    return str(answer["choices"][0]["message"]["content"]) if status == 200 else f"{status}: {answer}"
+
+
+class Asking:
+    """Asks again and again on a thread of its own; `more` waits until so many further answers are there."""
+
+    def __init__(self, host: Host, url: str) -> None:
+        self.answers: list[str] = []
+        self._host = host
+        self._url = url
+        self._arrived = threading.Condition()
+        self._enough = False
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._enough = True
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._enough:
+            answer = capital(self._host, self._url)
+            with self._arrived:
+                self.answers.append(answer)
+                self._arrived.notify()
+
+    def more(self, count: int) -> None:
+        with self._arrived:
+            wanted = len(self.answers) + count
+            assert self._arrived.wait_for(lambda: len(self.answers) >= wanted, PATIENCE)
+
+
+def instances(host: Host, url: str) -> dict[int, str]:
+    """Where each worker is, as the frontend was told."""
+    _, told = host.http(f"{url}/health")
+    return {one["instance_id"]: one["address"] for one in told["instances"]}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Ask until it holds; each time is a request of its own."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("plane", ["tcp", "nats"])
+def test_workers_join_and_leave_on_another_host_and_requests_go_on(site: Site, plane: str) -> None:
+    network = {"DYN_REQUEST_PLANE": plane}
+    door = site.start(site.a, "in=http", "out=dyn", **network)
+    url = door.url()
+    first = site.start(site.b, *WORKER, **network)
+    first.line_with("worker for 'tiny' at dyn://llama3B.backend.generate")
+    door.line_with("model 'tiny' can be served")
+    assert "Paris" in capital(site.a, url)
+    (address,) = instances(site.a, url).values()
+    assert plane == "nats" or address.startswith(f"{site.b.address}:")
+    with Asking(site.a, url) as asking:
+        second = site.start(site.b, *WORKER, **network)
+        second.line_with("worker for 'tiny'")
+        until(lambda: len(instances(site.a, url)) == 2)
+        asking.more(3)
+        assert first.end() == 0
+        asking.more(5)
+    assert all("Paris" in answer for answer in asking.answers), asking.answers
+    assert second.end() == 0
+    door.line_with("model 'tiny' is gone")
+    assert door.end() == 0
+
+
+def test_a_worker_on_every_address_is_known_by_the_one_that_leads_to_etcd(site: Site) -> None:
+    door = site.start(site.a, "in=http", "out=dyn")
+    url = door.url()
+    site.start(site.b, *WORKER, DYN_TCP_RPC_HOST="0.0.0.0").line_with("worker for 'tiny'")
+    door.line_with("model 'tiny' can be served")
+    (address,) = instances(site.a, url).values()
+    assert address.startswith(f"{site.b.address}:")
+    assert "Paris" in capital(site.a, url)
+
+
+@pytest.mark.parametrize("events", ["zmq", "nats"])
+def test_kv_events_cross_from_host_to_host(site: Site, tmp_path: Path, events: str) -> None:
+    network = {"DYN_EVENT_PLANE": events}
+    model = byte_level_model(tmp_path / "model")
+    flags = ("--model-path", str(model), "--model-name", "m", "--block-size", "16", "--speedup-ratio", "100")
+    door = site.start(site.a, "in=http", "out=dyn", "--router-mode", "kv", **network)
+    url = door.url()
+    site.start(site.b, *flags, module="dynamo.mocker", **network).line_with("serves 'm'")
+    door.line_with("model 'm' can be served")
+    body = {"model": "m", "prompt": "the quick brown fox jumps over the lazy dog " * 20, "max_tokens": 4}
+
+    def is_known_to_be_cached() -> bool:
+        status, answer = site.a.http(f"{url}/v1/completions", body)
+        assert status == 200, answer
+        _, told = site.a.http(f"{url}/router/decisions?limit=1")
+        return any(one["overlap_blocks"] for one in told["decisions"][0]["candidates"])
+
+    until(is_known_to_be_cached)
