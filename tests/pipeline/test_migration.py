@@ -6,12 +6,20 @@ import asyncio
 from collections.abc import Collection
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.pipeline.migration import Migration, continuation
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, SamplingOptions, StopConditions, Usage
-from dynamo.protocols.errors import Disconnected, DynamoException, EngineShutdown, InvalidArgument, Unavailable
+from dynamo.protocols.errors import (
+    CannotConnect,
+    Disconnected,
+    DynamoException,
+    EngineShutdown,
+    InvalidArgument,
+    Unavailable,
+)
 from dynamo.router import Decision, Placement
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
@@ -30,7 +38,7 @@ def answer_to(prompt: list[int], length: int) -> list[int]:
 
 
 class Scripted:
-    """A worker that dies after so many tokens; None lives, 0 refuses."""
+    """A worker that dies after so many tokens; None lives, 0 refuses, -1 is gone before anything is sent."""
 
     def __init__(self, router: ScriptedRouter, dies_after: int | None) -> None:
         self.ready = True
@@ -49,6 +57,8 @@ class Scripted:
         item_type: Any = Any,
         columnar: bool = False,
     ) -> None:
+        if self._dies_after == -1:
+            raise CannotConnect("gone")
         self._router.requests.append(request)
         limit = request.stop_conditions.max_tokens or 0
         tokens = answer_to(request.token_ids, limit)
@@ -146,7 +156,7 @@ def asking(prompt: list[int], length: int, **fields: Any) -> PreprocessedRequest
 @given(
     st.lists(st.integers(0, 999), min_size=1, max_size=8),
     st.integers(1, 30),
-    st.lists(st.integers(0, 12), max_size=4),
+    st.lists(st.integers(-1, 12), max_size=4),
 )
 def test_however_often_workers_die_the_stream_is_the_same(prompt: list[int], length: int, lives: list[int]) -> None:
     async def check() -> None:
@@ -194,6 +204,31 @@ async def test_a_worker_that_refuses_costs_no_migration() -> None:
     assert migration.migrations == 0
     assert migration.instance_id == 2
     assert router.inhibited == [0, 1]
+
+
+async def test_a_request_that_was_not_sent_costs_no_migration() -> None:
+    router = ScriptedRouter(-1, -1, None)
+    reader, migration = await run(router, asking([1], 3), limit=0)
+    assert reader.tokens_seen == answer_to([1], 3)
+    assert migration.migrations == 0
+    assert router.inhibited == [0, 1]
+    assert [placement.told for placement in router.placements[:2]] == [["released"]] * 2
+
+
+async def test_with_nobody_left_who_took_it_a_request_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        await run(ScriptedRouter(-1, -1), asking([1], 3), limit=0)
+    for lives in ([0, -1], [-1, 0]):
+        reader, _ = await run(ScriptedRouter(*lives), asking([1], 3), limit=0)
+        assert isinstance(reader.error, Unavailable)
+
+
+async def test_a_pinned_request_that_was_not_sent_says_so() -> None:
+    pinned = asking([1], 9, routing=Routing(backend_instance_id=0))
+    router = ScriptedRouter(-1, None)
+    with pytest.raises(CannotConnect):
+        await run(router, pinned, limit=3)
+    assert [placement.told for placement in router.placements] == [["released"]]
 
 
 async def test_when_nobody_is_left_the_original_error_is_told() -> None:

@@ -163,6 +163,21 @@ async def test_a_worker_that_cannot_be_reached_is_passed_over_and_not_booked(mod
             ]
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_when_none_can_be_reached_the_request_is_unavailable(mode: str) -> None:
+    local = Local()
+    async with ScriptedWorker(local) as one, ScriptedWorker(local) as two, routing(local, mode=mode) as side:
+        await until(lambda: len(side.client.set) == 2)
+        paths = [f"test/backend/generate/{worker.id:x}" for worker in (one, two)]
+        routes = {path: local.hub.routes.pop(path) for path in paths}
+        try:
+            with pytest.raises(Unavailable, match="can be reached"):
+                await side.router.open(asking("A"))
+            assert nothing_booked(side)
+        finally:
+            local.hub.routes.update(routes)
+
+
 async def test_direct_needs_a_worker_to_be_named() -> None:
     local = Local()
     async with ScriptedWorker(local) as worker, routing(local, mode="direct") as side:

@@ -10,6 +10,7 @@ import aiohttp
 import openai
 import pytest
 
+from services import Etcd
 from system.stack import Frontend, Stack
 
 TOY = str(Path(__file__).parent / "toy_worker.py")
@@ -49,6 +50,23 @@ async def test_requests_go_on_when_one_of_two_workers_is_killed(network: str, st
     await workers[0].ended()
     assert [await ask(frontend, "after") for _ in range(6)] == ["after"] * 6
     await frontend.until_instances(1)
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "kv"])
+async def test_a_worker_that_is_gone_and_still_listed_makes_requests_unavailable(
+    mode: str, etcd: Etcd, tmp_path: Path
+) -> None:
+    environ = {"DYN_TCP_RPC_HOST": "127.0.0.1", "ETCD_ENDPOINTS": etcd.url, "ETCD_LEASE_TTL": "600"}
+    async with Stack(tmp_path, environ) as stack:
+        worker = await stack.python(TOY)
+        frontend = await stack.frontend("--router-mode", mode)
+        await frontend.until_models("toy")
+        assert await ask(frontend, "before") == "before"
+        worker.signal(signal.SIGKILL)
+        await worker.ended()
+        with pytest.raises(openai.InternalServerError, match="can be reached") as failure:
+            await ask(frontend, "after")
+        assert failure.value.status_code == 503
 
 
 async def test_a_terminated_worker_finishes_its_stream_and_then_exits(stack: Stack) -> None:

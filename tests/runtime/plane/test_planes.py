@@ -10,6 +10,7 @@ import pytest
 
 from dynamo.protocols.errors import (
     Cancelled,
+    CannotConnect,
     DynamoException,
     EngineShutdown,
     HttpError,
@@ -285,6 +286,20 @@ async def test_closing_the_worker_fails_open_streams_with_a_typed_error(pair: Pa
         await sink.arrived.wait()
         await pair.server.close()
         await sink.done.wait()
+
+
+async def test_what_cannot_be_sent_any_more_is_raised_and_the_sink_hears_nothing(pair: Pair) -> None:
+    async def echo(request: Any) -> AsyncIterator[Any]:
+        yield request
+
+    channel = await pair.serve(GeneratorHandler(echo))
+    await pair.client.close()
+    if pair.server.transport == "memory":
+        await pair.server.close()
+    sink = Collected()
+    with pytest.raises(CannotConnect):
+        channel.send(None, Context(), sink)
+    assert not sink.done.is_set()
 
 
 async def test_a_thousand_streams_share_one_connection(pair: Pair) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamo.protocols.errors import CannotConnect
+from dynamo.protocols.errors import CannotConnect, EngineShutdown
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import Context
 from dynamo.runtime.client import Inbox
@@ -25,8 +25,12 @@ async def echo(request: Any) -> AsyncIterator[Any]:
     yield request
 
 
-async def serve(plane: TcpPlane) -> Instance:
-    address = await plane.serve(Route(route_path(EndpointId("a", "b", "c"), 1), GeneratorHandler(echo)))
+def routed(handler: Any) -> Route:
+    return Route(route_path(EndpointId("a", "b", "c"), 1), GeneratorHandler(handler))
+
+
+async def serve(plane: TcpPlane, route: Route | None = None) -> Instance:
+    address = await plane.serve(route or routed(echo))
     return Instance(instance_id=1, namespace="a", component="b", endpoint="c", transport="tcp", address=address)
 
 
@@ -98,6 +102,30 @@ async def test_a_taken_port_is_told_with_the_fix() -> None:
         await serve(second)
     await second.close()
     await first.close()
+
+
+async def test_a_worker_that_said_it_leaves_and_left_has_refused_what_it_did_not_answer() -> None:
+    started = asyncio.Event()
+
+    async def silent(request: Any, context: Context) -> AsyncIterator[Any]:
+        started.set()
+        await context.async_killed_or_stopped()
+        yield "too late"
+
+    server, client = TcpPlane(TcpConfig()), TcpPlane(TcpConfig())
+    route = routed(silent)
+    channel = client.channel(await serve(server, route))
+    await channel.open()
+    inbox = Inbox(None)
+    channel.send(None, Context(), inbox)
+    async with asyncio.timeout(10):
+        await started.wait()
+        route.close()
+        while not channel.draining:
+            await asyncio.sleep(0)
+        await server.close()
+        assert isinstance((await inbox.next()).exception, EngineShutdown)
+    await client.close()
 
 
 @pytest.mark.parametrize("port", ["-1", "70000", "eighty"])
