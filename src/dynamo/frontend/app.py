@@ -26,6 +26,7 @@ from dynamo.frontend.request_template import fill_body
 from dynamo.frontend.responses import responses
 from dynamo.frontend.router_metrics import router_metrics
 from dynamo.frontend.siblings import Siblings
+from dynamo.frontend.sse import CORK, Cork
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
@@ -84,6 +85,7 @@ class Frontend:
         self._add(app, "/metrics", GET=listing.metrics)
         app.router.add_route("*", r"/{path:[\s\S]*}", self._guarded(nothing_here))
         app.on_response_prepare.append(self.gate.on_prepare)
+        app[CORK] = Cork()
         app[KEEP_ALIVE_SECONDS] = self._config.sse_keep_alive_secs
         return app
 
