@@ -106,13 +106,17 @@ class Frontend:
         limit = self._config.body_limit_mb << 20
         if (request.content_length or 0) > limit:
             raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
-        try:
-            async with asyncio.timeout(self._config.body_timeout or None):
-                body = await request.read()
-        except TimeoutError:
-            raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None
+        body = await request.read() if request.content.is_eof() else await self._slow_body(request)
         template = self._config.request_template
         return fill_body(template, body, request.path) if template else body
+
+    async def _slow_body(self, request: web.Request) -> bytes:
+        """A body that is still under way may take its time, but not all of it."""
+        try:
+            async with asyncio.timeout(self._config.body_timeout or None):
+                return await request.read()
+        except TimeoutError:
+            raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None
 
     def model(self, name: str, kind: ModelType) -> ServedModel:
         model = self.models.get(name)
@@ -122,10 +126,11 @@ class Frontend:
         return model
 
     def context(self, request: web.Request) -> Context:
+        exchange = request[EXCHANGE]
         return Context(
-            headers.context_id(request.headers),
+            headers.context_id(request.headers, exchange.request_id),
             headers.metadata(request.headers),
-            traceparent=request[EXCHANGE].traceparent,
+            traceparent=exchange.traceparent,
         )
 
     def snapshot(self) -> list[Snapshot]:
