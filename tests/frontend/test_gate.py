@@ -132,9 +132,10 @@ def test_only_an_id_that_can_stand_in_a_log_is_taken_over(text: str) -> None:
 
 def test_workers_know_a_request_by_a_uuid() -> None:
     chosen = str(uuid.uuid4())
-    assert context_id(CIMultiDict({"request-id": chosen})) == chosen
-    assert context_id(CIMultiDict({"x-dynamo-request-id": chosen, "request-id": "no uuid"})) == chosen
-    assert context_id(CIMultiDict({"request-id": "no uuid"})) != "no uuid"
+    assert context_id(CIMultiDict({"request-id": chosen}), "ours") == chosen
+    assert context_id(CIMultiDict({"x-dynamo-request-id": chosen, "request-id": "no uuid"}), "ours") == chosen
+    assert context_id(CIMultiDict({"request-id": "no uuid"}), "ours") == "ours"
+    assert context_id(CIMultiDict({"x-request-id": "the client's"}), "the client's") != "the client's"
 
 
 def test_metadata_leaves_credentials_out_and_has_a_limit() -> None:

@@ -361,7 +361,7 @@ async def test_mistakes_are_raised_as_the_clients_own_errors(client: AsyncOpenAI
     with pytest.raises(openai.BadRequestError, match="does not serve"):
         await client.embeddings.create(model="org/toy", input="x")
     with pytest.raises(openai.BadRequestError, match="max_output_tokens"):
-        await client.responses.create(model="org/toy", input="x", max_output_tokens=5000)
+        await client.responses.create(model="org/toy", input="x", max_output_tokens=0)
 
 
 async def test_an_engine_that_raises_is_a_server_error_with_a_request_id(

@@ -26,6 +26,7 @@ from dynamo.protocols.errors import StartError
 from dynamo.router import add_router_flags, router_flags
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.config import PLANES
+from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(prog="python -m dynamo.frontend", description=__doc__, allow_abbrev=False)
+    flags = FlagParser("python -m dynamo.frontend", __doc__)
     http = flags.add_argument_group("HTTP")
     http.add_argument("--http-host", metavar="ADDRESS", help="address to listen on (127.0.0.1; DYN_HTTP_HOST)")
     http.add_argument("--http-port", type=int, metavar="PORT", help="port to listen on (8080; DYN_HTTP_PORT)")

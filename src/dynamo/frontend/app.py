@@ -26,6 +26,7 @@ from dynamo.frontend.request_template import fill_body
 from dynamo.frontend.responses import responses
 from dynamo.frontend.router_metrics import router_metrics
 from dynamo.frontend.siblings import Siblings
+from dynamo.frontend.sse import CORK, Cork
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
@@ -84,6 +85,7 @@ class Frontend:
         self._add(app, "/metrics", GET=listing.metrics)
         app.router.add_route("*", r"/{path:[\s\S]*}", self._guarded(nothing_here))
         app.on_response_prepare.append(self.gate.on_prepare)
+        app[CORK] = Cork()
         app[KEEP_ALIVE_SECONDS] = self._config.sse_keep_alive_secs
         return app
 
@@ -104,13 +106,17 @@ class Frontend:
         limit = self._config.body_limit_mb << 20
         if (request.content_length or 0) > limit:
             raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
-        try:
-            async with asyncio.timeout(self._config.body_timeout or None):
-                body = await request.read()
-        except TimeoutError:
-            raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None
+        body = await request.read() if request.content.is_eof() else await self._slow_body(request)
         template = self._config.request_template
         return fill_body(template, body, request.path) if template else body
+
+    async def _slow_body(self, request: web.Request) -> bytes:
+        """A body that is still under way may take its time, but not all of it."""
+        try:
+            async with asyncio.timeout(self._config.body_timeout or None):
+                return await request.read()
+        except TimeoutError:
+            raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None
 
     def model(self, name: str, kind: ModelType) -> ServedModel:
         model = self.models.get(name)
@@ -120,10 +126,11 @@ class Frontend:
         return model
 
     def context(self, request: web.Request) -> Context:
+        exchange = request[EXCHANGE]
         return Context(
-            headers.context_id(request.headers),
+            headers.context_id(request.headers, exchange.request_id),
             headers.metadata(request.headers),
-            traceparent=request[EXCHANGE].traceparent,
+            traceparent=exchange.traceparent,
         )
 
     def snapshot(self) -> list[Snapshot]:

@@ -25,8 +25,11 @@ def request_id(headers: Headers) -> str:
     return told if told and _PRINTABLE.fullmatch(told) else str(uuid.uuid4())
 
 
-def context_id(headers: Headers) -> str:
-    """The id workers know the request by: a UUID the client may choose."""
+def context_id(headers: Headers, request_id: str) -> str:
+    """The id workers know the request by: a UUID, which the client may choose.
+
+    An `x-request-id` of our own making is one; a client's may be anything, and may come twice.
+    """
     for name in ("request-id", "x-dynamo-request-id"):
         told = headers.get(name)
         if told:
@@ -34,7 +37,7 @@ def context_id(headers: Headers) -> str:
                 return str(uuid.UUID(told))
             except ValueError:
                 continue
-    return str(uuid.uuid4())
+    return str(uuid.uuid4()) if headers.get("x-request-id") else request_id
 
 
 def traceparent(headers: Headers) -> str | None:

@@ -18,10 +18,13 @@ _RANK = ("x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank")
 _PRIORITY = ("x-dynamo-request-priority",)
 _TENANT = "x-tenant-id"
 UNSET_RANK = 4294967295
+_NAMES = frozenset((*_INSTANCE, *_RANK, *_PRIORITY, _TENANT))
 
 
 def with_headers(nvext: NvExt | None, headers: Mapping[str, str]) -> NvExt | None:
     """Headers come before the body; one that makes no sense is as good as none."""
+    if _NAMES.isdisjoint(map(str.lower, headers)):
+        return nvext
     said: dict[str, Any] = {
         "backend_instance_id": _number(headers, _INSTANCE, 0, 2**64 - 1),
         "dp_rank": _number(headers, _RANK, 0, UNSET_RANK - 1),
@@ -47,12 +50,14 @@ def _number(headers: Mapping[str, str], names: Sequence[str], low: int, high: in
 
 def annotation_events(nvext: NvExt | None, request_id: str, prepared: Prepared | None = None) -> bytes:
     """Events that stand before a stream: named as asked for, the value in a comment, so that clients skip them."""
+    if nvext is None or not nvext.annotations:
+        return b""
     told: dict[str, str] = {"request_id": request_id}
     if prepared is not None:
         if prepared.prompt is not None:
             told["formatted_prompt"] = prepared.prompt
         told["token_ids"] = msgspec.json.encode(prepared.request.token_ids).decode()
-    asked = dict.fromkeys((nvext and nvext.annotations) or ())
+    asked = dict.fromkeys(nvext.annotations)
     return b"".join(
         b"event: %b\n: %b\n\n" % (name.encode(), msgspec.json.encode(told[name])) for name in asked if name in told
     )

@@ -1,7 +1,8 @@
 """Server-sent events straight onto the socket.
 
-After `prepare`, chunks are framed here and written to the transport by plain calls: no task is woken per event, and the
-loop joins what one turn writes. This is the one place that knows how bytes leave an answer that streams.
+Once an answer is open its events are framed here and written to the transport by plain calls: no task is woken per
+event, and what one turn of the loop writes to a stream leaves in one system call, the first event together with the
+headers and the last one together with the end. This is the one place that knows how bytes leave an answer that streams.
 """
 
 from __future__ import annotations
@@ -21,28 +22,62 @@ MAX_UNSENT = 4 * 1024 * 1024
 """A client that does not read is cut off when this much waits for it."""
 
 
+class Cork:
+    """Joins what one turn of the loop writes: uvloop makes a system call of every write."""
+
+    __slots__ = ("_dirty", "_loop")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._dirty: list[EventStream] = []
+
+    def add(self, stream: EventStream) -> None:
+        if not self._dirty:
+            self._loop.call_soon(self._flush)
+        self._dirty.append(stream)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for stream in dirty:
+            stream.flush()
+
+
+CORK = web.AppKey("cork", Cork)
+
+
 class EventStream:
     """Events wait until the answer has been opened, so that a failure before the first one can still be a status."""
 
-    __slots__ = ("_begun", "_response", "_transport", "_waiting", "chunked", "ended")
+    __slots__ = ("_begun", "_cork", "_response", "_transport", "_waiting", "chunked", "ended")
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
-        self._waiting: list[bytes] | None = []
+        self._waiting: list[bytes] = []
+        self._cork: Cork | None = None
         self._transport: asyncio.Transport | None = None
         self._response: web.StreamResponse | None = None
         self.chunked = True
 
     def write(self, data: bytes) -> None:
         """Send one or more whole events."""
-        transport = self._transport
+        waiting = self._waiting
+        waiting.append(data)
+        if self._cork is None:
+            if not self._begun.done():
+                self._begun.set_result(None)
+        elif len(waiting) == 1:
+            self._cork.add(self)
+
+    def flush(self) -> None:
+        """Send what this turn wrote; what is last waits for `close`, which sends the end with it."""
+        waiting, transport = self._waiting, self._transport
+        if not waiting or self.ended.done():
+            return
+        data = waiting[0] if len(waiting) == 1 else b"".join(waiting)
+        waiting.clear()
         if transport is None:
-            if self._waiting is not None:
-                self._waiting.append(data)
-                if not self._begun.done():
-                    self._begun.set_result(None)
             return
         try:
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
@@ -55,12 +90,12 @@ class EventStream:
 
     def end(self, data: bytes = b"") -> None:
         """Send what is last; nothing may follow."""
+        if not self.ended.done():
+            self.ended.set_result(None)
         if data:
             self.write(data)
         if not self._begun.done():
             self._begun.set_result(None)
-        if not self.ended.done():
-            self.ended.set_result(None)
 
     @property
     def has_begun(self) -> bool:
@@ -77,43 +112,50 @@ class EventStream:
         The first comment sends the headers too, so from then on an error can only be an event.
         """
         while not (await asyncio.wait((self._begun,), timeout=every))[0]:
-            if self._response is None:
-                await self._prepare(request, headers)
-            if request.transport:
-                request.transport.write(self._framed(KEEP_ALIVE))
+            response = self._response or await self._prepare(request, headers)
+            await response.write(KEEP_ALIVE)
 
     async def open(self, request: web.Request, headers: dict[str, str], before: bytes = b"") -> None:
         """Send the headers, if they are not out yet, what comes before all events, and everything that waits."""
-        if self._response is None:
-            await self._prepare(request, headers)
-        waiting, self._waiting = self._waiting or [], None
+        response = self._response or await self._prepare(request, headers)
+        if before:
+            self._waiting.insert(0, before)
         self._transport = request.transport
-        if before or waiting:
-            self.write(before + b"".join(waiting))
+        self._cork = request.app[CORK]
+        if self._waiting and not self.ended.done():
+            data = b"".join(self._waiting)
+            self._waiting.clear()
+            await response.write(data)
 
-    async def _prepare(self, request: web.Request, headers: dict[str, str]) -> None:
-        response = web.StreamResponse(headers=headers)
+    async def _prepare(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        response = _Response(headers=headers)
         response.content_type = "text/event-stream"
         self.chunked = request.version >= (1, 1)
         if self.chunked:
             response.enable_chunked_encoding()
         await response.prepare(request)
         self._response = response
-
-    def _framed(self, data: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data
+        return response
 
     async def close(self) -> web.StreamResponse:
+        """Send what is still there, and the end."""
         assert self._response
         self._transport = None
         with contextlib.suppress(ConnectionError):  # the client left while the last event was written
-            await self._response.write_eof()
+            await self._response.write_eof(b"".join(self._waiting))
+        self._waiting.clear()
         return self._response
 
     def _cut_off(self, transport: asyncio.Transport) -> None:
         log.warning("cutting off a client that does not read: %d bytes wait for it", transport.get_write_buffer_size())
         self._transport = None
         transport.abort()
+
+
+class _Response(web.StreamResponse):
+    # aiohttp holds back the headers of whole answers to send them with the first bytes, by this switch; it is right
+    # here too, as an answer is opened when its first event is there. Where the switch is gone, they go out alone.
+    _send_headers_immediately = False
 
 
 def unescaped(text: str) -> str:

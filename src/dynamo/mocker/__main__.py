@@ -21,6 +21,7 @@ from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.runtime import DistributedRuntime, EndpointId
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.endpoint import Endpoint
+from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 from dynamo.worker import serve_engine
@@ -44,7 +45,7 @@ _ENGINE_FLAGS: dict[str, tuple[type[Any], str]] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(prog="python -m dynamo.mocker", description=__doc__, allow_abbrev=False)
+    flags = FlagParser("python -m dynamo.mocker", __doc__)
     flags.add_argument("--model-path", required=True, help="where the tokenizer is: a folder or Hugging Face id")
     flags.add_argument("--model-name", help="the name to serve it under (the folder's)")
     flags.add_argument("--endpoint", default="dyn://dynamo.backend.generate", help="where to serve (%(default)s)")

@@ -83,7 +83,7 @@ def stop_conditions(request: GenerationFields, defaults: ModelDefaults, prompt_t
 
 
 def max_tokens(request: GenerationFields, context_length: int | None, prompt_tokens: int) -> int | None:
-    """The limit asked for, or all that is left of the context."""
+    """The limit asked for, and never more than is left of the context: a limit is not a wish."""
     asked = request.max_tokens
     if isinstance(request, ChatRequest):
         asked = request.max_completion_tokens or request.max_tokens
@@ -98,15 +98,6 @@ def max_tokens(request: GenerationFields, context_length: int | None, prompt_tok
             "context_length_exceeded",
         )
     left = context_length - prompt_tokens
-    if asked is not None and asked > left:
-        field = "max_completion_tokens" if chat and getattr(request, "max_completion_tokens", None) else "max_tokens"
-        raise InvalidRequest(
-            f"This model's context holds {context_length} tokens, but {prompt_tokens + asked} were requested: "
-            f"{prompt_tokens} in the prompt and {field}={asked} for the answer. "
-            f"Shorten the prompt or ask for at most {left}.",
-            field,
-            "context_length_exceeded",
-        )
     if request.min_tokens and request.min_tokens > left:
         raise InvalidRequest(
             f"min_tokens: {request.min_tokens} tokens were requested, but only {left} of this model's context of "
@@ -114,7 +105,7 @@ def max_tokens(request: GenerationFields, context_length: int | None, prompt_tok
             "min_tokens",
             "context_length_exceeded",
         )
-    return left if asked is None else asked
+    return left if asked is None else min(asked, left)
 
 
 def sampling_options(request: GenerationFields, defaults: SamplingDefaults) -> SamplingOptions:

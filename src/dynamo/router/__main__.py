@@ -15,12 +15,13 @@ from dynamo.router.flags import add_router_flags, router_flags
 from dynamo.router.service import COMPONENT, serve_router
 from dynamo.router.standalone import StandaloneRouter
 from dynamo.runtime import DistributedRuntime, EndpointId, RuntimeConfig
+from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 
 
 def parser() -> argparse.ArgumentParser:
-    flags = argparse.ArgumentParser(prog="python -m dynamo.router", description=__doc__, allow_abbrev=False)
+    flags = FlagParser("python -m dynamo.router", __doc__)
     flags.add_argument("--endpoint", required=True, help="the workers to route to: namespace.component.endpoint")
     flags.add_argument(
         "--router-block-size",

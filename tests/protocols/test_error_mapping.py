@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.llm import exceptions
+from dynamo.protocols.errors import (
+    Cancelled,
+    CannotConnect,
+    ConnectionTimeout,
+    Disconnected,
+    DynamoException,
+    EngineShutdown,
+    HttpError,
+    InvalidArgument,
+    Unknown,
+    from_exception,
+    from_wire,
+    to_wire,
+)
+
+
+class Coded(Exception):
+    """An error of somebody else's library that has what an HttpError has."""
+
+    code = 422
+    message = "unprocessable"
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected", "status"),
+    [
+        (ValueError("v"), InvalidArgument, 400),
+        (TypeError("t"), InvalidArgument, 400),
+        (TimeoutError("slow"), ConnectionTimeout, 504),
+        (ConnectionRefusedError("no"), CannotConnect, 502),
+        (ConnectionResetError("reset"), Disconnected, 502),
+        (BrokenPipeError("pipe"), Disconnected, 502),
+        (asyncio.CancelledError(), Cancelled, 499),
+        (GeneratorExit(), EngineShutdown, 503),
+        (Coded(), HttpError, 422),
+        (HttpError(415, "media"), HttpError, 415),
+        (RuntimeError("boom"), Unknown, 500),
+    ],
+)
+def test_what_a_handler_raises_becomes_the_error_its_caller_sees(
+    raised: BaseException, expected: type[DynamoException], status: int
+) -> None:
+    error = from_exception(raised)
+    assert type(error) is expected
+    assert to_wire(error)[2] == status
+
+
+@pytest.mark.parametrize("name", exceptions.__all__)
+def test_every_public_error_survives_the_wire(name: str) -> None:
+    kind = getattr(exceptions, name)
+    error = kind(418, "words") if kind is HttpError else kind("words")
+    back = from_wire(*to_wire(error))
+    assert type(back) is kind or kind is DynamoException
+    assert back.message == "words"
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.integers(-(10**6), 10**6))
+def test_whatever_a_peer_names_is_an_error_of_ours(kind: str, message: str, status: int) -> None:
+    assert isinstance(from_wire(kind, message, status), DynamoException)
+
+
+@pytest.mark.parametrize(("code", "message"), [(-1, "x"), (600, "x"), (400, "x" * 8193)])
+def test_an_http_error_refuses_what_no_answer_can_carry(code: int, message: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        HttpError(code, message)
