@@ -52,7 +52,7 @@ async def _batch(runtime: DistributedRuntime, command: Command, environ: Mapping
         journal = Journal(file.with_name(OUTPUT))
         try:
             journal.open(Header(input=file.name, checksum=digest, model=model.name))
-            batch = Batch(command, models, model.name, journal)
+            batch = Batch(runtime, command, models, model.name, journal)
             with Progress(total, done=len(journal)) as progress:
                 await batch.answer_all(file, progress)
             journal.finish()
@@ -63,7 +63,10 @@ async def _batch(runtime: DistributedRuntime, command: Command, environ: Mapping
 
 
 class Batch:
-    def __init__(self, command: Command, models: Models, model: str, journal: Journal) -> None:
+    def __init__(
+        self, runtime: DistributedRuntime, command: Command, models: Models, model: str, journal: Journal
+    ) -> None:
+        self._runtime = runtime
         self._concurrency = command.batch_concurrency
         self._wishes = wishes(command)
         self._template = request_template(command.request_template)
@@ -94,6 +97,8 @@ class Batch:
     async def _answer_some(self, waiting: Iterator[tuple[int, bytes]], progress: Progress) -> None:
         for number, line in waiting:
             record, failed = await self._outcome(number, line)
+            if failed and self._runtime.is_shutting_down:
+                return  # it failed because we are leaving: whoever resumes asks again
             self._journal.add(number, msgspec.json.encode(record), failed=failed)
             progress.one_more(self._journal.failed)
 
