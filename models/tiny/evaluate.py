@@ -84,13 +84,14 @@ def main() -> None:
     parser.add_argument(
         "--all", action="store_true", help="every fact in every phrasing, and 200 of each endless topic"
     )
+    parser.add_argument("--seed", type=int, default=1, help="draws other questions")
     parser.add_argument("--wrong", action="store_true", help="show what went wrong")
     options = parser.parse_args()
     answer = with_mistralrs(options.folder, options.gguf)
     each = 200 if options.all else options.each
     wrong = []
     for held in (False, True):
-        items = exam(held=held, each=each, every=options.all)
+        items = exam(held=held, each=each, every=options.all, seed=options.seed)
         name = "Held-out phrasings" if held else "Known phrasings"
         wrong += examine(name, items, answer, lambda item, said: said in item.answers)
     wrong += examine("Fresh questions", fresh(), answer, lambda item, said: item.answers[0] in said)

@@ -150,7 +150,8 @@ FACTS = [
         "Which engine is the default?|Which engine is used by default?|Which engine runs if I say nothing?",
     ),
     _fact(
-        "Engines are mistralrs, llamacpp, vllm, sglang, trtllm, mocker, echo_core and echo_full.",
+        "Engines are mistralrs, mocker, echo_core, echo_full, pystr and pytok. vllm, sglang, trtllm and llamacpp are not "
+        "there yet.",
         "",
         "the list of engines|the supported engines|the engines",
         "Which engines are there?|Which engines are supported?|What engines can I use?"
@@ -188,11 +189,12 @@ FACTS = [
         "Port 8080 is taken, what now?|The port is already in use.|Address already in use?",
     ),
     _fact(
-        "Use `--http-host`: `dynamo-run in=http --http-host 127.0.0.1`.",
+        "Use `--http-host ADDRESS`. The default is 127.0.0.1, only this machine; 0.0.0.0 is everywhere.",
         "bind to localhost only|set the host|choose the address to listen on|listen only on localhost"
-        "|change the bind address"
-        "|~bind to one address",
-        "the flag for the host",
+        "|change the bind address|reach the server from another machine|open the server to the network"
+        "|listen on all addresses|~bind to one address",
+        "the flag for the host|--http-host|0.0.0.0",
+        "Who can reach the server?|Why can another machine not connect?",
     ),
     _fact(
         "The address is http://localhost:8080/v1.",
@@ -281,12 +283,26 @@ FACTS = [
         "Where are the metrics?|Are there metrics?",
     ),
     _fact(
-        "Open http://localhost:8080 in your browser.",
+        "There is no chat page. http://localhost:8080/docs describes the API; `dynamo-run` chats in the terminal.",
         "open the web page|chat in the browser|use the browser|see the web interface|open the chat page"
         "|chat on the web page|use the web chat|use the web UI"
         "|~talk to it in a browser|~open the web chat",
         "the web page|the web interface",
         "Is there a web page?|Is there a user interface?",
+    ),
+    _fact(
+        "Open http://localhost:8080/docs, or fetch /openapi.json.",
+        "see the API documentation|read the API docs|open the docs page|get the OpenAPI description|see all routes"
+        "|~find the API documentation",
+        "the API documentation|the docs page|openapi.json|the list of routes",
+        "Where is the API described?|Is there an OpenAPI file?|Which routes are there?",
+    ),
+    _fact(
+        "Set `DYN_API_KEY`. Clients then send `Authorization: Bearer KEY`.",
+        "set an API key|ask for an API key|protect the server|require a key|use API keys|lock the server"
+        "|~demand an API key",
+        "DYN_API_KEY|the API key|the variable for the API key",
+        "Is there a password?|Does it need an API key?",
     ),
     _fact(
         "Use `--tls-cert-path` and `--tls-key-path` together.",
@@ -354,38 +370,44 @@ FACTS = [
     ),
     # Engines
     _fact(
-        "Use `out=`: `dynamo-run in=http out=vllm MODEL`.",
+        "Use `out=`: `dynamo-run in=http out=mistralrs MODEL`.",
         "choose an engine|select the engine|change the engine|pick an engine|use another engine|set the engine"
         "|switch the engine|~use a different engine|~specify the engine",
         "the option for the engine|out=",
     ),
     _fact(
-        "Run `dynamo-run in=http out=vllm Qwen/Qwen3-4B`, or `python -m dynamo.vllm` as a worker.",
+        "This build does not have vLLM yet: `out=vllm` only says so. Use mistralrs, the default.",
         "use vLLM|run vLLM|start vllm|start a model on vLLM|run a model through vllm|serve with vLLM"
-        "|use the vllm engine|run with vllm|~start a model with vLLM"
+        "|use the vllm engine|run with vllm|install vLLM|get vLLM|add vllm|pass options to vLLM|~set up vLLM|~start a model with vLLM"
         "|~serve through vllm",
-        "the vllm engine|the command for vLLM",
+        "the vllm engine|the command for vLLM|out=vllm|python -m dynamo.vllm",
+        "Does it have vLLM?|Is vLLM supported?|Does vLLM work?",
     ),
     _fact(
-        "Run `dynamo-run in=http out=sglang Qwen/Qwen3-4B`, or `python -m dynamo.sglang` as a worker.",
+        "This build does not have SGLang yet: `out=sglang` only says so. Use mistralrs, the default.",
         "use SGLang|run SGLang|start sglang|start a model on SGLang|run a model through sglang|serve with SGLang"
-        "|use the sglang engine|run with sglang"
+        "|use the sglang engine|run with sglang|install SGLang|get SGLang|add sglang|pass options to sglang|~set up SGLang"
         "|~start a model with SGLang|~serve through sglang",
-        "the sglang engine|the command for SGLang",
+        "the sglang engine|the command for SGLang|out=sglang|python -m dynamo.sglang",
+        "Does it have SGLang?|Is SGLang supported?|Does SGLang work?",
     ),
     _fact(
-        "Run `dynamo-run in=http out=trtllm MODEL`, or `python -m dynamo.trtllm` as a worker.",
+        "This build does not have TensorRT-LLM yet: `out=trtllm` only says so. Use mistralrs, the default.",
         "use TensorRT-LLM|run TensorRT-LLM|start trtllm|start a model on TensorRT-LLM|run a model through trtllm"
-        "|serve with TensorRT|use the trtllm engine|use TRT-LLM"
+        "|serve with TensorRT|use the trtllm engine|use TRT-LLM|install TensorRT-LLM|configure trtllm"
+        "|pass options to TensorRT-LLM|~set up TensorRT-LLM"
         "|~start a model with TensorRT-LLM|~serve through trtllm",
-        "the trtllm engine|the command for TensorRT-LLM",
+        "the trtllm engine|the command for TensorRT-LLM|out=trtllm|python -m dynamo.trtllm",
+        "Does it have TensorRT-LLM?|Is TensorRT-LLM supported?|Does TensorRT-LLM work?",
     ),
     _fact(
-        "Run `dynamo-run in=http out=llamacpp model.gguf`, or `python -m dynamo.llama_cpp` as a worker.",
+        "This build does not have llama.cpp yet: `out=llamacpp` only says so. Use mistralrs, the default.",
         "use llama.cpp|run llama.cpp|start llamacpp|start a model on llama.cpp|run a model through llama.cpp"
         "|serve a model with llamacpp|serve with llama.cpp|use the llamacpp engine|run with llama_cpp"
+        "|install llama.cpp|get llama.cpp|add llama.cpp|~set up llama.cpp"
         "|~start a model with llama.cpp|~serve through llamacpp",
-        "the llamacpp engine|the command for llama.cpp",
+        "the llamacpp engine|the command for llama.cpp|out=llamacpp|python -m dynamo.llama_cpp",
+        "Does it have llama.cpp?|Is llama.cpp supported?|Does llama.cpp work?",
     ),
     _fact(
         "Run `dynamo-run in=http out=mistralrs MODEL`. It is the default, so `out=` may be left out.",
@@ -398,7 +420,7 @@ FACTS = [
         "mistralrs is a Rust engine that runs safetensors and GGUF on CPU and GPU, and loads fast.",
         "",
         "mistralrs|mistral.rs",
-        "What is mistralrs good for?|Why is mistralrs the default?|Tell me about mistralrs.|~Why mistralrs?",
+        "What is mistralrs good for?|Why is mistralrs the default?|Which engine is best for GGUF?|Tell me about mistralrs.|~Why mistralrs?",
     ),
     _fact(
         "vLLM is a Python engine for GPUs: slow to start, fast to run.",
@@ -416,7 +438,7 @@ FACTS = [
         "llama.cpp is an engine for GGUF files, on CPU and GPU.",
         "",
         "llama.cpp|llamacpp",
-        "What is llama.cpp good for?|Tell me about llama.cpp.|Which engine is best for GGUF?|~Why llama.cpp?",
+        "What is llama.cpp good for?|Tell me about llama.cpp.|~Why llama.cpp?",
     ),
     _fact(
         "TensorRT-LLM is NVIDIA's own engine for its GPUs.",
@@ -425,28 +447,13 @@ FACTS = [
         "What is TensorRT-LLM good for?|Tell me about TensorRT-LLM.|~Why TensorRT-LLM?",
     ),
     _fact(
-        "Install it into the same environment: `pip install vllm`.",
-        "install vLLM|install the vllm engine|get vLLM|add vllm|~set up vLLM",
-        "the installation of vLLM",
-    ),
-    _fact(
-        "Install it into the same environment: `pip install sglang`.",
-        "install SGLang|install the sglang engine|get SGLang|add sglang|~set up SGLang",
-        "the installation of SGLang",
-    ),
-    _fact(
-        "Install it into the same environment: `pip install llama-cpp-python`.",
-        "install llama.cpp|install the llamacpp engine|get llama.cpp|add llama.cpp|~set up llama.cpp",
-        "the installation of llama.cpp",
-    ),
-    _fact(
         "Run `dynamo-run in=http out=echo_full --model-name echo`. It sends the prompt back.",
         "use the echo engine|echo the prompt|test without a model|run echo_full|start an echo server|use out=echo_full"
         "|~test the server without a model|~start the echo engine",
         "echo_full|the echo engine|the echo_full engine",
     ),
     _fact(
-        "Run `dynamo-run in=http out=echo_core --model-path MODEL`. It sends the tokens of the whole template back.",
+        "Run `dynamo-run out=echo_core MODEL`. It sends the tokens of the whole template back.",
         "test the preprocessing|see the prompt template|run echo_core|use out=echo_core|~test the chat template",
         "echo_core|the echo_core engine",
         "What is the difference between echo_core and echo_full?",
@@ -477,25 +484,19 @@ FACTS = [
         "speedup_ratio|the speedup ratio",
     ),
     _fact(
-        "Put them in a JSON file and pass `--extra-engine-args FILE.json`.",
-        "pass extra engine arguments|give arguments to the engine|pass options to vLLM|pass options to sglang"
+        "Put them in a JSON or YAML file and pass `--extra-engine-args FILE`.",
+        "pass extra engine arguments|give arguments to the engine|pass options to mistralrs|configure the engine"
         "|set engine options|use engine flags|~hand extra arguments to the engine|~pass engine options",
         "--extra-engine-args|extra engine arguments",
     ),
     _fact(
-        "For trtllm, `--extra-engine-args` takes a YAML file.",
-        "pass options to TensorRT-LLM|give arguments to trtllm|configure trtllm|give TensorRT-LLM its options"
-        "|pass trtllm options|~set TensorRT-LLM options",
-        "the file format of the trtllm arguments",
-    ),
-    _fact(
-        "Use `--tensor-parallel-size N`.",
+        "`--tensor-parallel-size N` is for several GPUs. No engine of this build can do that yet.",
         "use several GPUs|use all my GPUs|use 8 GPUs|use multiple GPUs|set tensor parallelism|split a model over GPUs"
         "|run on more than one GPU|~use two GPUs|~spread a model over GPUs",
         "the flag for tensor parallelism|--tensor-parallel-size|the multi-GPU flag",
     ),
     _fact(
-        "Use `--base-gpu-id N`: the engine starts at that GPU.",
+        "`--base-gpu-id N` is the first GPU. No engine of this build takes it yet: set `CUDA_VISIBLE_DEVICES`.",
         "choose the first GPU|start from GPU 4|set the base GPU|begin at a later GPU|start with GPU 2"
         "|skip the first GPUs|~start at another GPU",
         "--base-gpu-id|the base GPU id",
@@ -507,11 +508,16 @@ FACTS = [
         "Which variable selects the GPUs?",
     ),
     _fact(
-        "Use `--context-length N` on the worker. It also saves KV cache memory.",
-        "set the context length|limit the context|reduce the memory for KV cache|fit the model into memory"
-        "|shorten the context|save GPU memory|~make the context shorter|~reduce KV cache memory",
+        "Use `--context-length N` on the worker. It may only be shorter than the model allows.",
+        "set the context length|limit the context|shorten the context|reduce the context|~make the context shorter",
         "--context-length|the flag for the context length",
-        "The KV cache does not fit into memory.|Out of memory at start?",
+    ),
+    _fact(
+        'Write `{"in_situ_quant": "Q4K"}` to a file and pass it with `--extra-engine-args`, or use a GGUF.',
+        "quantize a model|quantize while loading|fit the model into memory|save memory|save GPU memory|use less memory"
+        "|~make the model smaller",
+        "in_situ_quant|quantization",
+        "The model does not fit into memory.|Out of memory at start?",
     ),
     _fact(
         "Use `--kv-cache-block-size N`. The default is 16 tokens.",
@@ -526,7 +532,7 @@ FACTS = [
         "The GGUF has no tokenizer.",
     ),
     _fact(
-        "Use `--num-nodes`, `--node-rank` and `--leader-addr`; followers run with `in=none`.",
+        "`--num-nodes`, `--node-rank` and `--leader-addr` are for that. No engine of this build can do it yet.",
         "run one model on several nodes|use two nodes|start a multi-node engine|span a model over machines"
         "|run a model on two machines|~spread one model over nodes",
         "the multi-node flags|multi-node",
@@ -548,7 +554,7 @@ FACTS = [
         "--node-rank|the node rank|the rank of the leader",
     ),
     _fact(
-        "Yes. mistralrs and llamacpp run on the CPU.",
+        "Yes. mistralrs runs on the CPU.",
         "run on the CPU|run without a GPU|use only the CPU|work without a graphics card|~run it on CPU only",
         "",
         "Do I need a GPU?|Does it run on CPU?|Can I use it without a GPU?|Is a GPU required?|Must I have a GPU?"
@@ -619,7 +625,7 @@ FACTS = [
         "Where is the batch output?|Where do the batch answers go?|~Where are the batch results?",
     ),
     _fact(
-        "Each line has text, response, tokens_in, tokens_out and elapsed_ms.",
+        "Each line has text, response, tokens_in, tokens_out, elapsed_ms and finish_reason.",
         "",
         "the format of output.jsonl|the format of the batch output",
         "What is in output.jsonl?|What does output.jsonl hold?|What is in a line of output.jsonl?"
@@ -726,7 +732,7 @@ FACTS = [
         "ETCD_ENDPOINTS|the etcd variable|the variable for etcd",
     ),
     _fact(
-        "Set `NATS_SERVER=nats://host:4222`.",
+        "Set `NATS_SERVER=nats://host:4222` and pass `--request-plane nats`. It needs `pip install 'dynamo-py[nats]'`.",
         "use NATS|connect to NATS|set the NATS address|say where NATS is|give the NATS address|configure NATS"
         "|point Dynamo at NATS|~tell Dynamo where NATS is"
         "|~connect Dynamo to NATS",
@@ -772,7 +778,7 @@ FACTS = [
         "Which port does NATS use?|~On which port is NATS?",
     ),
     _fact(
-        "Use `--discovery-backend file|etcd|mem`.",
+        "Use `--discovery-backend file`, `etcd` or `memory`.",
         "choose the discovery backend|change the discovery|set discovery|select how workers are found"
         "|~pick the discovery backend",
         "--discovery-backend|the discovery flag|the discovery backends",
@@ -788,7 +794,7 @@ FACTS = [
         "|~How do workers get discovered?",
     ),
     _fact(
-        "Use `--request-plane tcp|nats`.",
+        "Use `--request-plane tcp`, `nats` or `memory`.",
         "choose the request plane|change the request plane|send requests over NATS|send requests over TCP"
         "|~pick the request plane",
         "--request-plane|the request plane flag",
@@ -800,7 +806,7 @@ FACTS = [
         "What does the request plane do?|Explain the request plane.|~What is the request plane for?",
     ),
     _fact(
-        "Use `--event-plane zmq|nats`.",
+        "Use `--event-plane zmq`, `nats` or `memory`.",
         "choose the event plane|change the event plane|send events over NATS|~pick the event plane",
         "--event-plane|the event plane flag",
     ),
@@ -818,7 +824,7 @@ FACTS = [
         "--router-mode|the flag for routing",
     ),
     _fact(
-        "Router modes are round-robin, random, kv and least-loaded.",
+        "Router modes are round-robin, random, least-loaded, power-of-two, direct and kv.",
         "",
         "the router modes|the list of router modes",
         "Which router modes are there?|Which routing policies exist?|List the router modes.|What can --router-mode be?"
@@ -861,7 +867,7 @@ FACTS = [
         "least-loaded routing|least-loaded",
     ),
     _fact(
-        "`--kv-overlap-score-weight` says how much a cached prefix counts. The default is 1.0.",
+        "`--kv-overlap-score-weight` says how much a cached prefix counts. The default is 1.",
         "weigh the KV overlap|set the overlap weight|tune KV routing|favour cache hits|~change the overlap weight",
         "--kv-overlap-score-weight|the overlap weight|the KV overlap score weight",
     ),
@@ -902,10 +908,10 @@ FACTS = [
     ),
     # Failure
     _fact(
-        "Use `--migration-limit N`, for example `--migration-limit=3`.",
+        "Use `--migration-limit N` on the worker, for example `--migration-limit=3`. The default is 0.",
         "turn on migration|enable request migration|let requests survive a worker crash|migrate requests"
         "|survive a dead worker|set the migration limit|~switch on migration|~keep requests alive when a worker dies",
-        "--migration-limit|the migration limit|the flag for migration",
+        "--migration-limit|the migration limit|the flag for migration|the default migration limit",
     ),
     _fact(
         "Migration moves a request to another worker when its worker dies. The client notices nothing.",
@@ -1047,40 +1053,34 @@ FACTS = [
         "Which variable sets the router mode?|~Which environment variable is for the router?",
     ),
     _fact(
-        "`DYN_NAMESPACE` sets the namespace of a worker.",
+        "`DYN_NAMESPACE` makes the frontend serve one namespace only. A worker has its own in `in=dyn://`.",
         "set the namespace|set the namespace by environment|~choose the namespace",
         "DYN_NAMESPACE|the variable for the namespace",
         "Which variable sets the namespace?",
     ),
     _fact(
-        "`DYN_DISCOVERY_BACKEND` sets the discovery backend: file, etcd or mem.",
+        "`DYN_DISCOVERY_BACKEND` sets the discovery backend: file, etcd or memory.",
         "set the discovery backend by environment",
         "DYN_DISCOVERY_BACKEND|the variable for discovery",
         "Which variable sets the discovery backend?|~Which environment variable is for discovery?",
     ),
     _fact(
-        "`DYN_REQUEST_PLANE` sets the request plane: tcp or nats.",
+        "`DYN_REQUEST_PLANE` sets the request plane: tcp, nats or memory.",
         "set the request plane by environment",
         "DYN_REQUEST_PLANE|the variable for the request plane",
         "Which variable sets the request plane?",
     ),
     _fact(
-        "`DYN_EVENT_PLANE` sets the event plane: zmq or nats.",
+        "`DYN_EVENT_PLANE` sets the event plane: zmq, nats or memory.",
         "set the event plane by environment",
         "DYN_EVENT_PLANE|the variable for the event plane",
         "Which variable sets the event plane?",
     ),
     _fact(
-        "`DYN_MIGRATION_LIMIT` sets how often a request may migrate.",
-        "set the migration limit by environment",
-        "DYN_MIGRATION_LIMIT|the variable for migration",
-        "Which variable sets the migration limit?",
-    ),
-    _fact(
-        "`DYN_SYSTEM_PORT` gives a worker its own port for health and metrics.",
+        "Workers have no metrics port of their own yet. The frontend has them: `curl localhost:8080/metrics`.",
         "get the metrics of a worker|see metrics of a worker|read worker metrics|check the health of a worker"
         "|open a port on a worker|~see a worker's metrics",
-        "DYN_SYSTEM_PORT|the variable for the system port|the system port",
+        "DYN_SYSTEM_PORT|the system port|the metrics port of a worker",
     ),
     _fact(
         "A flag beats the environment, the environment beats the default.",
@@ -1090,7 +1090,7 @@ FACTS = [
         "|~Which has priority, flag or environment?",
     ),
     _fact(
-        "Set `RAYON_NUM_THREADS=1` for small models with mistralrs.",
+        "`RAYON_NUM_THREADS` sets the threads of mistralrs. For models below 128 MB it is 1 unless you set it.",
         "make mistralrs faster on CPU|set the number of threads|limit the threads|speed up tiny|~use fewer threads",
         "RAYON_NUM_THREADS|the thread variable",
         "Why is it slow on CPU?",

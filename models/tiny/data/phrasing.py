@@ -43,6 +43,8 @@ def typed(rng: Random, question: Question, form: str) -> str:
     if low < 0.22 and not question.exact:
         slots = {key: value.lower() for key, value in slots.items()}
     text = "".join(slots[piece[1]] if _SLOT.fullmatch(piece) else piece for piece in pieces)
+    if low >= 0.235 and not pieces[0] and not question.exact and rng.random() < 0.5:
+        text = upper_first(text)
     return text if text.strip() else form.format(**slots)
 
 

@@ -140,7 +140,7 @@ UPPER = split(
 
 def made_up(rng: Random) -> str:
     """A word nobody wrote down before, so that copying is learnt and not the words."""
-    syllables = rng.randint(1, 4)
+    syllables = rng.randint(1, 3)
     return "".join(
         rng.choice(_CONSONANTS) + rng.choice(_VOWELS) + rng.choice(["", "", "n", "r", "s", "l"])
         for _ in range(syllables)
@@ -153,7 +153,7 @@ def word(rng: Random) -> str:
         return rng.choice(_WORDS)
     if kind < 0.9:
         return made_up(rng)
-    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 8)))
+    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 5)))
 
 
 def _token(rng: Random) -> str:
@@ -161,9 +161,9 @@ def _token(rng: Random) -> str:
     if kind < 0.75:
         chosen = word(rng)
     elif kind < 0.87:
-        chosen = "".join(rng.choice("0123456789") for _ in range(rng.randint(1, 6)))
+        chosen = "".join(rng.choice("0123456789") for _ in range(rng.randint(1, 5)))
     elif kind < 0.95:
-        chosen = word(rng) + "".join(rng.choice("0123456789") for _ in range(rng.randint(1, 4)))
+        chosen = word(rng) + "".join(rng.choice("0123456789") for _ in range(rng.randint(1, 2)))
     else:
         chosen = rng.choice(["é", "ü", "ß", "ñ", "à", "🙂", "🚀", "日", "本", "ж", "→", "&", "#", "@", "%", "*"])
     style = rng.random()
@@ -182,7 +182,7 @@ def sentence(rng: Random, longest: int = 12) -> str:
 
 
 def _repeat(rng: Random) -> Question:
-    length = 1 if rng.random() < 0.35 else 12
+    length = 1 if rng.random() < 0.35 else 8
     text = sentence(rng, length)
     return Question("repeating", REPEAT, (text,), {"t": text}, "The same words.", exact=True)
 
@@ -209,4 +209,4 @@ def _letters(rng: Random) -> Question:
     return Question("spelling", UPPER, (chosen.upper(),), slots, spelled, exact=True)
 
 
-TOPICS: list[Topic] = [Topic("repeating", 9, _repeat), Topic("spelling", 24, _letters)]
+TOPICS: list[Topic] = [Topic("repeating", 24, _repeat), Topic("spelling", 24, _letters)]
