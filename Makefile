@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: run docs test test-engines test-hosts lint bench clean
+.PHONY: run docs test test-engines test-hosts test-node lint bench clean
 
 run: $(READY)
 	@$(BIN)/dynamo-run in=http
@@ -14,7 +14,7 @@ docs: $(READY)
 	@$(BIN)/python docs/update.py
 
 test: $(DEV)
-	$(BIN)/python -m pytest -m "not hosts"
+	$(BIN)/python -m pytest -m "not hosts and not node"
 
 test-engines: $(DEV)
 	$(BIN)/python -m pytest tests/engines
@@ -22,6 +22,10 @@ test-engines: $(DEV)
 # Two machines on one: needs root and iproute2.
 test-hosts: $(DEV)
 	$(BIN)/python -m pytest -m hosts
+
+# The JavaScript client: needs Node.js and npm.
+test-node: $(DEV)
+	$(BIN)/python -m pytest -m node
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -12,6 +12,8 @@ import pytest
 
 from toys import Live, Scripted
 
+pytestmark = pytest.mark.node
+
 VERSION = "6"
 SCRIPT = """
 import OpenAI from "openai";
