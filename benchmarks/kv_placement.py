@@ -216,13 +216,16 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
 
     prompts = [prompt for talk, _ in talks for prompt in talk]
     total = sum(prompt.length for prompt in prompts)
+    return Result(cached_tokens / total, optimum(prompts), ttft, [w.tokens for w in fleet], rejected)
+
+
+def optimum(prompts: list[Prompt]) -> float:
+    """The largest share of the prompts' tokens that can be found cached."""
     usable = sum((prompt.length - 1) // BLOCK for prompt in prompts)
     distinct = {block for prompt in prompts for block in prompt.chain[: (prompt.length - 1) // BLOCK]}
     # A block that ends a prompt exactly is computed there in any case: others may find it at no cost.
     distinct -= {prompt.chain[-1] for prompt in prompts if prompt.chain and prompt.length % BLOCK == 0}
-    return Result(
-        cached_tokens / total, (usable - len(distinct)) * BLOCK / total, ttft, [w.tokens for w in fleet], rejected
-    )
+    return (usable - len(distinct)) * BLOCK / sum(prompt.length for prompt in prompts)
 
 
 def main() -> None:
