@@ -276,7 +276,7 @@ def main() -> None:
     setups = [Setup(side, python, mode) for mode in modes for side, python in sides]
     variants, burst = [variant for variant in VARIANTS[:5] if options.only in variant.name], 0
     if options.shared:
-        variants = [variant for variant in VARIANTS[5:8] if options.only in variant.name]
+        variants = [variant for variant in (VARIANTS[5], VARIANTS[8]) if options.only in variant.name]
         setups = [Setup(*sides[0], mode) for mode in ("kv", "round-robin", "least-loaded")]
         setups += [Setup(*side, "kv") for side in sides[1:]]
     elif options.frontends:
