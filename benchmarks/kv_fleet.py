@@ -121,8 +121,10 @@ class SimWorker:
         ms = 0.0
         if prefill_tokens:
             ms += 4.209989e-07 * prefill_tokens**2 + 1.518344e-02 * prefill_tokens + 16.50142
-        if any(request.computed == request.known for request in batch):
-            used = min(1.0, len(self.in_use) / self.total_blocks)
+        # As in the mocker, a first token comes with its prompt, and blocks that requests share are read by each.
+        reading = [request.known for request in batch if request.generated and request.computed == request.known]
+        if reading:
+            used = min(1.0, sum(reading) / (self.total_blocks * self.block_size))
             ms += max(1.0, -25.74 * used**2 + 54.01 * used + 5.74)
         return ms / 1000 / self.speed, batch
 

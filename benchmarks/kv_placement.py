@@ -50,6 +50,7 @@ VARIANTS = [
     Variant("one shared 6000-token prompt, 8 workers", 16384, system_tokens=6000, systems=1, workers=8),
     Variant("same shared prompt, 400 conversations", 16384, 1.0, 0.01, 0.5, 6000, 1, 400, 5, 8),
     Variant("same shared prompt, 160 conversations, speed 0.25", 16384, 0.25, 0.05, 0.5, 6000, 1, 160, 5, 8),
+    Variant("same shared prompt, 80 conversations of 15 turns, speed 0.25", 16384, 0.25, 0.1, 0.5, 6000, 1, 80, 15, 8),
     Variant("one agent with a 60k-token context, 8 workers", 16384, 1.0, 0.1, 1.0, 60000, 1, 1, 40, 8),
     Variant("300 different prompts of 3000 tokens", 16384, 1.0, 0.02, 0.5, 3000, 300, 300, 1, 4),
     Variant("100 systems of 3000 tokens, 1024 blocks, 8 workers", 1024, 1.0, 0.03, 0.5, 3000, 100, 300, 5, 8),
@@ -216,13 +217,16 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
 
     prompts = [prompt for talk, _ in talks for prompt in talk]
     total = sum(prompt.length for prompt in prompts)
+    return Result(cached_tokens / total, optimum(prompts), ttft, [w.tokens for w in fleet], rejected)
+
+
+def optimum(prompts: list[Prompt]) -> float:
+    """The largest share of the prompts' tokens that can be found cached."""
     usable = sum((prompt.length - 1) // BLOCK for prompt in prompts)
     distinct = {block for prompt in prompts for block in prompt.chain[: (prompt.length - 1) // BLOCK]}
     # A block that ends a prompt exactly is computed there in any case: others may find it at no cost.
     distinct -= {prompt.chain[-1] for prompt in prompts if prompt.chain and prompt.length % BLOCK == 0}
-    return Result(
-        cached_tokens / total, (usable - len(distinct)) * BLOCK / total, ttft, [w.tokens for w in fleet], rejected
-    )
+    return (usable - len(distinct)) * BLOCK / sum(prompt.length for prompt in prompts)
 
 
 def main() -> None:

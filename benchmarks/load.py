@@ -25,6 +25,9 @@ from words import MODEL, Prompts
 _FRAMING = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
+_PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
+_CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
+_WORKER = re.compile(rb'"decode_worker_id"\s*:\s*(\d+)')
 _ANY, _EMPTY = b'"content":"', b'"content":""'
 _LAST_CHUNK = b"0\r\n\r\n"
 
@@ -36,6 +39,10 @@ class Reply(Struct):
     first: float = 0.0
     ended: float = 0.0
     tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    worker: int = 0
+    """0 unless the request asked for `worker_id`."""
     events: int = 0
     reads: int = 0
     gaps: list[float] = []
@@ -124,14 +131,21 @@ class Connection(asyncio.Protocol):
         reply.ended = now or time.monotonic()
         reply.first = reply.first or reply.ended
         text = _FRAMING.sub(b"", self._tail)
-        tokens = _TOKENS.findall(text)
-        reply.tokens = int(tokens[-1]) if tokens else reply.events
+        reply.tokens = _last(_TOKENS, text, reply.events)
+        reply.prompt_tokens = _last(_PROMPT, text)
+        reply.cached_tokens = _last(_CACHED, text)
+        reply.worker = _last(_WORKER, text)
         if error is None and self._status != 200:
             error = f"HTTP {self._status}: {text[-300:]!r}"
         if error is None and self._stream and b"[DONE]" not in text:
             error = f"no [DONE] at the end: {text[-200:]!r}"
         reply.error = error
         self._done.set_result(reply)
+
+
+def _last(pattern: re.Pattern[bytes], text: bytes, otherwise: int = 0) -> int:
+    found = pattern.findall(text)
+    return int(found[-1]) if found else otherwise
 
 
 def _with_content(data: bytes) -> int:

@@ -95,11 +95,11 @@ class Stack:
         self.children[name] = Child(name, process, log)
         return self.children[name]
 
-    def frontend(self, *flags: str, discovery: str = "file") -> Child:
+    def frontend(self, *flags: str, discovery: str = "file", name: str = "frontend") -> Child:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         listen = ("--http-host", "127.0.0.1", "--http-port", str(port), "--discovery-backend", discovery)
-        return self.start("frontend", "-m", "dynamo.frontend", *listen, *flags)
+        return self.start(name, "-m", "dynamo.frontend", *listen, *flags)
 
     def mocker(self, model: Path, name: str, *flags: str, discovery: str = "file") -> Child:
         where = ("--model-path", str(model), "--model-name", name, "--discovery-backend", discovery)

@@ -300,11 +300,24 @@ def test_time_follows_the_published_curves() -> None:
     desk = Desk(num_gpu_blocks=1000, block_size=64)
     desk.add(1, range(64), 2)
     prefill = 4.209989e-07 * 64**2 + 1.518344e-02 * 64 + 16.50142
-    fill = 64 / 64000
-    decode = -25.74 * fill**2 + 54.01 * fill + 5.74
-    assert desk.step().duration == pytest.approx((prefill + decode) / 1e3)
+    assert desk.step().duration == pytest.approx(prefill / 1e3)
     fill = 65 / 64000
     assert desk.step().duration == pytest.approx((-25.74 * fill**2 + 54.01 * fill + 5.74) / 1e3)
+
+
+def test_a_prompt_beside_a_running_request_takes_its_own_time_and_one_decode_of_the_other() -> None:
+    desk = Desk(num_gpu_blocks=1000, block_size=64)
+    desk.add(1, range(64), 5)
+    desk.step()
+    alone = PolynomialTiming(desk.scheduler.args)
+    desk.add(2, range(1000, 1100), 5)
+    assert desk.step().duration == pytest.approx(alone.prefill(100) + alone.decode(1, 65))
+
+
+def test_the_first_token_of_a_prompt_computed_elsewhere_takes_a_decode_step() -> None:
+    desk = Desk(num_gpu_blocks=1000, block_size=64, disaggregation_mode="decode")
+    desk.add(1, range(64), 5)
+    assert desk.step().duration == pytest.approx(PolynomialTiming(desk.scheduler.args).decode(1, 64))
 
 
 @pytest.mark.parametrize(

@@ -116,10 +116,20 @@ def test_a_prefix_is_computed_a_second_time_before_its_worker_queues_longer_than
     def wait(tokens: int) -> Choice:
         return pick(Loads([tokens, 0], [0, 0], [0, 0], [1, 0], [8000.0, 0.0]), {0: Overlap(100)})
 
-    assert wait(1000).at == 0
+    assert wait(900).at == 0
     assert wait(2000).at == 1
     why = wait(2000).passed_over
     assert why == "worker 0 rank 0 holds 100 blocks more, but 2000 prompt tokens wait there"
+
+
+def test_a_worker_that_computes_a_prompt_is_avoided_for_a_few_blocks_whatever_that_prompt_takes() -> None:
+    def behind(tokens: int, blocks: int) -> int:
+        loads = Loads([tokens, 0], [0, 0], [0, 0], [1, 1], [8000.0, 8000.0])
+        return pick(loads, {0: Overlap(95), 1: Overlap(95 - blocks)}).at
+
+    assert behind(16, 10) == 1
+    assert behind(16, 30) == 0
+    assert behind(0, 10) == 0
 
 
 def test_recomputing_on_a_worker_with_its_share_of_the_traffic_counts_double() -> None:
@@ -151,7 +161,7 @@ def test_the_worked_example_of_the_documentation_holds() -> None:
     loads = Loads([3000, 0, 0], [200, 140, 0], [0, 0, 0], [2, 1, 0], [8000.0, 8000.0, 2000.0])
     choice = pick(loads, {0: Overlap(90), 1: Overlap(60)})
     assert choice.at == 1
-    assert [round(cost, 1) for cost in choice.costs] == [3402.8, 1347.8, 2160.3]
+    assert [round(cost, 1) for cost in choice.costs] == [4042.8, 1347.8, 2160.3]
     assert choice.passed_over == "worker 0 rank 0 holds 30 blocks more, but 3000 prompt tokens wait there"
 
 

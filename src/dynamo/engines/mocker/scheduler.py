@@ -107,6 +107,8 @@ class Scheduler:
         self._timing = timing
         self._block_size = args.block_size
         self._reserve = int(args.watermark * args.num_gpu_blocks)
+        # A prompt that arrives computed needs a decode step for its first token; any other gets it with its last chunk.
+        self._first_by_decode = args.disaggregation_mode == "decode"
         self._sequences: dict[int, Sequence] = {}
         self._query_tokens = 0
         self._hit_tokens = 0
@@ -327,21 +329,23 @@ class Scheduler:
         self._preemptions += 1
 
     def _compute(self, scheduled: dict[Sequence, int]) -> StepResult:
-        prefilled = 0
-        context = 0
+        prefilled = decoded = context = 0
         tokens = []
         answered = []
         for sequence, count in scheduled.items():
-            if sequence.computed < sequence.prefill_end:
+            prefilling = sequence.computed < sequence.prefill_end
+            if prefilling:
                 prefilled += count
             sequence.computed += count
             if sequence.computed == len(sequence.tokens):
-                context += sequence.computed
+                if not prefilling or self._first_by_decode:
+                    decoded += 1
+                    context += sequence.computed
                 taken = sequence.answer.take(1)
                 sequence.tokens += taken
                 tokens.append((sequence.request_id, taken))
                 answered.append(sequence)
-        duration = self._timing.prefill(prefilled) + self._timing.decode(len(answered), context)
+        duration = self._timing.prefill(prefilled) + self._timing.decode(decoded, context)
         counts = [(sequence.request_id, count) for sequence, count in scheduled.items()]
         return StepResult(tokens, self._finish(answered), duration, 1, counts)
 

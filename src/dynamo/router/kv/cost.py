@@ -28,13 +28,16 @@ class CostConfig(Struct, frozen=True, kw_only=True):
     host_weight: float = 0.75
     disk_weight: float = 0.25
     external_weight: float = 0.25
+    pass_tokens: float = 640.0
+    """What it costs to come to a worker that is computing a prompt, whatever its length: its pass must end first."""
     crowding: float = 4096.0
     """What a worker with all its blocks in use costs, in tokens."""
     tolerance: float = 1.25
     """How far above the mean a worker's recent traffic may lie before prompts are moved away from it."""
 
     def __post_init__(self) -> None:
-        for name in ("overlap_weight", "temperature", "host_weight", "disk_weight", "external_weight", "crowding"):
+        weights = ("overlap_weight", "host_weight", "disk_weight", "external_weight")
+        for name in (*weights, "temperature", "pass_tokens", "crowding"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must be a finite number of at least 0, not {getattr(self, name)}")
         if not 1 <= self.tolerance < math.inf:
@@ -180,7 +183,8 @@ class Choice(Struct, kw_only=True):
         decode = self._decode_blocks(at)
         crowding = decode * fleet.crowding(self.config.crowding)[at]
         spreading = loads.traffic[at] / 1024 + _lead(self.config, fleet, loads, mean, at) * self.prompt_tokens
-        return work, float(loads.prefill_tokens[at]), crowding, spreading
+        booked = loads.prefill_tokens[at]
+        return work, booked + self.config.pass_tokens if booked else 0.0, crowding, spreading
 
 
 def choose(
@@ -234,13 +238,13 @@ def _costs(
         active = [left[depth] for depth in loads.shared_blocks]
         work = [here if here < there else there for here, there in zip(work, active, strict=True)]
     mean = _mean(loads.traffic)
-    per_mean, near = 1 / mean, 1 / 1024
+    per_mean, near, busy = 1 / mean, 1 / 1024, config.pass_tokens
     used = loads.active_blocks
     if any(loads.shared_blocks):
         used = list(map(sub, used, loads.shared_blocks))
     costs = [
         tokens * (1 + traffic * per_mean if traffic < mean else 2)
-        + waiting
+        + (waiting + busy if waiting else 0)
         + (blocks + prompt_blocks) * crowding
         + traffic * near
         for tokens, waiting, blocks, traffic, crowding in zip(
