@@ -255,6 +255,11 @@ class Exchange:
         if log.isEnabledFor(level):
             self._tell(level, status, duration)
 
+    def forget(self) -> None:
+        """Let go of the stages, which know this object: what holds itself is freed by the collector alone."""
+        self._stages.clear()
+        self._migrations.clear()
+
     def _count(self, status: int, duration: float) -> None:
         counts = self._all
         assert self.endpoint

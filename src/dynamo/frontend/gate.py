@@ -159,3 +159,4 @@ class Gate:
         self.exchanges.end(exchange, status)
         if self._tracing:
             self._tracing.end(exchange, status)
+        exchange.forget()

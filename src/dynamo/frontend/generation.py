@@ -86,6 +86,8 @@ class Generation:
         return self._context.detached(f"{self._context.id()}-{len(self._running)}")
 
     async def close(self) -> None:
-        for context, migration in self._running:
+        # Nothing of it is kept: its stages know this object, and what holds itself is freed by the collector alone.
+        running, self._running = self._running, []
+        for context, migration in running:
             context.kill()
             await migration.close()
