@@ -1,6 +1,7 @@
 """What both ends of a connection do alike, without saying how the bytes travel.
 
-All deltas that arise in one turn of the event loop leave in one frame, and all frames in one write.
+All deltas that arise in one turn of the event loop leave in one frame, and all frames in one write; only what has grown
+large leaves earlier, so that the peer can begin while this side is still busy with the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from dynamo.runtime.plane.frames import FrameDecoder, Kind
 
 log = logging.getLogger(__name__)
 
+MOST_GATHERED = 16 * 1024
+"""Bytes of frames that wait for the end of a turn."""
+
 
 class Link:
     """Outgoing frames are gathered and written once per turn of the loop; silence is noticed by pings."""
@@ -29,6 +33,7 @@ class Link:
         self._decoder = FrameDecoder()
         self._deltas: frames.Deltas = {}
         self._frames: list[bytes] = []
+        self._gathered = 0
         self._scheduled = False
         self._beat_every = beat
         self._patience = patience
@@ -62,7 +67,10 @@ class Link:
         if self._deltas:
             self._settle()
         self._frames.append(encoded)
-        if not self._scheduled:
+        self._gathered += len(encoded)
+        if self._gathered > MOST_GATHERED:
+            self.flush()
+        elif not self._scheduled:
             self._schedule()
 
     def send_tokens(self, stream: int, ids: list[int]) -> None:
@@ -79,6 +87,7 @@ class Link:
         if self._frames and not self.lost:
             data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
             self._frames.clear()
+            self._gathered = 0
             self._write(data)
 
     def _settle(self) -> None:
