@@ -183,9 +183,12 @@ class ChatChoice:
 
     def finish(self, finish: Finish) -> None:
         before = "" if self._begun else self._begin()
-        self._chunks.finished(self._index, finish, before + self._one("{}", f'"{finish.reason}"'))
+        last = before + self._one("{}", f'"{finish.reason}"')
+        self._so_far = None  # whoever counts holds this choice
+        self._chunks.finished(self._index, finish, last)
 
     def fail(self, error: DynamoException) -> None:
+        self._so_far = None
         self._chunks.failed(error)
 
 
@@ -250,7 +253,10 @@ class TextChoice:
         return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}}}{tail}'
 
     def finish(self, finish: Finish) -> None:
-        self._chunks.finished(self._index, finish, self._one("", f'"{finish.reason}"'))
+        last = self._one("", f'"{finish.reason}"')
+        self._so_far = None  # whoever counts holds this choice
+        self._chunks.finished(self._index, finish, last)
 
     def fail(self, error: DynamoException) -> None:
+        self._so_far = None
         self._chunks.failed(error)

@@ -256,9 +256,10 @@ class Exchange:
             self._tell(level, status, duration)
 
     def forget(self) -> None:
-        """Let go of the stages, which know this object: what holds itself is freed by the collector alone."""
+        """Let go of whatever knows this object: what holds itself is freed by the collector alone."""
         self._stages.clear()
         self._migrations.clear()
+        self.error = None
 
     def _count(self, status: int, duration: float) -> None:
         counts = self._all
