@@ -1,0 +1,44 @@
+"""When what is sent leaves: at the end of a turn of the loop, or before it once it has grown large."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dynamo.runtime.plane.frames import Error, FrameDecoder, Kind
+from dynamo.runtime.plane.link import MOST_GATHERED, Link
+
+
+class Writing(Link):
+    """One end of a connection that keeps what it writes."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        super().__init__(self.written.append, "nobody", beat=60.0)
+
+    @property
+    def busy(self) -> bool:
+        return False
+
+
+async def test_what_one_turn_sends_leaves_in_one_write_at_its_end() -> None:
+    link = Writing()
+    for stream in range(3):
+        link.send(Kind.ERROR, Error(stream, "kind", "message"))
+        link.send_tokens(stream, [1, 2, 3])
+    assert not link.written
+    await asyncio.sleep(0)
+    assert len(link.written) == 1
+
+
+async def test_what_has_grown_large_leaves_before_the_turn_ends_and_in_order() -> None:
+    link = Writing()
+    link.send_tokens(1, [1, 2, 3])
+    link.send(Kind.ERROR, Error(1, "kind", "x" * MOST_GATHERED))
+    assert len(link.written) == 1
+    link.send(Kind.ERROR, Error(2, "kind", "message"))
+    assert len(link.written) == 1
+    await asyncio.sleep(0)
+    assert len(link.written) == 2
+    sent = list(FrameDecoder().feed(b"".join(link.written)))
+    assert [kind for kind, _ in sent] == [Kind.DELTAS, Kind.ERROR, Kind.ERROR]
+    assert [body.stream for _, body in sent[1:]] == [1, 2]
