@@ -12,6 +12,7 @@ import pytest
 from dynamo.engines.base import KvSocket
 from dynamo.engines.echo import EchoCore
 from dynamo.engines.mocker import MockerArgs
+from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.worker import serve_engine
@@ -111,6 +112,32 @@ async def test_load_is_published_as_it_changes_and_served_to_whoever_asks(local:
                 "kv_total_blocks": 64,
             }
             assert figures == {"worker_id": mocker.worker_id, "ranks": [{"dp_rank": rank, **idle} for rank in (0, 1)]}
+
+
+async def test_the_cache_is_emptied_on_request_but_not_under_a_running_request(local: Local) -> None:
+    args = MockerArgs(block_size=4, num_gpu_blocks=64)
+    router = DistributedRuntime(config=NETWORK, local=local)
+    reader = await Reader().listen(router)
+    async with router, Mocker(NETWORK, local, args) as mocker:
+        generate = await router.endpoint("ns.backend.generate").client()
+        clear = await router.endpoint("ns.backend.clear_kv_blocks").client()
+        request = {"token_ids": [1] * 20, "stop_conditions": {"max_tokens": 200}}
+        running = await generate.direct(request, mocker.worker_id)
+        await anext(running)
+        with pytest.raises(Unavailable, match="when none runs"):
+            _ = [item async for item in await clear.direct({}, mocker.worker_id, annotated=False)]
+        assert mocker.cached()
+        await running.aclose()
+        async with asyncio.timeout(PATIENCE):
+            while mocker.engine.load()[0].kv_used_blocks:
+                await asyncio.sleep(0)
+        told = [item async for item in await clear.direct({}, mocker.worker_id, annotated=False)]
+        assert [item["status"] for item in told] == ["success"]
+        assert not mocker.cached()
+        snapshot = await ask_snapshot(router, mocker.worker_id)
+        assert content(snapshot) == {}
+        assert snapshot.last_event_id is not None
+        assert await reader.until(mocker.worker_id, snapshot.last_event_id) == {}
 
 
 class Relayed(EchoCore):

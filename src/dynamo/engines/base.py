@@ -104,5 +104,13 @@ class LoadSource(Protocol):
         """Tell `listener` when the load changes, but not at every step; called once, before the first request."""
 
 
+@runtime_checkable
+class CacheOwner(Protocol):
+    """An engine whose prefix cache can be emptied."""
+
+    async def clear_cache(self) -> bool:
+        """Forget cached prefixes; False, and nothing is forgotten, while requests hold them."""
+
+
 class EngineError(StartError):
     """An engine cannot start; the message names the reason and the fix."""

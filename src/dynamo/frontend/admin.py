@@ -16,11 +16,11 @@ from dynamo.protocols.errors import DynamoException, from_exception
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.openai_fields import FilledString
 from dynamo.runtime import Context
+from dynamo.runtime.names import CLEAR_ENDPOINT
 
 if TYPE_CHECKING:
     from dynamo.frontend.app import Frontend
 
-CLEAR_ENDPOINT = "clear_kv_blocks"
 CLEAR_SECONDS = 30.0
 """Emptying a cache waits for nothing; a worker that has not answered by then will not."""
 

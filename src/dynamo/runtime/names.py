@@ -11,6 +11,8 @@ SCHEME = "dyn://"
 DEFAULT_NAMESPACE = "dynamo"
 DEFAULT_COMPONENT = "backend"
 DEFAULT_ENDPOINT = "generate"
+CLEAR_ENDPOINT = "clear_kv_blocks"
+"""Beside the endpoint that generates: empties the cache of its instance."""
 
 INSTANCES = "v1/instances/"
 CARDS = "v1/mdc/"

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
-from dynamo.engines.base import Engine, KvChange, KvSocketSource, KvSource, LoadSource, RankLoad
+from dynamo.engines.base import CacheOwner, Engine, KvChange, KvSocketSource, KvSource, LoadSource, RankLoad
 from dynamo.llm.kv_events import KvEventPublisher
-from dynamo.llm.kv_feed import kv_feed
+from dynamo.llm.kv_feed import component_of, kv_feed
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import Unavailable
 from dynamo.runtime import Context, Endpoint
+from dynamo.runtime.handler import GeneratorHandler
+from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.stream import Handler, Outlet
 
 log = logging.getLogger(__name__)
@@ -38,6 +43,8 @@ async def serve_engine(endpoint: Endpoint, engine: Engine) -> None:
         await relay_kv_events(endpoint, engine)
     if isinstance(engine, LoadSource):
         await publish_load(endpoint, engine)
+    if isinstance(engine, CacheOwner):
+        await offer_clearing(endpoint, engine)
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
     await endpoint.serve(engine_handler(engine), request_type)
 
@@ -87,3 +94,25 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
         )
 
     engine.on_load(told)
+
+
+async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
+    """Whoever runs the service may empty the cache, by an endpoint of its own."""
+
+    async def clear(request: Any) -> AsyncIterator[Any]:
+        if not await engine.clear_cache():
+            raise Unavailable("requests hold blocks of the cache: it can be emptied when none runs")
+        yield {"status": "success", "message": "KV cache cleared"}
+
+    settled = asyncio.Event()
+
+    async def serve() -> None:
+        place = component_of(endpoint).endpoint(CLEAR_ENDPOINT)
+        try:
+            await place.serve(GeneratorHandler(clear), graceful_shutdown=False, on_found=settled.set)
+        finally:
+            settled.set()
+
+    await endpoint.runtime.start()
+    endpoint.runtime.own(serve(), f"the endpoint {CLEAR_ENDPOINT}")
+    await settled.wait()

@@ -204,7 +204,7 @@ async def test_events_are_told_per_rank_before_the_tokens() -> None:
     assert rank == 1
     assert isinstance(event, BlockStored)
     assert event.token_ids == [0, 1, 2, 3]
-    assert engine.clear_cache()
+    assert await engine.clear_cache()
     assert [rank for rank, _ in told[1:]] == [0, 1]
 
 

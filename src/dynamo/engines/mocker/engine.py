@@ -147,7 +147,7 @@ class MockerEngine:
         """One figure per data parallel rank."""
         return self.ranks.load()
 
-    def clear_cache(self) -> bool:
+    async def clear_cache(self) -> bool:
         """Forget cached prefixes; refused while requests run."""
         cleared = self.ranks.clear_cache()
         self._tell_events(self.ranks.take_events())
