@@ -14,7 +14,7 @@ from dynamo.router import RouterConfig
 from dynamo.runtime import Context
 from toys import Live, Scripted, toy_card, toy_folder
 
-ASKED: dict[str, Any] = {"model": "toy", "nvext": {"extra_fields": ["worker_id", "routing"]}}
+ASKED: dict[str, Any] = {"model": "toy", "nvext": {"extra_fields": ["worker_id", "routing", "timing"]}}
 CHAT = {**ASKED, "messages": [{"role": "user", "content": "hello " * 40}], "max_tokens": 4}
 TEXT = {**ASKED, "prompt": "hello " * 40, "max_tokens": 4}
 
@@ -35,13 +35,26 @@ async def test_an_answer_tells_where_it_was_made_and_why(
     stream = await live.events(path, {**body, "stream": True})
     chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
     for told in (answer["nvext"], chunks[-1]["nvext"]):
-        assert told["worker_id"]["decode_worker_id"] == worker.instance_id
+        here = worker.instance_id
+        assert told["worker_id"] == {"prefill_worker_id": here, "decode_worker_id": here}
+        assert 0 <= told["timing"]["kv_hit_rate"] <= 1
         [reasons] = told["routing"]
         assert reasons["mode"] == "kv"
         assert reasons["chosen"]["worker_id"] == worker.instance_id
         assert reasons["prompt_tokens"] > 40
     status, answer = await live.post(path, {key: value for key, value in body.items() if key != "nvext"})
     assert "nvext" not in answer
+
+
+async def test_a_rank_the_router_chose_is_told(live: Live, tmp_path: Path) -> None:
+    worker = Scripted()
+    await live.serve(worker.generate, toy_card(toy_folder(tmp_path), data_parallel_size=2))
+    for rank in (0, 1):
+        asked = {**TEXT, "nvext": {"extra_fields": ["worker_id"], "dp_rank": rank}}
+        status, answer = await live.post("/v1/completions", asked)
+        told = answer["nvext"]["worker_id"]
+        assert (status, told["prefill_dp_rank"], told["decode_dp_rank"]) == (200, rank, rank)
+        assert worker.requests[-1]["routing"]["dp_rank"] == rank
 
 
 async def test_the_last_decisions_are_told_newest_first(live: Live, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dynamo.frontend.exchange import Exchange
 from dynamo.frontend.models import ServedModel
 from dynamo.pipeline.choice import ChoiceSink
@@ -11,6 +9,7 @@ from dynamo.pipeline.migration import Migration
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.router.decision import Decision
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 
@@ -28,13 +27,9 @@ class Generation:
         self._running: list[tuple[Context, Migration]] = []
 
     @property
-    def instance_ids(self) -> list[int]:
-        return [migration.instance_id for _, migration in self._running if migration.instance_id is not None]
-
-    @property
-    def routing(self) -> list[dict[str, Any]]:
-        """Why each choice is where it is."""
-        return [migration.placement.decision.reasons() for _, migration in self._running if migration.placement]
+    def decisions(self) -> list[Decision]:
+        """Where each choice is, and why."""
+        return [migration.placement.decision for _, migration in self._running if migration.placement]
 
     @property
     def first_output_time(self) -> float | None:

@@ -12,6 +12,7 @@ from msgspec import structs
 from dynamo.frontend.generation import Generation
 from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.openai_fields import AgentHints, NvExt
+from dynamo.router.decision import Decision
 
 _INSTANCE = ("x-dynamo-worker-instance-id", "x-worker-instance-id")
 _RANK = ("x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank")
@@ -76,11 +77,11 @@ class Extras:
         if not self._fields:
             return None
         told: dict[str, Any] = {}
-        instances = self._generation.instance_ids
-        if "worker_id" in self._fields and instances:
-            told["worker_id"] = {"prefill_worker_id": instances[0], "decode_worker_id": instances[0]}
+        decisions = self._generation.decisions
+        if "worker_id" in self._fields and decisions:
+            told["worker_id"] = _worker(decisions[0])
         if "routing" in self._fields:
-            told["routing"] = self._generation.routing
+            told["routing"] = [decision.reasons() for decision in decisions]
         if "timing" in self._fields:
             told["timing"] = self._timing()
         if "stop_reason" in self._fields:
@@ -95,4 +96,15 @@ class Extras:
         first = self._generation.first_output_time
         if first is not None:
             timing["ttft_ms"] = max(0.0, first - self._received) * 1000
+        hit_rate = next((decision.hit_rate for decision in self._generation.decisions), None)
+        if hit_rate is not None:
+            timing["kv_hit_rate"] = hit_rate
         return timing
+
+
+def _worker(decision: Decision) -> dict[str, int]:
+    """One worker computes the prompt and the answer; its rank is told where the router chose it."""
+    told = {"prefill_worker_id": decision.worker_id, "decode_worker_id": decision.worker_id}
+    if decision.dp_rank is not None:
+        told |= {"prefill_dp_rank": decision.dp_rank, "decode_dp_rank": decision.dp_rank}
+    return told

@@ -28,6 +28,13 @@ class Decision(Struct, kw_only=True):
     choice: Choice | None = None
     """Only where costs were compared."""
 
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of the prompt that was expected in the worker's cache, where that was looked at."""
+        if self.choice is None:
+            return None
+        return self.choice.chosen.cached_blocks / self.choice.prompt_blocks if self.choice.prompt_blocks else 0.0
+
     def reasons(self, most: int = MOST) -> dict[str, Any]:
         told: dict[str, Any] = {
             "mode": self.mode,
