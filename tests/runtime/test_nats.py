@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.runtime.nats import NatsConfig, NatsConnection, NatsError
+from dynamo.runtime.nats import NatsConnection, NatsError
+from dynamo.runtime.nats_config import NatsConfig
 from services import Nats, free_port
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
-from dynamo.runtime.nats import NatsConfig
+from dynamo.runtime.nats_config import NatsConfig
 from dynamo.runtime.own_address import own_address
 from dynamo.runtime.plane.tcp import TcpConfig
 

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from dynamo.runtime.events import NatsEventPlane
-from dynamo.runtime.nats import NatsConfig, NatsConnection
+from dynamo.runtime.nats import NatsConnection
+from dynamo.runtime.nats_config import NatsConfig
 from services import Nats
 
 
