@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
+from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.runtime.plane.frames import Error, FrameDecoder, Kind
 from dynamo.runtime.plane.link import MOST_GATHERED, Link
 
 
 class Writing(Link):
-    """One end of a connection that keeps what it writes."""
+    """One end of a connection that keeps what it writes, and waits for an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, beat: float = 60.0) -> None:
         self.written: list[bytes] = []
-        super().__init__(self.written.append, "nobody", beat=60.0)
+        super().__init__(self.written.append, "nobody", beat=beat)
+        self.lost_by: asyncio.Future[DynamoException] = asyncio.get_running_loop().create_future()
 
     @property
     def busy(self) -> bool:
-        return False
+        return True
+
+    def _lost(self, error: DynamoException) -> None:
+        self.lost_by.set_result(error)
 
 
 async def test_what_one_turn_sends_leaves_in_one_write_at_its_end() -> None:
@@ -42,3 +47,10 @@ async def test_what_has_grown_large_leaves_before_the_turn_ends_and_in_order() -
     sent = list(FrameDecoder().feed(b"".join(link.written)))
     assert [kind for kind, _ in sent] == [Kind.DELTAS, Kind.ERROR, Kind.ERROR]
     assert [body.stream for _, body in sent[1:]] == [1, 2]
+
+
+async def test_a_peer_that_stays_silent_after_a_large_frame_is_noticed() -> None:
+    link = Writing(beat=0.01)
+    link.send(Kind.ERROR, Error(1, "kind", "x" * MOST_GATHERED))
+    async with asyncio.timeout(10):
+        assert isinstance(await link.lost_by, Disconnected)

@@ -68,10 +68,10 @@ class Link:
             self._settle()
         self._frames.append(encoded)
         self._gathered += len(encoded)
+        if not self._scheduled:
+            self._schedule()
         if self._gathered > MOST_GATHERED:
             self.flush()
-        elif not self._scheduled:
-            self._schedule()
 
     def send_tokens(self, stream: int, ids: list[int]) -> None:
         deltas = self._deltas
