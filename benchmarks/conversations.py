@@ -88,7 +88,16 @@ class Run(Struct):
 class Workload:
     """What is asked, and what of it could be found cached at best."""
 
-    def __init__(self, variant: Variant, seed: int, tokenizer: Tokenizer, *, burst: int = 0) -> None:
+    def __init__(
+        self,
+        variant: Variant,
+        seed: int,
+        tokenizer: Tokenizer,
+        *,
+        burst: int = 0,
+        block: int = BLOCK,
+        told: Sequence[str] = ("worker_id",),
+    ) -> None:
         draw, texts = random.Random(seed), Prompts(seed)
         systems = [texts.next(variant.system_tokens) for _ in range(variant.systems)]
         histories = []
@@ -104,16 +113,16 @@ class Workload:
             bodies = []
             for asked, answered in turns:
                 messages.append({"role": "user", "content": asked})
-                bodies.append(_request(messages))
-                prompts.append(Prompt.of(tokenizer.encode(_rendered(messages)).ids, BLOCK))
+                bodies.append(_request(messages, told))
+                prompts.append(Prompt.of(tokenizer.encode(_rendered(messages)).ids, block))
                 messages.append({"role": "assistant", "content": answered})
             start = number // burst if burst else number * variant.stagger
             self.talks.append(Talk(float(start), bodies, think))
         self.prompt_tokens = sum(prompt.length for prompt in prompts)
-        self.optimum = optimum(prompts)
+        self.optimum = optimum(prompts, block)
 
 
-def _request(messages: list[dict[str, str]]) -> bytes:
+def _request(messages: list[dict[str, str]], told: Sequence[str] = ("worker_id",)) -> bytes:
     asked = {
         "model": MODEL,
         "messages": messages,
@@ -121,7 +130,7 @@ def _request(messages: list[dict[str, str]]) -> bytes:
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "nvext": {"extra_fields": ["worker_id"]},
+        "nvext": {"extra_fields": list(told)},
     }
     return http_request(json.dumps(asked, separators=(",", ":")).encode())
 

@@ -220,13 +220,13 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
     return Result(cached_tokens / total, optimum(prompts), ttft, [w.tokens for w in fleet], rejected)
 
 
-def optimum(prompts: list[Prompt]) -> float:
+def optimum(prompts: list[Prompt], block: int = BLOCK) -> float:
     """The largest share of the prompts' tokens that can be found cached."""
-    usable = sum((prompt.length - 1) // BLOCK for prompt in prompts)
-    distinct = {block for prompt in prompts for block in prompt.chain[: (prompt.length - 1) // BLOCK]}
+    usable = sum((prompt.length - 1) // block for prompt in prompts)
+    distinct = {name for prompt in prompts for name in prompt.chain[: (prompt.length - 1) // block]}
     # A block that ends a prompt exactly is computed there in any case: others may find it at no cost.
-    distinct -= {prompt.chain[-1] for prompt in prompts if prompt.chain and prompt.length % BLOCK == 0}
-    return (usable - len(distinct)) * BLOCK / sum(prompt.length for prompt in prompts)
+    distinct -= {prompt.chain[-1] for prompt in prompts if prompt.chain and prompt.length % block == 0}
+    return (usable - len(distinct)) * block / sum(prompt.length for prompt in prompts)
 
 
 def main() -> None:

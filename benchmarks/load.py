@@ -27,9 +27,12 @@ _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d+)')
 _PROMPT = re.compile(rb'"prompt_tokens"\s*:\s*(\d+)')
 _CACHED = re.compile(rb'"cached_tokens"\s*:\s*(\d+)')
+_CHOSEN = re.compile(rb'"chosen"\s*:\s*(\{[^{}]*\})')
 _WORKER = re.compile(rb'"decode_worker_id"\s*:\s*(\d+)')
 _ANY, _EMPTY = b'"content":"', b'"content":""'
 _LAST_CHUNK = b"0\r\n\r\n"
+_TAIL = 8192
+"""Of an answer that is kept: its last chunks, with the reasons of the router where they were asked for."""
 
 
 class Reply(Struct):
@@ -43,6 +46,8 @@ class Reply(Struct):
     cached_tokens: int = 0
     worker: int = 0
     """0 unless the request asked for `worker_id`."""
+    chosen: dict[str, Any] | None = None
+    """What the router knew of that worker, if the request asked for `routing`."""
     events: int = 0
     reads: int = 0
     gaps: list[float] = []
@@ -100,7 +105,7 @@ class Connection(asyncio.Protocol):
             self._left = int(length[1]) if length else -1
         if self._stream and self._status == 200:
             self._count(data, now)
-        self._tail = (self._tail + data)[-2048:]
+        self._tail = (self._tail + data)[-_TAIL:]
         if self._left >= 0:
             self._left -= len(data)
         if self._left == 0 or (self._left < 0 and self._tail.endswith(_LAST_CHUNK)):
@@ -135,6 +140,8 @@ class Connection(asyncio.Protocol):
         reply.prompt_tokens = _last(_PROMPT, text)
         reply.cached_tokens = _last(_CACHED, text)
         reply.worker = _last(_WORKER, text)
+        chosen = _CHOSEN.search(text)
+        reply.chosen = json.loads(chosen[1]) if chosen else None
         if error is None and self._status != 200:
             error = f"HTTP {self._status}: {text[-300:]!r}"
         if error is None and self._stream and b"[DONE]" not in text:

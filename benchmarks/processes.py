@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -120,17 +121,19 @@ class Stack:
                 raise SystemExit(f"{path} never said {text!r}:\n{told}")
             time.sleep(0.01)
 
-    def stop(self) -> None:
-        for child in self.children.values():
+    def stop(self, *names: str) -> None:
+        """End these, or all."""
+        leaving = [self.children.pop(name) for name in names or tuple(self.children)]
+        for child in leaving:
             if child.process.poll() is None:
                 child.process.terminate()
-        for child in self.children.values():
-            try:
+        for child in leaving:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(8)
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-        self.children.clear()
+            # Also what it leaves behind: an engine's own processes.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.process.wait()
 
 
 def fetch(url: str, path: str) -> bytes:

@@ -38,8 +38,11 @@ class Prompts:
         return " ".join(self._random.choices(self._words, k=tokens))
 
 
-def make_model(folder: Path) -> Path:
-    """A byte-level BPE model as Hugging Face lays it out, without weights; both builds under test can load it."""
+def make_model(folder: Path, **config: object) -> Path:
+    """A byte-level BPE model as Hugging Face lays it out, without weights; both builds under test can load it.
+
+    Keyword arguments are added to config.json.
+    """
     words = vocabulary()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -79,6 +82,7 @@ def make_model(folder: Path) -> Path:
             "torch_dtype": "float32",
             "bos_token_id": start,
             "eos_token_id": end,
+            **config,
         },
         "generation_config.json": {"bos_token_id": start, "eos_token_id": end},
     }.items():

@@ -110,6 +110,8 @@ class FakeEngine:
         self.address = self.bind("tcp://127.0.0.1:0")
         self._replay.bind("tcp://127.0.0.1:0")
         self.replay_address = self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.replayed_at_once: int | None = None
+        """Of a longer replay the rest is dropped, as vLLM's socket does."""
         self._remembered: list[tuple[int, bytes]] = []
         self._numbers = itertools.count()
         self._answering = asyncio.create_task(self._answer())
@@ -184,9 +186,9 @@ class FakeEngine:
     async def _answer(self) -> None:
         while True:
             client, _, start = await self._replay.recv_multipart()
-            for number, payload in self._remembered:
-                if number >= int.from_bytes(start, "big"):
-                    await self._replay.send_multipart([client, b"", number.to_bytes(8, "big"), payload])
+            asked = [batch for batch in self._remembered if batch[0] >= int.from_bytes(start, "big")]
+            for number, payload in asked[: self.replayed_at_once]:
+                await self._replay.send_multipart([client, b"", number.to_bytes(8, "big"), payload])
             await self._replay.send_multipart([client, b"", b"\xff" * 8, b""])
 
     def _hash(self, name: int) -> int:

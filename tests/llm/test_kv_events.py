@@ -81,6 +81,17 @@ async def test_a_reader_on_the_network_learns_what_is_in_the_cache(join: Callabl
     assert blocks == content(final) == dict(zip([10, 11, BIG + 12], prompt_hashes(list(range(12)), 4), strict=True))
 
 
+async def test_who_found_the_worker_hears_its_first_event(join: Callable[[], DistributedRuntime]) -> None:
+    worker, router = join(), join()
+    await worker.start()
+    out = publisher(worker)
+    await router.start()
+    await ask_snapshot(router, worker.instance_id)
+    reader = await Reader().listen(router)
+    out.publish_stored(list(range(4)), [4], [10])
+    assert list(await reader.until(worker.instance_id, 0)) == [10]
+
+
 async def test_a_large_cache_fits_into_a_snapshot(join: Callable[[], DistributedRuntime]) -> None:
     worker, router = join(), join()
     await worker.start()
@@ -452,6 +463,18 @@ async def test_a_replay_that_begins_too_late_counts_from_where_it_begins(
     engine.forget(2)
     await engine.say(engine.stored([3], [3] * 4, 2))
     assert set(await reader.until(worker.instance_id, 3)) == {2, 3}
+
+
+async def test_a_replay_longer_than_the_engines_socket_holds_arrives_whole(
+    worker: DistributedRuntime, engine: FakeEngine
+) -> None:
+    reader = await Reader().listen(worker)
+    engine.replayed_at_once = 4
+    for number in range(10):
+        await engine.say(engine.stored([number], [number] * 4), lost=True)
+    await listening(worker, engine, zmq_replay_endpoint=engine.replay_address)
+    await engine.say(engine.stored([10], [10] * 4))
+    assert list(await reader.until(worker.instance_id, 10)) == list(range(11))
 
 
 async def test_an_engine_that_starts_anew_is_heard_again_with_an_empty_cache(

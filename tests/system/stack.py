@@ -91,9 +91,9 @@ class Stack:
         for process in self.processes:
             await process.ended()
 
-    async def python(self, *words: str, **environ: str) -> Process:
+    async def python(self, *words: str, interpreter: str = sys.executable, **environ: str) -> Process:
         child = await asyncio.create_subprocess_exec(
-            sys.executable,
+            interpreter,
             *words,
             env={**self._environ, **environ},
             stdin=asyncio.subprocess.DEVNULL,

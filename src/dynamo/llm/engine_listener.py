@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from itertools import takewhile
 from typing import Any
 
 import zmq
@@ -127,27 +128,39 @@ class EngineListener:
 
     async def _replay(self, context: zmq.asyncio.Context, start: int, end: int) -> list[tuple[int, bytes]]:
         """The last unbroken run of batches from `start` on and before `end` that the engine still has."""
+        found: list[tuple[int, bytes]] = []
+        # An engine drops what its socket cannot hold of a long replay, so the rest is asked for again.
+        while start < end and (batches := await self._ask(context, start, end)):
+            if batches[0][0] != start:
+                found = []
+            unbroken = takewhile(lambda at: at[1][0] == batches[0][0] + at[0], enumerate(batches))
+            found += [batch for _, batch in unbroken]
+            start = found[-1][0] + 1
+        return found if start == end else []
+
+    async def _ask(self, context: zmq.asyncio.Context, start: int, end: int) -> list[tuple[int, bytes]]:
+        """What one request for a replay brings of these batches."""
         if self._replay_address is None:
             return []
         found: list[tuple[int, bytes]] = []
         socket = context.socket(zmq.DEALER)
         try:
+            socket.setsockopt(zmq.RCVHWM, 0)
             socket.connect(self._replay_address)
             await socket.send_multipart([b"", start.to_bytes(8, "big")])
-            while True:
+            number = start - 1
+            while number < end - 1:
                 async with asyncio.timeout(REPLAY_SECONDS):
                     frames = await socket.recv_multipart()
                 if len(frames) < 2 or (number := decode_sequence(frames[-2])) < 0:
                     break
                 if start <= number < end:
-                    if found and number != found[-1][0] + 1:
-                        found = []
                     found.append((number, frames[-1]))
         except (TimeoutError, MalformedEvents, zmq.ZMQError) as error:
             log.warning("the engine's replay at %s failed: %s", self._replay_address, error or type(error).__name__)
         finally:
             socket.close(linger=0)
-        return found if found and found[-1][0] == end - 1 else []
+        return found
 
     def _lost_connection(self) -> None:
         log.warning("lost the engine's KV events at %s; forgetting its blocks until it is back", self._address)

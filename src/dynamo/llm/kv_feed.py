@@ -121,6 +121,8 @@ class KvFeed:
 
         endpoint = self._component.endpoint(SNAPSHOT_ENDPOINT)
         try:
+            await self._component.runtime.start()
+            await self._plane.announce()
             await endpoint.serve(handle, SnapshotRequest, graceful_shutdown=False, on_found=self._settled.set)
         finally:
             self._settled.set()

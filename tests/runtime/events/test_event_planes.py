@@ -111,6 +111,14 @@ async def test_a_plane_that_joins_later_hears_known_publishers_at_once(make_plan
     assert await inbox.take() == [(f"{root}.late", b"first")]
 
 
+async def test_the_first_event_of_a_publisher_that_announced_itself_is_heard(make_plane: MakePlane, root: str) -> None:
+    publisher, subscriber, inbox = await make_plane(), await make_plane(), Inbox()
+    await publisher.announce()
+    await subscriber.subscribe(f"{root}.a", inbox)
+    publisher.publish(f"{root}.a", b"first")
+    assert await inbox.take() == [(f"{root}.a", b"first")]
+
+
 async def test_every_subscriber_hears_every_publisher_in_order(make_plane: MakePlane, root: str) -> None:
     publishers = [await make_plane() for _ in range(3)]
     subscribers = [await make_plane() for _ in range(2)]

@@ -42,6 +42,9 @@ class EventPlane(Protocol):
     async def start(self) -> None:
         """Make the plane ready; raises `EventPlaneError` when it cannot be used as configured."""
 
+    async def announce(self) -> None:
+        """This process will publish: who subscribes from now on is there for its first event."""
+
     def publish(self, subject: str, data: bytes) -> None:
         """Send to all who listen now. Never blocks, and fails only for what is no subject."""
 

@@ -41,6 +41,9 @@ class MemoryEventPlane:
     async def start(self) -> None:
         self._bus.planes.add(self)
 
+    async def announce(self) -> None:
+        pass
+
     def publish(self, subject: str, data: bytes) -> None:
         check_subject(subject)
         if not self._closed:

@@ -29,6 +29,9 @@ class NatsEventPlane:
     async def start(self) -> None:
         self._stop_listening = self._connection.on_state(self._on_state)
 
+    async def announce(self) -> None:
+        pass
+
     def publish(self, subject: str, data: bytes) -> None:
         check_subject(subject)
         if self._closed:

@@ -6,7 +6,7 @@ process that subscribes watches those records and connects to each, its own incl
 What is guaranteed: `subscribe` returns when every publisher registered by then has confirmed the subscription, so
 what they publish next arrives (unless the channel overflows or breaks). It waits `JOIN_SECONDS` at most, because a
 registered publisher may be dead. What a publisher sends before a subscriber has found and reached it is lost to that
-subscriber; as a channel opens with the first event, at least that event is.
+subscriber; a publisher that has not announced itself opens its channel with the first event, which nobody hears.
 """
 
 from __future__ import annotations
@@ -64,14 +64,22 @@ class ZmqEventPlane:
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
 
+    async def announce(self) -> None:
+        self._open()
+        if self._announcing:
+            await asyncio.shield(self._announcing)
+
     def publish(self, subject: str, data: bytes) -> None:
         if self._publishing is None:
             check_subject(subject)
-            if self._context is None:
-                return
+        if channel := self._open():
+            channel.send(subject, data)
+
+    def _open(self) -> PublishingEnd | None:
+        if self._publishing is None and self._context is not None:
             self._publishing = PublishingEnd(self._context, self._host)
             self._announcing = asyncio.create_task(self._announce(self._publishing.port))
-        self._publishing.send(subject, data)
+        return self._publishing
 
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
         if self._context is None:
