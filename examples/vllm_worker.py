@@ -177,7 +177,7 @@ class Load(StatLoggerBase):
 
 if __name__ == "__main__":
     # A forked engine would hold copies of our sockets and of the lock that says we are alive.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROCESSING_METHOD", "spawn")
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     uvloop.install()
     with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:
         asyncio.run(worker(parse_args(), sockets))
