@@ -140,6 +140,11 @@ def test_recomputing_on_a_worker_with_its_share_of_the_traffic_counts_double() -
     assert wait(3300).at == 1
 
 
+def test_a_prompt_or_two_are_no_share_of_the_traffic_to_move_others_for() -> None:
+    loads = Loads([0, 0], [0, 0], [0, 0], [0, 0], [48.0, 0.0])
+    assert pick(loads, {0: Overlap(3), 1: Overlap(2)}, tokens=64).at == 0
+
+
 def test_traffic_that_piles_up_on_a_worker_in_use_is_moved_even_if_nothing_waits() -> None:
     choice = pick(Loads([0, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0], [60_000.0, 0.0, 0.0]), {0: Overlap(100)})
     assert choice.at != 0

@@ -18,6 +18,8 @@ from dynamo.router.kv.load import Loads
 from dynamo.router.kv.slots import Worker
 
 _NOTHING = Overlap()
+_LITTLE = 1024.0
+"""Tokens of traffic per worker below which nobody has a share to speak of."""
 
 
 class CostConfig(Struct, frozen=True, kw_only=True):
@@ -270,7 +272,7 @@ def _credit(config: CostConfig, overlap: Overlap) -> float:
 
 
 def _mean(traffic: list[float]) -> float:
-    return max(1.0, sum(traffic) / len(traffic))
+    return max(_LITTLE, sum(traffic) / len(traffic))
 
 
 def _lead(config: CostConfig, fleet: Fleet, loads: Loads, mean: float, at: int) -> float:
