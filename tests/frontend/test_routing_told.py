@@ -84,6 +84,8 @@ async def test_the_routers_counts_are_metrics(live: Live, tmp_path: Path) -> Non
     for line in (
         'dynamo_component_router_requests_total{model="toy"} 1.0',
         'dynamo_component_router_kv_hit_rate_count{model="toy"} 1.0',
+        'dynamo_component_router_active_requests{model="toy"} 0.0',
+        'dynamo_component_router_kv_known_blocks{model="toy"} 0.0',
         'dynamo_component_router_non_max_overlap_selections_total{model="toy"} 0.0',
         'dynamo_frontend_router_queue_pending_requests{model="toy"} 0.0',
     ):

@@ -42,10 +42,8 @@ async def hear_each_other(planes: list[EventPlane]) -> None:
             subscription.unsubscribe()
 
 
-# A router that learns from its own decisions alone knows nothing of what another frontend sent where.
-@pytest.mark.parametrize(
-    ("knows", "frontends"), [("memory", 1), ("memory", 2), ("zmq", 1), ("zmq", 2), ("approximate", 1)]
-)
+@pytest.mark.parametrize("frontends", [1, 2])
+@pytest.mark.parametrize("knows", ["memory", "zmq", "approximate"])
 async def test_prompts_go_where_most_of_them_is_cached(knows: str, frontends: int) -> None:
     local = Local()
     events = "zmq" if knows == "zmq" else "memory"
@@ -73,10 +71,8 @@ async def test_prompts_go_where_most_of_them_is_cached(knows: str, frontends: in
                     await until(lambda each=each: all(each.same_as(worker) for worker in workers.values()))
         assert (workers["a"].blocks(), workers["b"].blocks()) == (5, 4)
         for side in sides:
-            if knows == "approximate":
-                assert side.kv.approximate is not None
-                assert len(side.kv.approximate) == 9
-            else:
+            await until(lambda side=side: side.kv.known_blocks == 9)
+            if knows != "approximate":
                 index = side.kv.index
                 assert (index.blocks(Worker(workers["a"].id)), index.blocks(Worker(workers["b"].id))) == (5, 4)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from services import Etcd, Nats
 from system.stack import Stack
 
@@ -29,3 +30,11 @@ async def stack(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     network = request.node.callspec.params.get("network", "file") if hasattr(request.node, "callspec") else "file"
     async with Stack(tmp_path, environ_of(network, request)) as stack:
         yield stack
+
+
+@pytest.fixture
+async def here(tmp_path: Path) -> AsyncIterator[DistributedRuntime]:
+    """This process on the network of a stack on files."""
+    environ = {"DYN_FILE_KV": str(tmp_path / "discovery"), "DYN_TCP_RPC_HOST": "127.0.0.1"}
+    async with DistributedRuntime(config=RuntimeConfig.from_env(environ)) as runtime:
+        yield runtime

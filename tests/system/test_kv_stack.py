@@ -8,17 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
+from dynamo.runtime import DistributedRuntime
+from kv_reader import ask_snapshot, content
 from models import byte_level_model
 from system.stack import PATIENCE, Frontend, Stack
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 20
+BLOCK = 16
+KNOWN = "dynamo_component_router_kv_known_blocks"
+ACTIVE = "dynamo_component_router_active_requests"
+HEARD = "dynamo_component_router_replica_requests_total"
 
 
-async def ask(frontend: Frontend, worker: int | None = None) -> tuple[int, int]:
+async def ask(frontend: Frontend, worker: int | None = None, prompt: str | list[int] = PROMPT) -> tuple[int, int]:
     """The worker that answered, and how many tokens of the prompt it had cached."""
     nvext: dict[str, Any] = {"extra_fields": ["worker_id"], "backend_instance_id": worker}
-    body = {"model": "m", "prompt": PROMPT, "max_tokens": 4, "nvext": nvext}
+    body = {"model": "m", "prompt": prompt, "max_tokens": 4, "nvext": nvext}
     async with aiohttp.ClientSession() as http, http.post(f"{frontend.url}/v1/completions", json=body) as answer:
         assert answer.status == 200, await answer.text()
         told = await answer.json()
@@ -63,3 +70,60 @@ async def overlap(frontend: Frontend, worker: int) -> int:
     if not decisions:
         return 0
     return sum(one["overlap_blocks"] for one in decisions[0]["candidates"] if one["worker_id"] == worker)
+
+
+@pytest.mark.parametrize("frontends", [1, 2])
+@pytest.mark.parametrize("events", [True, False])
+async def test_five_requests_over_blocks_a_to_g_go_where_their_prefix_is(
+    stack: Stack, tmp_path: Path, here: DistributedRuntime, events: bool, frontends: int
+) -> None:
+    model = ("--model-path", str(byte_level_model(tmp_path / "model")), "--model-name", "m")
+    size = ("--block-size", str(BLOCK), "--speedup-ratio", "100", "--num-workers", "2")
+    await stack.python("-m", "dynamo.mocker", "--endpoint", "ns.backend.generate", *model, *size)
+    # Without events a frontend learns what others sent from their bookings.
+    learning = () if events else ("--use-kv-events", "false", "--router-replica-sync")
+    doors = [await stack.frontend("--router-mode", "kv", *learning) for _ in range(frontends)]
+    for door in doors:
+        await door.until_models("m")
+        await door.until_instances(2)
+    a, b = await doors[0].instances()
+    if not events:
+        await hear_each_other(doors, a)
+    known = 0
+    for turn, (letters, pinned, place, new) in enumerate(
+        [("AB", a, a, 2), ("ACD", a, a, 2), ("ACE", b, b, 3), ("ACDF", None, a, 1), ("ACEG", None, b, 1)]
+    ):
+        assert (await ask(doors[turn % frontends], pinned, blocks(letters)))[0] == place, letters
+        known += new
+        for door in doors:
+            await until(door, KNOWN, known)
+            await until(door, ACTIVE, 0)
+    assert [len(content(await ask_snapshot(here, worker))) for worker in (a, b)] == [5, 4]
+
+
+def blocks(letters: str) -> list[int]:
+    """One block per letter."""
+    return [ord(letter) + at for letter in letters for at in range(BLOCK)]
+
+
+async def hear_each_other(frontends: list[Frontend], worker: int) -> None:
+    """A publisher is reached some time after it starts: send prompts too short for a block until it is."""
+    async with asyncio.timeout(PATIENCE):
+        for speaker in frontends:
+            for listener in frontends:
+                before = await metric(listener, HEARD)
+                while listener is not speaker and await metric(listener, HEARD) == before:
+                    await ask(speaker, worker, [1, 2, 3])
+
+
+async def until(frontend: Frontend, name: str, value: float) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while await metric(frontend, name) != value:
+            await asyncio.sleep(0.01)
+
+
+async def metric(frontend: Frontend, name: str) -> float:
+    async with aiohttp.ClientSession() as http, http.get(f"{frontend.url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith(f"{name}{{")]
+    return float(value)

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import models
-from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.runtime import DistributedRuntime
 from kv_reader import Reader, ask_snapshot, content
 from mockers import answer
 from system.stack import PATIENCE, Stack
-
-
-@pytest.fixture
-async def here(tmp_path: Path) -> AsyncIterator[DistributedRuntime]:
-    """This process on the network of the stack."""
-    environ = {"DYN_FILE_KV": str(tmp_path / "discovery"), "DYN_TCP_RPC_HOST": "127.0.0.1"}
-    async with DistributedRuntime(config=RuntimeConfig.from_env(environ)) as runtime:
-        yield runtime
 
 
 async def count(client: Any, count: int) -> list[int]:

@@ -38,6 +38,24 @@ _NUMBERS: tuple[tuple[str, str, str, Callable[[Router], int]], ...] = (
     ),
     (f"{_PREFIX}_kv_events_total", "counter", "KV events applied", lambda router: router.stats.events),
     (f"{_PREFIX}_kv_snapshots_total", "counter", "Snapshots asked of workers", lambda router: router.stats.snapshots),
+    (
+        f"{_PREFIX}_active_requests",
+        "gauge",
+        "Requests placed that have not ended, those included that other frontends told of",
+        lambda router: router.active,
+    ),
+    (
+        f"{_PREFIX}_kv_known_blocks",
+        "gauge",
+        "KV blocks believed to be cached, counted once per worker",
+        lambda router: router.known_blocks,
+    ),
+    (
+        f"{_PREFIX}_replica_requests_total",
+        "counter",
+        "Requests that other frontends told to have placed",
+        lambda router: router.stats.heard,
+    ),
 )
 
 

@@ -69,6 +69,14 @@ class Router(Protocol):
     def waiting(self) -> int:
         """Requests that wait here for a place."""
 
+    @property
+    def active(self) -> int:
+        """Requests placed that have not ended, those included that other routers told of."""
+
+    @property
+    def known_blocks(self) -> int:
+        """KV blocks believed to be cached, counted once per worker; 0 where nobody looks at them."""
+
 
 def pinned_channel(instances: InstanceSet, instance_id: int) -> Channel:
     """The way to the instance a client has named."""

@@ -52,7 +52,7 @@ class SimpleRouter:
         self.instances = instances
         self.decisions: deque[Decision] = deque(maxlen=REMEMBERED)
         self.stats = RouterStats()
-        self.waiting = 0
+        self.waiting = self.known_blocks = 0
         self._mode = config.mode
         self._policy = POLICIES[config.mode]()
         self._events = events
@@ -61,6 +61,10 @@ class SimpleRouter:
         self._thresholds = config.thresholds()
         self._reported: ReportedLoads | None = None
         self._started = False
+
+    @property
+    def active(self) -> int:
+        return sum(self._in_flight.values())
 
     @property
     def thresholds(self) -> Thresholds:

@@ -30,6 +30,8 @@ class RouterStats(Struct):
     """KV events applied."""
     snapshots: int = 0
     """Times a worker was asked for all it holds."""
+    heard: int = 0
+    """Requests that other routers told to have placed."""
     malformed: int = 0
     """Messages that were none."""
 

@@ -1,5 +1,6 @@
 """What other routers have sent to the same workers, and telling them what we did.
 
+It counts as load, and where no events tell what is cached, as learned too.
 Told in batches, never acknowledged. An end that gets lost is made good by expiry.
 """
 
@@ -13,6 +14,7 @@ import msgspec
 
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import BookingAdded, BookingBatch, BookingFreed, BookingPrefillDone
+from dynamo.router.kv.approximate import ApproximateIndex
 from dynamo.router.kv.load import LoadBook
 from dynamo.router.kv.slots import Worker
 from dynamo.router.stats import RouterStats
@@ -38,12 +40,14 @@ class Replicas:
         events: EventPlane,
         instances: InstanceSet,
         book: LoadBook,
+        learned: ApproximateIndex | None,
         stats: RouterStats,
         changed: Callable[[], None],
     ) -> None:
         self.router_id = new_instance_id()
         self._events = events
         self._book = book
+        self._learned = learned
         self._stats = stats
         self._changed = changed
         self._others: dict[str, float] = {}
@@ -127,9 +131,10 @@ class Replicas:
             key = f"{event.router_id:x}/{event.request_id}"
             match event:
                 case BookingAdded():
+                    worker = Worker(event.worker_id, event.dp_rank)
                     booked = self._book.book(
                         key,
-                        Worker(event.worker_id, event.dp_rank),
+                        worker,
                         event.sequence_hashes,
                         now=now,
                         prompt_tokens=event.prompt_tokens,
@@ -137,6 +142,9 @@ class Replicas:
                     )
                     if booked:
                         self._others[key] = now
+                        self._stats.heard += 1
+                        if self._learned is not None:
+                            self._learned.record(worker, event.sequence_hashes, now)
                 case BookingPrefillDone():
                     eased |= self._book.first_token(key)
                 case BookingFreed():

@@ -120,6 +120,16 @@ class KvRouter:
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def active(self) -> int:
+        return len(self.book)
+
+    @property
+    def known_blocks(self) -> int:
+        if self.approximate is not None:
+            return len(self.approximate)
+        return sum(self.index.blocks(worker) for worker in self.index.workers)
+
     def start(self) -> None:
         self._forget = self.instances.follow(self.member_changed)
         if self.approximate is None and self._config.overlap_weight:
@@ -134,7 +144,9 @@ class KvRouter:
             )
             self.follower.start()
         if self._config.replica_sync:
-            self.replicas = Replicas(self._runtime.events, self.instances, self.book, self.stats, self._eased)
+            self.replicas = Replicas(
+                self._runtime.events, self.instances, self.book, self.approximate, self.stats, self._eased
+            )
         self._sweeping = asyncio.create_task(self._sweep())
         self._listen_to_reports()
 
