@@ -1,204 +1,77 @@
-"""Simulated workers: continuous batching, chunked prefill, paged blocks with a prefix cache and LRU eviction.
-
-Time is virtual. The timing curves are those published for the mocker, so that results can be held against runs of it.
-"""
+"""Simulated workers in virtual time: the mocker's own scheduler, caches and timing."""
 
 from __future__ import annotations
 
-import itertools
-from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dynamo.protocols.kv import Removed, RouterEvent, Stored, StoredBlock, Tier
+from dynamo.engines.mocker import Iteration, MockerArgs, Ranks, Vocabulary, answer_for
+from dynamo.engines.mocker.engine import changes_of
+from dynamo.protocols.engine import PreprocessedRequest, StopConditions
+from dynamo.protocols.kv import RouterEvent
 from dynamo.router.kv.hashing import local_hashes, sequence_hashes
 
-MAX_BATCHED_TOKENS = 8192
-MAX_SEQS = 256
-_private = itertools.count(1)
+_WORDS = Vocabulary(4000, 12000)
+"""No token of an answer is one of a prompt."""
 
 
 @dataclass
 class Prompt:
-    """A prompt's tokens as hashes of its complete blocks."""
-
-    length: int
-    local: list[int]
+    tokens: list[int]
     chain: list[int]
+    """Hashes of its complete blocks."""
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
 
     @staticmethod
     def of(tokens: list[int], block_size: int) -> Prompt:
-        local = local_hashes(tokens, block_size)
-        return Prompt(len(tokens), local, sequence_hashes(local))
+        return Prompt(list(tokens), sequence_hashes(local_hashes(tokens, block_size)))
 
 
 @dataclass
-class Running:
-    name: str
-    prompt: Prompt
-    max_tokens: int
-    on_first: Callable[[float, int], None]
-    on_end: Callable[[float], None]
-    computed: int = 0
-    generated: int = 0
-    published: int = 0
-    cached: int = -1
-    blocks: list[tuple[int, bool]] = field(default_factory=list)
-    """(block, whether it is shared under its sequence hash)"""
-
-    @property
-    def known(self) -> int:
-        return self.prompt.length + self.generated
+class Asked:
+    on_first: Callable[[float], None]
+    on_end: Callable[[float, int], None]
+    """Told when, and how many tokens of the prompt were found cached."""
 
 
 class SimWorker:
-    def __init__(
-        self, number: int, total_blocks: int, block_size: int, speed: float, publish: Callable[[RouterEvent], None]
-    ) -> None:
+    def __init__(self, number: int, args: MockerArgs, publish: Callable[[RouterEvent], None]) -> None:
         self.number = number
-        self.total_blocks = total_blocks
-        self.block_size = block_size
-        self.speed = speed
-        self.publish = publish
-        self.waiting: deque[Running] = deque()
-        self.running: list[Running] = []
-        self.in_use: dict[int, int] = {}
-        self.idle: OrderedDict[int, None] = OrderedDict()
         self.busy = False
-        self.event_id = 0
         self.tokens = 0
+        """Of all prompts and answers so far."""
+        self._args = args
+        self._ranks = Ranks(args)
+        self._publish = publish
+        self._events = 0
+        self._asked: dict[int, Asked] = {}
+        self._begun: set[int] = set()
 
-    def begin(self) -> tuple[float, list[Running]] | None:
-        """Schedule one pass: its length in seconds and who takes part; None when there is nothing to do."""
-        budget = MAX_BATCHED_TOKENS
-        prefill_tokens = 0
-        batch: list[Running] = []
-        preempted = False
-        for request in list(self.running):
-            if request not in self.running:
-                continue
-            take = min(request.known - request.computed, budget)
-            while not self._grow(request, request.computed + take):
-                victim = self.running.pop()
-                self._free(victim)
-                victim.computed = victim.published = 0
-                self.waiting.appendleft(victim)
-                preempted = True
-                if victim in batch:
-                    batch.remove(victim)
-                if victim is request:
-                    break
-            else:
-                budget -= take
-                if request.computed < request.prompt.length:
-                    prefill_tokens += take
-                request.computed += take
-                batch.append(request)
-        while not preempted and self.waiting and budget > 0 and len(self.running) < MAX_SEQS:
-            request = self.waiting[0]
-            hit = self._cached(request)
-            shared = sum(block in self.in_use for block in request.prompt.chain[:hit])
-            need = -(-request.known // self.block_size) - shared
-            if need > self.total_blocks - len(self.in_use):
-                break
-            self.waiting.popleft()
-            if request.cached < 0:
-                request.cached = hit * self.block_size
-            for block in request.prompt.chain[:hit]:
-                self._take(block)
-                request.blocks.append((block, True))
-            request.computed = hit * self.block_size
-            request.published = hit
-            take = min(request.known - request.computed, budget)
-            self._grow(request, request.computed + take)
-            budget -= take
-            prefill_tokens += take
-            request.computed += take
-            self.running.append(request)
-            batch.append(request)
-        if not batch:
+    def ask(self, number: int, prompt: Prompt, length: int, asked: Asked) -> None:
+        request = PreprocessedRequest(token_ids=prompt.tokens, stop_conditions=StopConditions(max_tokens=length))
+        self._asked[number] = asked
+        self._ranks.add(number, prompt.tokens, answer_for(request, _WORDS, self._args.context_limit))
+
+    def begin(self, now: float) -> Iteration | None:
+        """The next pass, which is over when it says; None when there is nothing to do."""
+        if self.busy or not self._ranks.busy:
             return None
-        ms = 0.0
-        if prefill_tokens:
-            ms += 4.209989e-07 * prefill_tokens**2 + 1.518344e-02 * prefill_tokens + 16.50142
-        # As in the mocker, a first token comes with its prompt, and blocks that requests share are read by each.
-        reading = [request.known for request in batch if request.generated and request.computed == request.known]
-        if reading:
-            used = min(1.0, sum(reading) / (self.total_blocks * self.block_size))
-            ms += max(1.0, -25.74 * used**2 + 54.01 * used + 5.74)
-        return ms / 1000 / self.speed, batch
+        self.busy = True
+        return self._ranks.step(now)
 
-    def finish(self, now: float, batch: list[Running]) -> None:
-        for request in batch:
-            self._show(request)
-            if request.computed < request.known:
-                continue
-            request.generated += 1
-            if request.generated == 1:
-                request.on_first(now, request.cached)
-            if request.generated >= request.max_tokens:
-                self.running.remove(request)
-                self._free(request)
-                self.tokens += request.known
-                request.on_end(now)
-
-    def _cached(self, request: Running) -> int:
-        most = (request.known - 1) // self.block_size
-        hit = 0
-        for block in request.prompt.chain[:most]:
-            if block not in self.in_use and block not in self.idle:
-                break
-            hit += 1
-        return hit
-
-    def _grow(self, request: Running, upto: int) -> bool:
-        need = -(-upto // self.block_size) - len(request.blocks)
-        if need > self.total_blocks - len(self.in_use):
-            return False
-        for _ in range(need):
-            self._take(block := -next(_private))
-            request.blocks.append((block, False))
-        return True
-
-    def _take(self, block: int) -> None:
-        if block in self.in_use:
-            self.in_use[block] += 1
-            return
-        if block in self.idle:
-            del self.idle[block]
-        elif len(self.in_use) + len(self.idle) >= self.total_blocks:
-            evicted, _ = self.idle.popitem(last=False)
-            if evicted > 0:
-                self._emit(Removed([evicted]))
-        self.in_use[block] = 1
-
-    def _show(self, request: Running) -> None:
-        """Full prompt blocks that are now computed become visible to others."""
-        full = min(request.computed // self.block_size, len(request.prompt.chain))
-        for at in range(request.published, full):
-            block = request.prompt.chain[at]
-            old, shared = request.blocks[at]
-            if shared:
-                continue
-            if block not in self.in_use and block not in self.idle:
-                del self.in_use[old]
-                self.in_use[block] = 1
-                request.blocks[at] = (block, True)
-                parent = request.prompt.chain[at - 1] if at else None
-                self._emit(Stored([StoredBlock(block, request.prompt.local[at])], parent))
-        request.published = max(request.published, full)
-
-    def _free(self, request: Running) -> None:
-        full = request.computed // self.block_size
-        for at, (block, _shared) in reversed(list(enumerate(request.blocks))):
-            self.in_use[block] -= 1
-            if not self.in_use[block]:
-                del self.in_use[block]
-                # Full output blocks stay cached too: nobody asks for them, but they take their place in the LRU order.
-                if at < full:
-                    self.idle[block] = None
-        request.blocks.clear()
-
-    def _emit(self, data: Stored | Removed) -> None:
-        self.publish(RouterEvent(worker_id=self.number, event_id=self.event_id, data=data, tier=Tier.Device))
-        self.event_id += 1
+    def finish(self, iteration: Iteration) -> None:
+        self.busy = False
+        for _, events in iteration.events:
+            for data in changes_of(events):
+                self._publish(RouterEvent(worker_id=self.number, event_id=self._events, data=data))
+                self._events += 1
+        for number, _ in iteration.tokens:
+            if number not in self._begun:
+                self._begun.add(number)
+                self._asked[number].on_first(iteration.ends)
+        for done in iteration.finished:
+            self.tokens += done.prompt_tokens + done.completion_tokens
+            self._asked.pop(done.request_id).on_end(iteration.ends, done.cached_tokens)

@@ -13,14 +13,16 @@ import argparse
 import heapq
 import itertools
 import random
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dynamo.engines.mocker import MockerArgs
 from dynamo.router.kv.cost import Capacity, CostConfig, Fleet, choose
 from dynamo.router.kv.index import Index, Overlap, Rejected
 from dynamo.router.kv.load import LoadBook
 from dynamo.router.kv.slots import Worker
-from kv_fleet import MAX_BATCHED_TOKENS, Prompt, Running, SimWorker
+from kv_fleet import Asked, Prompt, SimWorker
 
 BLOCK = 64
 TEMPLATE = 6
@@ -48,6 +50,8 @@ VARIANTS = [
     Variant("256 blocks, speed 0.25", 256, speed=0.25),
     Variant("1024 blocks, speed 0.25, 6000-token systems", 1024, speed=0.25, system_tokens=6000),
     Variant("one shared 6000-token prompt, 8 workers", 16384, system_tokens=6000, systems=1, workers=8),
+    Variant("same shared prompt, 40 conversations of 25 turns", 16384, 1.0, 0.1, 0.5, 6000, 1, 40, 25, 8),
+    Variant("same shared prompt, ten times as long", 16384, 1.0, 0.1, 0.5, 6000, 1, 400, 5, 8),
     Variant("same shared prompt, 400 conversations", 16384, 1.0, 0.01, 0.5, 6000, 1, 400, 5, 8),
     Variant("same shared prompt, 160 conversations, speed 0.25", 16384, 0.25, 0.05, 0.5, 6000, 1, 160, 5, 8),
     Variant("same shared prompt, 80 conversations of 15 turns, speed 0.25", 16384, 0.25, 0.1, 0.5, 6000, 1, 80, 15, 8),
@@ -68,7 +72,7 @@ class Router:
         self.index = Index()
         self.book = LoadBook()
         self.workers = [Worker(number) for number in range(variant.workers)]
-        size = Capacity(total_blocks=variant.blocks, max_batched_tokens=MAX_BATCHED_TOKENS)
+        size = Capacity(total_blocks=variant.blocks, max_batched_tokens=MockerArgs().max_num_batched_tokens)
         self.fleet = Fleet(dict.fromkeys(self.workers, size), BLOCK)
         for worker in self.workers:
             self.book.add_worker(worker)
@@ -143,8 +147,13 @@ class Result:
     tokens: list[int]
     rejected: int
 
-    def quantile(self, share: float) -> float:
-        return sorted(self.ttft)[min(len(self.ttft) - 1, int(share * len(self.ttft)))] * 1000
+    @property
+    def mean(self) -> float:
+        return 1000 * statistics.fmean(self.ttft)
+
+    @property
+    def p99(self) -> float:
+        return 1000 * sorted(self.ttft)[int(0.99 * len(self.ttft))]
 
 
 def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
@@ -155,7 +164,8 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
         nonlocal rejected
         rejected += isinstance(router.index.apply(event), Rejected)  # type: ignore[arg-type]
 
-    fleet = [SimWorker(n, variant.blocks, BLOCK, variant.speed, publish) for n in range(variant.workers)]
+    args = MockerArgs(block_size=BLOCK, num_gpu_blocks=variant.blocks, speedup_ratio=variant.speed)
+    fleet = [SimWorker(number, args, publish) for number in range(variant.workers)]
     talks = conversations(variant, seed)
     agenda: list[tuple[float, int, Callable[[float], None]]] = []
     order = itertools.count()
@@ -166,20 +176,15 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
         heapq.heappush(agenda, (when, next(order), what))
 
     def advance(worker: SimWorker, now: float) -> None:
-        if worker.busy:
+        iteration = worker.begin(now)
+        if iteration is None:
             return
-        scheduled = worker.begin()
-        if scheduled is None:
-            return
-        worker.busy = True
-        seconds, batch = scheduled
 
         def done(now: float) -> None:
-            worker.busy = False
-            worker.finish(now, batch)
+            worker.finish(iteration)
             advance(worker, now)
 
-        at(now + seconds, done)
+        at(iteration.ends, done)
 
     def ask(number: int, turn: int, now: float) -> None:
         prompts, think = talks[number]
@@ -195,18 +200,18 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
             prefill_tokens=prefill_tokens,
         )
 
-        def first(then: float, cached: int) -> None:
-            nonlocal cached_tokens
+        def first(then: float) -> None:
             router.book.first_token(name)
             ttft.append(then - now)
-            cached_tokens += cached
 
-        def end(then: float) -> None:
+        def end(then: float, cached: int) -> None:
+            nonlocal cached_tokens
+            cached_tokens += cached
             router.book.free(name)
             if turn + 1 < len(prompts):
                 at(then + think[turn], lambda later: ask(number, turn + 1, later))
 
-        fleet[chosen].waiting.append(Running(name, prompt, 32, first, end))
+        fleet[chosen].ask(next(order), prompt, 32, Asked(first, end))
         advance(fleet[chosen], now)
 
     for number in range(len(talks)):
@@ -229,29 +234,39 @@ def optimum(prompts: list[Prompt], block: int = BLOCK) -> float:
     return (usable - len(distinct)) * block / sum(prompt.length for prompt in prompts)
 
 
+def spread(values: list[float]) -> str:
+    """Mean and its standard error."""
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{statistics.fmean(values):.1f} ± {error:.1f}"
+
+
 def main() -> None:
     ap = argparse.ArgumentParser()
     ap.add_argument("--seeds", type=int, default=5)
     ap.add_argument("--first-seed", type=int, default=42)
-    ap.add_argument("--only")
+    ap.add_argument("--only", default="")
     o = ap.parse_args()
     for variant in VARIANTS:
-        if o.only and o.only not in variant.name:
+        if o.only not in variant.name:
             continue
         print(f"\n{variant.name}")
+        found = {}
         for name, rule in RULES.items():
-            results = [simulate(variant, rule, o.first_seed + seed) for seed in range(o.seeds)]
-            mean = sum(sum(r.ttft) / len(r.ttft) for r in results) / len(results) * 1000
-            p99 = sum(r.quantile(0.99) for r in results) / len(results)
-            cached = 100 * sum(r.cached for r in results) / len(results)
+            results = found[name] = [simulate(variant, rule, o.first_seed + seed) for seed in range(o.seeds)]
+            cached = 100 * statistics.fmean(r.cached for r in results)
             low = 100 * min(r.cached for r in results)
-            best = 100 * sum(r.optimum for r in results) / len(results)
-            uneven = max(max(r.tokens) / (sum(r.tokens) / len(r.tokens)) for r in results)
+            best = 100 * statistics.fmean(r.optimum for r in results)
+            uneven = max(max(r.tokens) / statistics.fmean(r.tokens) for r in results)
             print(
-                f"  {name:14} cached {cached:5.1f} % (worst {low:.1f}) of {best:.1f}   TTFT {mean:6.1f}, "
-                f"p99 {p99:6.1f} ms   most tokens / mean {uneven:.2f}",
+                f"  {name:14} cached {cached:5.1f} % (worst {low:.1f}) of {best:.1f}   "
+                f"TTFT {spread([r.mean for r in results])}, p99 {spread([r.p99 for r in results])} ms   "
+                f"most tokens / mean {uneven:.2f}",
                 flush=True,
             )
+        for name in [name for name in RULES if name != "ours"]:
+            pairs = list(zip(found["ours"], found[name], strict=True))
+            mean, p99 = [a.mean - b.mean for a, b in pairs], [a.p99 - b.p99 for a, b in pairs]
+            print(f"  ours - {name}: TTFT {spread(mean)}, p99 {spread(p99)} ms, seed by seed")
 
 
 if __name__ == "__main__":
