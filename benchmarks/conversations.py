@@ -1,31 +1,30 @@
 """Conversations through real processes: what is found cached, TTFT and how evenly the workers are used.
 
-usage: python benchmarks/conversations.py [--peer PYTHON] [--rounds 2] [--only TEXT] [--shared] [--frontends] [--idle]
+usage: python benchmarks/conversations.py [--peer PYTHON] [--seeds 2001-2004] [--modes kv,round-robin] [--only TEXT]
+       [--shared | --frontends | --idle] [--journal FILE [--report]]
 
 The variants are those of kv_placement.py: 40 conversations over 10 system prompts, 5 turns of 50 tokens answered with
 32, a canned history, staggered starts, exponential thinking time. All are drawn from a seed, so every side and mode is
-asked the same. Each run has fresh processes: a frontend, and one process with all simulated workers. Sides and modes
-take turns, forwards in one round and backwards in the next.
+asked the same. Each run has fresh processes: a frontend, and one process with all simulated workers. One mode is
+finished with all seeds and variants before the next begins; within it the sides take turns, first one, then the other
+going first.
 
 --shared: one system prompt of 6,000 tokens for all, 8 workers, our modes beside each other. --frontends: bursts of ten
 conversations, one frontend beside two that tell each other their bookings; each turn goes to the other frontend.
 --idle: TTFT of single requests, nothing else running.
+--journal: every run is appended when it is finished, and what is there already is not run again; the tables are of all
+that the file holds. --report prints them and runs nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import itertools
-import json
 import os
-import random
 import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,15 +34,15 @@ from msgspec import Struct
 from tokenizers import Tokenizer
 
 from figures import percentile, table
-from kv_fleet import Prompt
-from kv_placement import BLOCK, VARIANTS, Variant, optimum
-from load import Reply, connect, http_request
-from processes import Stack
+from kv_placement import BLOCK, VARIANTS, Variant
+from load import connect
+from processes import Stack, machine_busy
+from talks import Workload, converse, request, uneven_requests, uneven_tokens
 from words import MODEL, Prompts, make_model
 
-USER, OUT = 50, 32
 IDLE = (64, 512, 1500, 4000)
 BURST = Variant("bursts of 10 conversations, 1500-token systems, 8 workers", 16384, convs=80, workers=8, stagger=0.0)
+SHARED = [variant for variant in VARIANTS if "shared" in variant.name]
 
 
 @dataclass(frozen=True)
@@ -59,123 +58,30 @@ class Setup:
         return f"{self.side} {self.mode}" + (f", {self.frontends} frontends" if self.frontends > 1 else "")
 
 
-class Talk(Struct):
-    start: float
-    bodies: list[bytes]
-    think: list[float]
-
-
 class Run(Struct):
-    """One run, as --json writes it. Times in milliseconds."""
+    """One run, a line of the journal. Times in milliseconds."""
 
     variant: str
     setup: str
-    round: int
+    seed: int
     cached: float
     optimum: float
     ttft_mean: float
     ttft_p50: float
     ttft_p99: float
     uneven_tokens: float
-    """Prompt and output tokens of the worker that got most, against the mean."""
     uneven_requests: float
-    """Requests at once on the fullest worker against the mean, averaged over time."""
     requests: int
     errors: int
+    seconds: float
     load: float
+    """The load average before it began."""
+    others: float
+    """Cores that processes not of this run used meanwhile."""
 
-
-class Workload:
-    """What is asked, and what of it could be found cached at best."""
-
-    def __init__(
-        self,
-        variant: Variant,
-        seed: int,
-        tokenizer: Tokenizer,
-        *,
-        burst: int = 0,
-        block: int = BLOCK,
-        told: Sequence[str] = ("worker_id",),
-    ) -> None:
-        draw, texts = random.Random(seed), Prompts(seed)
-        systems = [texts.next(variant.system_tokens) for _ in range(variant.systems)]
-        histories = []
-        for number in range(variant.convs):
-            turns = [(texts.next(USER), texts.next(OUT)) for _ in range(variant.turns)]
-            think = [draw.expovariate(1 / variant.think) for _ in turns]
-            histories.append((systems[number % variant.systems], turns, think))
-        draw.shuffle(histories)
-        self.talks: list[Talk] = []
-        prompts = []
-        for number, (system, turns, think) in enumerate(histories):
-            messages = [{"role": "system", "content": system}]
-            bodies = []
-            for asked, answered in turns:
-                messages.append({"role": "user", "content": asked})
-                bodies.append(_request(messages, told))
-                prompts.append(Prompt.of(tokenizer.encode(_rendered(messages)).ids, block))
-                messages.append({"role": "assistant", "content": answered})
-            start = number // burst if burst else number * variant.stagger
-            self.talks.append(Talk(float(start), bodies, think))
-        self.prompt_tokens = sum(prompt.length for prompt in prompts)
-        self.optimum = optimum(prompts, block)
-
-
-def _request(messages: list[dict[str, str]], told: Sequence[str] = ("worker_id",)) -> bytes:
-    asked = {
-        "model": MODEL,
-        "messages": messages,
-        "max_tokens": OUT,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "nvext": {"extra_fields": list(told)},
-    }
-    return http_request(json.dumps(asked, separators=(",", ":")).encode())
-
-
-def _rendered(messages: list[dict[str, str]]) -> str:
-    told = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages)
-    return f"{told}<|im_start|>assistant\n"
-
-
-async def converse(urls: Sequence[str], talks: list[Talk]) -> list[Reply]:
-    replies: list[Reply] = []
-
-    async def talk(number: int, one: Talk) -> None:
-        await asyncio.sleep(one.start)
-        connections = [await connect(url) for url in urls]
-        for turn, (body, think) in enumerate(zip(one.bodies, one.think, strict=True)):
-            at = (number + turn) % len(urls)
-            if not connections[at].open:
-                connections[at] = await connect(urls[at])
-            replies.append(await connections[at].ask(body, stream=True))
-            await asyncio.sleep(think)
-        for connection in connections:
-            connection.close()
-
-    await asyncio.gather(*(talk(number, one) for number, one in enumerate(talks)))
-    return replies
-
-
-def uneven_requests(replies: Sequence[Reply], workers: int) -> float:
-    """The fullest worker's requests against the mean, weighted by time."""
-    changes = sorted([(r.sent, 1, r.worker) for r in replies] + [(r.ended, -1, r.worker) for r in replies])
-    now: Counter[int] = Counter()
-    fullest = every = 0.0
-    for (when, by, worker), (until, _, _) in itertools.pairwise(changes):
-        now[worker] += by
-        fullest += (until - when) * max(now.values())
-        every += (until - when) * now.total()
-    return fullest * workers / every if every else float("nan")
-
-
-def uneven_tokens(replies: Sequence[Reply], workers: int) -> float:
-    tokens: Counter[int] = Counter()
-    for reply in replies:
-        tokens[reply.worker] += reply.prompt_tokens + reply.tokens
-    return max(tokens.values()) * workers / tokens.total() if tokens else float("nan")
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.variant, self.setup, self.seed
 
 
 def start(stack: Stack, model: Path, variant: Variant, setup: Setup) -> list[str]:
@@ -193,10 +99,13 @@ def start(stack: Stack, model: Path, variant: Variant, setup: Setup) -> list[str
     return urls
 
 
-def one_run(folder: Path, model: Path, variant: Variant, setup: Setup, number: int, work: Workload) -> Run:
+def one_run(folder: Path, model: Path, variant: Variant, setup: Setup, seed: int, work: Workload) -> Run:
+    load, begun, busy, own = os.getloadavg()[0], time.monotonic(), machine_busy(), time.process_time()
     with Stack(folder, setup.python, ours=setup.side == "ours") as stack:
         urls = start(stack, model, variant, setup)
         replies = uvloop.run(converse(urls, work.talks))
+        used = sum(child.cpu() for child in stack.children.values()) + time.process_time() - own
+        others = (machine_busy() - busy - used) / (time.monotonic() - begun)
     good = [reply for reply in replies if reply.error is None]
     for error in {reply.error for reply in replies if reply.error}:
         print(f"    {error}", file=sys.stderr)
@@ -207,7 +116,7 @@ def one_run(folder: Path, model: Path, variant: Variant, setup: Setup, number: i
     return Run(
         variant=variant.name,
         setup=str(setup),
-        round=number,
+        seed=seed,
         cached=100 * sum(reply.cached_tokens for reply in good) / max(1, asked),
         optimum=100 * work.optimum,
         ttft_mean=statistics.fmean(ttft),
@@ -217,7 +126,9 @@ def one_run(folder: Path, model: Path, variant: Variant, setup: Setup, number: i
         uneven_requests=uneven_requests(good, variant.workers),
         requests=len(good),
         errors=len(replies) - len(good),
-        load=os.getloadavg()[0],
+        seconds=time.monotonic() - begun,
+        load=load,
+        others=max(0.0, others),
     )
 
 
@@ -229,7 +140,7 @@ def idle(folder: Path, model: Path, setups: Sequence[Setup], times: int = 7) -> 
         texts = Prompts(size)
         took = []
         for _ in range(times):
-            reply = await connection.ask(_request([{"role": "user", "content": texts.next(size)}]), stream=True)
+            reply = await connection.ask(request([{"role": "user", "content": texts.next(size)}]), stream=True)
             took.append(1e3 * (reply.first - reply.sent))
         connection.close()
         return statistics.median(took)
@@ -243,26 +154,78 @@ def idle(folder: Path, model: Path, setups: Sequence[Setup], times: int = 7) -> 
 
 
 def report(runs: Sequence[Run]) -> str:
-    found: dict[tuple[str, str], list[Run]] = {}
+    """Every setup by itself, then those worth comparing, seed by seed."""
+    found: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
-        found.setdefault((run.variant, run.setup), []).append(run)
+        found.setdefault(run.variant, {}).setdefault(run.setup, []).append(run)
     rows = []
-    for (variant, setup), some in found.items():
-        base = found.get((variant, f"{setup.split()[0]} round-robin"))
-        mean = statistics.fmean(run.ttft_mean for run in some)
-        ratio = f"{mean / statistics.fmean(run.ttft_mean for run in base):.2f}" if base else "–"
-        names = ("cached", "ttft_mean", "ttft_p50", "ttft_p99", "uneven_tokens", "uneven_requests")
-        cells = [_span([getattr(run, name) for run in some], 2 if name.startswith("uneven") else 1) for name in names]
-        cells.insert(2, ratio)
-        errors = sum(run.errors for run in some)
-        rows.append([variant, f"{some[0].optimum:.1f}", setup, *cells, str(len(some)), str(errors)])
-    head = ["variant", "optimum %", "", "cached %", "TTFT mean", "/ round-robin", "p50", "p99", "tokens max/mean"]
-    return table([*head, "requests max/mean", "runs", "errors"], rows)
+    for variant, setups in found.items():
+        for setup, some in setups.items():
+            names = ("optimum", "cached", "ttft_mean", "ttft_p50", "ttft_p99", "uneven_tokens", "uneven_requests")
+            cells = [_span([getattr(run, name) for run in some], 2 if "uneven" in name else 1) for name in names]
+            counts = [len(some), sum(run.errors for run in some)]
+            cells += [*map(str, counts), _span([run.load for run in some], 1), _span([run.others for run in some], 2)]
+            rows.append([variant, setup, *cells])
+    head = ["variant", "", "optimum %", "cached %", "TTFT mean", "p50", "p99", "tokens max/mean", "requests max/mean"]
+    return f"{table([*head, 'runs', 'errors', 'load', 'others'], rows)}\n\n{_paired(found)}"
+
+
+def _paired(found: dict[str, dict[str, list[Run]]]) -> str:
+    rows = []
+    for variant, setups in found.items():
+        for one, other in _PAIRS:
+            first, second = ({run.seed: run for run in setups.get(name, [])} for name in (one, other))
+            pairs = [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
+            if not pairs:
+                continue
+            cells = [_mean([a.cached - b.cached for a, b in pairs], 1)]
+            for name in ("ttft_mean", "ttft_p99", "uneven_tokens", "uneven_requests"):
+                ratios = [getattr(a, name) / getattr(b, name) for a, b in pairs]
+                cells.append(f"{_mean(ratios, 3)} ({sum(ratio < 1 for ratio in ratios)})")
+            rows.append([variant, f"{one} ÷ {other}", str(len(pairs)), *cells])
+    head = ["variant", "seed by seed, mean ± standard error (how often lower)", "seeds", "cached, points more"]
+    return table([*head, "TTFT mean", "p99", "tokens max/mean", "requests max/mean"], rows)
+
+
+_PAIRS = [
+    ("ours kv", "peer kv"),
+    ("ours round-robin", "peer round-robin"),
+    ("ours kv", "ours round-robin"),
+    ("peer kv", "peer round-robin"),
+    ("ours kv", "ours least-loaded"),
+    ("ours kv, 2 frontends", "ours kv"),
+    ("peer kv, 2 frontends", "peer kv"),
+]
 
 
 def _span(values: Sequence[float], digits: int) -> str:
     low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
-    return low if low == high else f"{low}–{high}"
+    return low if low == high else f"{statistics.fmean(values):.{digits}f} ({low}–{high})"
+
+
+def _mean(values: Sequence[float], digits: int) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return f"{statistics.fmean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def in_turn(
+    phases: Sequence[Sequence[Setup]], seeds: Sequence[int], variants: Sequence[Variant]
+) -> Iterator[tuple[Variant, int, Setup]]:
+    """Every run that is wanted; whoever went first comes last the next time."""
+    for setups in phases:
+        for at, seed in enumerate(seeds):
+            for place, variant in enumerate(variants):
+                for setup in setups if (at + place) % 2 == 0 else setups[::-1]:
+                    yield variant, seed, setup
+
+
+def seed_list(text: str) -> list[int]:
+    """`2001-2004,3000` are five."""
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
 
 
 def main() -> None:
@@ -272,48 +235,52 @@ def main() -> None:
         "--peer", default=os.environ.get("PEER_PYTHON"), help="interpreter that has ai-dynamo (PEER_PYTHON)"
     )
     parser.add_argument("--modes", default="kv,round-robin", help="router modes (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--seeds", type=seed_list, default=[42], help="such as 2001-2004 (42)")
     parser.add_argument("--only", default="", help="only the variants whose name has this in it")
     parser.add_argument("--shared", action="store_true", help="one system prompt for all traffic")
     parser.add_argument("--frontends", action="store_true", help="one frontend against two")
     parser.add_argument("--idle", action="store_true", help="TTFT of single requests")
-    parser.add_argument("--json", type=Path, help="append every run to this file, a line each")
+    parser.add_argument("--journal", type=Path, help="append every run to this file, and go on where it ends")
+    parser.add_argument("--report", action="store_true", help="print the tables of the journal and run nothing")
     options = parser.parse_args()
-    modes = options.modes.split(",")
     sides = [("ours", options.python)] + ([("peer", options.peer)] if options.peer else [])
-    setups = [Setup(side, python, mode) for mode in modes for side, python in sides]
     variants, burst = [variant for variant in VARIANTS[:5] if options.only in variant.name], 0
+    phases = [[Setup(*side, mode) for side in sides] for mode in options.modes.split(",")]
     if options.shared:
-        variants = [variant for variant in (VARIANTS[5], VARIANTS[8]) if options.only in variant.name]
-        setups = [Setup(*sides[0], mode) for mode in ("kv", "round-robin", "least-loaded")]
-        setups += [Setup(*side, "kv") for side in sides[1:]]
+        variants = [variant for variant in SHARED if options.only in variant.name]
+        phases = [[Setup(*sides[0], mode) for mode in ("kv", "round-robin", "least-loaded")]]
+        phases[0] += [Setup(*side, "kv") for side in sides[1:]]
     elif options.frontends:
         variants, burst = [BURST], 10
-        setups = [Setup(*side, "kv", count) for side in sides for count in (1, 2)]
+        phases = [[Setup(*side, "kv", count) for count in (1, 2)] for side in sides]
     runs: list[Run] = []
+    if options.journal and options.journal.exists():
+        runs = [msgspec.json.decode(line, type=Run) for line in options.journal.read_bytes().splitlines()]
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         folder = Path(place)
         model = make_model(folder / "model")
         if options.idle:
-            print(idle(folder, model, [replace(setup, mode="round-robin") for setup in setups[: len(sides)]]))
+            print(idle(folder, model, [replace(setup, mode="round-robin") for setup in phases[0]]))
             return
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        for variant in variants:
-            work = Workload(variant, options.seed, tokenizer, burst=burst)
-            for number in range(options.rounds):
-                for setup in setups if number % 2 == 0 else setups[::-1]:
-                    run = one_run(folder / f"{len(runs)}", model, variant, setup, number, work)
-                    runs.append(run)
-                    told = f"cached {run.cached:.1f} of {run.optimum:.1f} %, TTFT {run.ttft_mean:.1f}"
-                    told += f", p99 {run.ttft_p99:.1f}, load {run.load:.1f}"
-                    print(f"{variant.name}: {setup}: {told}", file=sys.stderr, flush=True)
-                    if options.json:
-                        with options.json.open("ab") as file:
-                            file.write(msgspec.json.encode(run) + b"\n")
+        done = {run.key for run in runs}
+        plan = [
+            one for one in in_turn(phases, options.seeds, variants) if (one[0].name, str(one[2]), one[1]) not in done
+        ]
+        last: tuple[Variant, int] | None = None
+        for number, (variant, seed, setup) in enumerate([] if options.report else plan):
+            if last != (variant, seed):
+                last, work = (variant, seed), Workload(variant, seed, tokenizer, burst=burst)
+            run = one_run(folder / str(number), model, variant, setup, seed, work)
+            runs.append(run)
+            told = f"cached {run.cached:.1f} of {run.optimum:.1f} %, TTFT {run.ttft_mean:.1f}, p99 {run.ttft_p99:.1f}"
+            told += f"; {run.seconds:.0f} s, load {run.load:.1f}, others {run.others:.2f}"
+            print(f"{number + 1}/{len(plan)} {variant.name}, seed {seed}: {setup}: {told}", file=sys.stderr, flush=True)
+            if options.journal:
+                with options.journal.open("ab") as file:
+                    file.write(msgspec.json.encode(run) + b"\n")
     print(report(runs))
-    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    print(f"\n{time.strftime('%Y-%m-%d %H:%M')}, seed {options.seed}, {load}")
+    print(f"\n{time.strftime('%Y-%m-%d %H:%M')}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 
 if __name__ == "__main__":

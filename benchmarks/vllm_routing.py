@@ -38,7 +38,6 @@ import zmq.asyncio
 from msgspec import Struct
 from tokenizers import Tokenizer
 
-from conversations import Talk, Workload, converse, uneven_tokens
 from dynamo.llm import KvRouter, compute_block_hash_for_seq
 from dynamo.router.kv import sequence_hashes
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
@@ -46,6 +45,7 @@ from figures import percentile, table
 from kv_placement import Variant
 from load import Reply, Users, connect, requests
 from processes import REPOSITORY, Stack
+from talks import Talk, Workload, converse, uneven_tokens
 from words import MODEL, Prompts, make_model
 
 MODES = {
