@@ -38,7 +38,7 @@ _ENGINE_FLAGS: dict[str, tuple[type[Any], str]] = {
     "decode_speedup_ratio": (float, "divides the times of decode steps (1.0)"),
     "data_parallel_size": (int, "ranks in each worker (1)"),
     "startup_time": (float, "seconds before a worker is ready"),
-    "watermark": (float, "share of blocks kept free when admitting (0)"),
+    "watermark": (float, "share of blocks kept free when admitting (0.01)"),
     "planner_profile_data": (str, "a profiler's .npz with the times to use"),
     "disaggregation_mode": (str, "agg, prefill or decode (agg)"),
 }

@@ -20,7 +20,7 @@ def test_defaults_are_the_published_ones() -> None:
     )
     assert args.enable_prefix_caching
     assert args.enable_chunked_prefill
-    assert (args.speedup_ratio, args.dp_size, args.watermark, args.preemption_mode) == (1.0, 1, 0.0, "lifo")
+    assert (args.speedup_ratio, args.dp_size, args.watermark, args.preemption_mode) == (1.0, 1, 0.01, "lifo")
 
 
 def test_every_argument_is_read_from_json() -> None:

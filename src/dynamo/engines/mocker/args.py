@@ -33,8 +33,8 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     preemption_mode: Literal["lifo", "fifo"] = "lifo"
-    watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    """Share of the blocks that admitting a request leaves free for those that run."""
+    watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.01
+    """Share of the blocks that admitting a request leaves free for those that run. vLLM V1 behaves like 0."""
     speedup_ratio: Factor = 1.0
     """Divides the modelled time; 0 takes no time at all."""
     decode_speedup_ratio: Factor = 1.0
