@@ -89,7 +89,10 @@ def start(stack: Stack, model: Path, variant: Variant, setup: Setup) -> list[str
     urls = []
     sync = ["--router-replica-sync"] if setup.frontends > 1 else []
     size = ("--num-gpu-blocks-override", str(variant.blocks), "--block-size", str(BLOCK))
-    stack.mocker(model, MODEL, "--num-workers", str(variant.workers), "--speedup-ratio", f"{variant.speed:g}", *size)
+    # ai-dynamo's mocker keeps nothing back, as vLLM; ours has the older, published default.
+    kept = ("--watermark", "0") if setup.side == "ours" else ()
+    speed = ("--speedup-ratio", f"{variant.speed:g}")
+    stack.mocker(model, MODEL, "--num-workers", str(variant.workers), *speed, *size, *kept)
     for number in range(setup.frontends):
         stack.frontend("--router-mode", setup.mode, *sync, name=f"frontend{number}")
         stack.until("/v1/models", f'"{MODEL}"'.encode())

@@ -164,7 +164,7 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
         nonlocal rejected
         rejected += isinstance(router.index.apply(event), Rejected)  # type: ignore[arg-type]
 
-    args = MockerArgs(block_size=BLOCK, num_gpu_blocks=variant.blocks, speedup_ratio=variant.speed)
+    args = MockerArgs(block_size=BLOCK, num_gpu_blocks=variant.blocks, speedup_ratio=variant.speed, watermark=0)
     fleet = [SimWorker(number, args, publish) for number in range(variant.workers)]
     talks = conversations(variant, seed)
     agenda: list[tuple[float, int, Callable[[float], None]]] = []
