@@ -54,7 +54,7 @@ def test_the_tail_of_a_chain_is_evicted_before_its_head() -> None:
     pool.release(put(pool, [10, 11, 12]))
     pool.take_events()
     pool.allocate(3)
-    assert pool.take_events() == [BlockRemoved([12]), BlockRemoved([11]), BlockRemoved([10])]
+    assert pool.take_events() == [BlockRemoved([12, 11, 10])]
 
 
 def test_the_block_free_for_longest_is_evicted_first_and_use_makes_it_young_again() -> None:
@@ -65,7 +65,7 @@ def test_the_block_free_for_longest_is_evicted_first_and_use_makes_it_young_agai
     pool.release(pool.lookup([10], 1))
     pool.take_events()
     pool.allocate(3)
-    assert pool.take_events() == [BlockRemoved([20]), BlockRemoved([30]), BlockRemoved([10])]
+    assert pool.take_events() == [BlockRemoved([20, 30, 10])]
 
 
 def test_blocks_never_used_go_before_cached_ones() -> None:

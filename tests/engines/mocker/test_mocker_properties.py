@@ -163,6 +163,7 @@ def state(scheduler: Scheduler) -> tuple[Any, ...]:
         list(pool._free),
         pool._holders,
         pool._hash_of,
+        pool._found,
         pool._copies,
         [(s.request_id, s.tokens, s.computed, s.blocks, s.hashes, s.cached_tokens) for s in scheduler.running],
         [(s.request_id, s.tokens) for s in scheduler.waiting],

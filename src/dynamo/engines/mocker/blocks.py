@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 
 from msgspec import Struct
 
@@ -11,10 +12,10 @@ from msgspec import Struct
 class BlockStored(Struct, frozen=True, tag=True):
     """Consecutive blocks of one chain became reusable; `parent_hash` is the block before the first of them."""
 
-    block_hashes: list[int]
+    block_hashes: Sequence[int]
     parent_hash: int | None
-    token_ids: list[int]
-    local_hashes: list[int]
+    token_ids: Sequence[int]
+    local_hashes: Sequence[int]
 
 
 class BlockRemoved(Struct, frozen=True, tag=True):
@@ -44,7 +45,10 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
         self._holders = [0] * total
         self._hash_of: list[int | None] = [None] * total
+        self._found: dict[int, int] = {}
+        """Where each cached hash is found: in the first of its copies."""
         self._copies: dict[int, list[int]] = {}
+        """The others, of those that have several."""
         self._events: list[KvEvent] = []
 
     def record_events(self) -> None:
@@ -60,19 +64,19 @@ class BlockPool:
         return self.total - len(self._free)
 
     def cached_hashes(self) -> set[int]:
-        return set(self._copies)
+        return set(self._found)
 
     def lookup(self, hashes: Sequence[int], limit: int) -> list[int]:
         """The blocks of the longest cached run at the start of `hashes`, at most `limit` of them."""
         found: list[int] = []
         if not self.caching:
             return found
-        copies = self._copies
-        for index in range(min(limit, len(hashes))):
-            blocks = copies.get(hashes[index])
-            if blocks is None:
+        find = self._found.get
+        for block_hash in islice(hashes, limit):
+            block = find(block_hash)
+            if block is None:
                 break
-            found.append(blocks[0])
+            found.append(block)
         return found
 
     def idle(self, blocks: Sequence[int]) -> int:
@@ -92,13 +96,23 @@ class BlockPool:
         """`count` blocks to write to, which forget what they held; the caller has checked `free`."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks asked of {len(self._free)} free ones")
-        blocks = []
-        for _ in range(count):
-            block, _ = self._free.popitem(last=False)
-            if self._hash_of[block] is not None:
-                self._forget(block)
-            self._holders[block] = 1
-            blocks.append(block)
+        take, holders, hash_of = self._free.popitem, self._holders, self._hash_of
+        found, copies = self._found, self._copies
+        blocks = [take(False)[0] for _ in range(count)]
+        gone = []
+        for block in blocks:
+            holders[block] = 1
+            block_hash = hash_of[block]
+            if block_hash is None:
+                continue
+            hash_of[block] = None
+            if block_hash in copies:
+                self._lose_copy(block, block_hash)
+            else:
+                del found[block_hash]
+                gone.append(block_hash)
+        if gone and self._record_events:
+            self._events.append(BlockRemoved(gone))
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -125,22 +139,23 @@ class BlockPool:
         """These blocks are full and may be found from now on."""
         if not self.caching:
             return
-        first_copy = []
+        found, hash_of = self._found, self._hash_of
         for block, block_hash in zip(blocks, hashes, strict=True):
-            self._hash_of[block] = block_hash
-            copies = self._copies.get(block_hash)
-            if copies is None:
-                self._copies[block_hash] = [block]
-            else:
-                copies.append(block)
-            first_copy.append(copies is None)
+            hash_of[block] = block_hash
+        if found.keys().isdisjoint(hashes):
+            found.update(zip(hashes, blocks, strict=True))
+            if self._record_events:
+                self._events.append(BlockStored(hashes, parent, token_ids, local))
+            return
+        fresh = [self._gain(block, block_hash) for block, block_hash in zip(blocks, hashes, strict=True)]
         if self._record_events:
-            self._tell_stored(first_copy, hashes, parent, token_ids, local)
+            self._tell_stored(fresh, hashes, parent, token_ids, local)
 
     def clear(self) -> bool:
         """Forget all content, unless some block is in use."""
         if self.used:
             return False
+        self._found.clear()
         self._copies.clear()
         self._hash_of = [None] * self.total
         if self._record_events:
@@ -159,26 +174,31 @@ class BlockPool:
         for block, holders in enumerate(self._holders):
             assert holders >= 0, f"block {block} has {holders} holders"
             assert (holders == 0) == (block in self._free), f"block {block} is both held and free, or neither"
-        by_hash = sorted(
-            (block_hash, block) for block, block_hash in enumerate(self._hash_of) if block_hash is not None
-        )
-        assert by_hash == sorted((block_hash, block) for block_hash, blocks in self._copies.items() for block in blocks)
-        assert all(self._copies.values()), "a hash without a block"
+        kept = {block: block_hash for block, block_hash in enumerate(self._hash_of) if block_hash is not None}
+        copies = [(block_hash, block) for block_hash, blocks in self._copies.items() for block in blocks]
+        assert sorted(kept.items()) == sorted((block, name) for name, block in [*self._found.items(), *copies])
+        assert all(self._copies.values()), "an empty list of copies"
+        assert self._copies.keys() <= self._found.keys(), "a copy of what is not found"
 
-    def _forget(self, block: int) -> None:
-        block_hash = self._hash_of[block]
-        assert block_hash is not None
-        self._hash_of[block] = None
+    def _gain(self, block: int, block_hash: int) -> bool:
+        """Note one more copy; True if it is the first."""
+        if self._found.setdefault(block_hash, block) == block:
+            return True
+        self._copies.setdefault(block_hash, []).append(block)
+        return False
+
+    def _lose_copy(self, block: int, block_hash: int) -> None:
         copies = self._copies[block_hash]
-        copies.remove(block)
+        if self._found[block_hash] == block:
+            self._found[block_hash] = copies.pop(0)
+        else:
+            copies.remove(block)
         if not copies:
             del self._copies[block_hash]
-            if self._record_events:
-                self._events.append(BlockRemoved([block_hash]))
 
     def _tell_stored(
         self,
-        first_copy: list[bool],
+        fresh: list[bool],
         hashes: Sequence[int],
         parent: int | None,
         token_ids: Sequence[int],
@@ -188,18 +208,18 @@ class BlockPool:
         size = len(token_ids) // len(hashes)
         at = 0
         while at < len(hashes):
-            if not first_copy[at]:
+            if not fresh[at]:
                 at += 1
                 continue
             end = at + 1
-            while end < len(hashes) and first_copy[end]:
+            while end < len(hashes) and fresh[end]:
                 end += 1
             self._events.append(
                 BlockStored(
-                    list(hashes[at:end]),
+                    hashes[at:end],
                     hashes[at - 1] if at else parent,
-                    list(token_ids[at * size : end * size]),
-                    list(local[at:end]),
+                    token_ids[at * size : end * size],
+                    local[at:end],
                 )
             )
             at = end
