@@ -56,7 +56,7 @@ async def test_a_snapshot_in_the_middle_of_work_is_the_cache_at_its_event(local:
         client = await router.endpoint("ns.backend.generate").client()
         await ask_snapshot(router, mocker.worker_id)
         rng = random.Random(2)
-        work = [answer(client, [rng.randrange(4) for _ in range(20)], 30, mocker.worker_id) for _ in range(40)]
+        work = [answer(client, [rng.randrange(4) for _ in range(20)], 30, mocker.worker_id) for _ in range(400)]
         working = asyncio.gather(*work)
         compared = 0
         while not working.done():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.engines.mocker import BlockStored, KvEvent, MockerArgs, MockerEngine
+from dynamo.engines.mocker import AllBlocksCleared, BlockStored, KvEvent, MockerArgs, MockerEngine
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument
 from engines.mocker.mocker_world import answer_to
@@ -203,9 +203,33 @@ async def test_events_are_told_per_rank_before_the_tokens() -> None:
     ((rank, (event,)),) = told
     assert rank == 1
     assert isinstance(event, BlockStored)
-    assert event.token_ids == [0, 1, 2, 3]
+    assert list(event.token_ids) == [0, 1, 2, 3]
     assert await engine.clear_cache()
     assert [rank for rank, _ in told[1:]] == [0, 1]
+
+
+async def test_what_was_stored_before_the_cache_was_cleared_is_told_before() -> None:
+    told: list[type[KvEvent]] = []
+    engine = MockerEngine(MockerArgs(block_size=4), on_events=lambda _, events: told.extend(map(type, events)))
+    await engine.start()
+    sink = Collector()
+    engine.submit(request(list(range(4)), 1), sink)
+    while engine.load()[0].waiting:
+        await asyncio.sleep(0)
+    assert not sink.over.is_set()
+    assert await engine.clear_cache()
+    await sink.over.wait()
+    assert told == [BlockStored, AllBlocksCleared]
+
+
+async def test_what_is_due_together_arrives_together() -> None:
+    engine = await engine_with(max_num_batched_tokens=16)
+    sinks = [Collector() for _ in range(8)]
+    for index, sink in enumerate(sinks):
+        engine.submit(request([index] * 10, 8), sink)
+    await asyncio.gather(*(sink.over.wait() for sink in sinks))
+    assert [len(sink.ids) for sink in sinks] == [8] * 8
+    assert sum(sink.pushes for sink in sinks) < 8
 
 
 async def test_adapters_and_salts_do_not_share_prefixes() -> None:

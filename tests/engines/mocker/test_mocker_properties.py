@@ -73,7 +73,7 @@ class World:
         iteration = self.ranks.step(self.now, math.inf if self.folding else None)
         assert iteration.ends >= self.now
         self.now = iteration.ends
-        for request_id, ids in iteration.tokens:
+        for request_id, ids in iteration.take_tokens():
             self.tokens[request_id] += ids
         self.finished += iteration.finished
         self.hear(iteration.events)

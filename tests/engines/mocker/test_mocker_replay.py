@@ -86,7 +86,7 @@ def test_the_mocker_does_at_every_step_what_vllm_did(name: str) -> None:
             case ["step"]:
                 expected = next(steps)
                 result = scheduler.step()
-                assert [[request_id, tokens] for request_id, tokens in result.tokens] == expected["tokens"]
+                assert [[one.request_id, one.take(result.steps)] for one in result.answered] == expected["tokens"]
                 finished = [[done.request_id, done.finish_reason, done.cached_tokens] for done in result.finished]
                 assert finished == expected["finished"]
                 assert names.told(scheduler.take_events()) == copies.of(expected["events"])

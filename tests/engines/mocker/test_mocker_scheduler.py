@@ -26,7 +26,7 @@ class Desk:
         return self.scheduler.step()
 
     def scheduled(self) -> dict[int, int]:
-        return dict(self.step().scheduled)
+        return {sequence.request_id: count for sequence, count in self.step().scheduled.items()}
 
     def finish(self) -> list[Any]:
         finished = []
@@ -115,7 +115,7 @@ def test_decoding_comes_before_prefill_and_prefill_takes_the_rest() -> None:
 def test_a_prompt_still_in_chunks_produces_nothing() -> None:
     desk = Desk(max_num_batched_tokens=8)
     desk.add(1, range(20), 2)
-    assert [len(desk.step().tokens) for _ in range(4)] == [0, 0, 1, 1]
+    assert [len(desk.step().answered) for _ in range(4)] == [0, 0, 1, 1]
 
 
 def test_without_chunks_a_prompt_waits_for_a_budget_that_holds_it() -> None:
@@ -234,7 +234,7 @@ def test_events_chain_from_block_to_block() -> None:
     assert isinstance(first, BlockStored)
     assert isinstance(second, BlockStored)
     assert isinstance(third, BlockStored)
-    assert (first.parent_hash, first.token_ids) == (None, [0, 1, 2, 3])
+    assert (first.parent_hash, list(first.token_ids)) == (None, [0, 1, 2, 3])
     assert second.parent_hash == first.block_hashes[-1]
     assert third.parent_hash == second.block_hashes[-1]
 
@@ -365,5 +365,5 @@ def test_only_iterations_that_end_in_time_are_folded() -> None:
     iteration = ranks.step(start, start + 0.020)
     assert iteration.steps == 3
     assert iteration.ends <= start + 0.020
-    assert len(iteration.tokens[0][1]) == 3
+    assert len(iteration.take_tokens()[0][1]) == 3
     assert ranks.step(iteration.ends, iteration.ends).steps == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from array import array
 from collections.abc import Callable
 from itertools import count
@@ -21,6 +22,7 @@ from .blocks import BlockRemoved, BlockStored, KvEvent
 from .profile import timing_for
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
+from .sequence import Sequence
 from .timing import Timing
 from .tokens import Vocabulary, answer_for
 
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 # Timers are no finer than this: what ends within it goes out at once, and the clock keeps the debt.
 _SLACK = 1e-3
+_TURN = 1e-3
+"""Others on the event loop wait no longer than this, and the iteration it ends in."""
 _LOAD_SECONDS = 0.1
 """Load is told when it may have changed, but not more often than this."""
 
@@ -52,7 +56,8 @@ class MockerRunning:
 class MockerEngine:
     """Answers requests at the pace of the model it imitates.
 
-    An iteration is computed when it starts and told to the sinks, all at once, when it would have ended.
+    An iteration is computed when it starts and told to the sinks, all at once, when it would have ended; what several
+    made by the same time goes out together.
     """
 
     model_input = ModelInput.Tokens
@@ -150,13 +155,17 @@ class MockerEngine:
     async def clear_cache(self) -> bool:
         """Forget cached prefixes; refused while requests run."""
         cleared = self.ranks.clear_cache()
+        if cleared and self._computed is not None:
+            # What was computed before was stored before.
+            self._tell_events(self._computed.events)
+            self._computed.events = []
         self._tell_events(self.ranks.take_events())
         return cleared
 
     def _queue(self, request_id: int, request: PreprocessedRequest) -> None:
-        prompt, routing = request.token_ids, request.routing
+        routing = request.routing
         try:
-            array("I", prompt)
+            prompt = array("I", request.token_ids)
         except (OverflowError, TypeError):
             raise InvalidArgument("token ids must be integers from 0 to 4294967295") from None
         limit = self.args.context_limit
@@ -170,45 +179,57 @@ class MockerEngine:
         self.ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
 
     def _tick(self) -> None:
-        """Tell what was computed, compute the next iteration, and come back when that ends."""
+        """Tell what is due, and come back when more is."""
         self._tell_load_soon()
         try:
-            if self._computed is not None:
-                computed, self._computed = self._computed, None
-                self._deliver(computed)
-            if self._loop is not None and self.ranks.busy:
-                self._iterate(self._loop)
-            else:
-                self._rest()
+            self._deliver(*self._iterate())
         except Exception as error:
             log.exception("mocker failed; ending every request it was answering")
             self._rest()
             self._fail_all(error)
-
-    def _iterate(self, loop: asyncio.AbstractEventLoop) -> None:
-        due = loop.time() + _SLACK
-        iteration = self.ranks.step(self._clock, due)
-        self._clock = iteration.ends
-        if iteration.ends > due:
-            self._computed = iteration
-            self._timer = loop.call_at(iteration.ends, self._tick)
             return
-        self._deliver(iteration)
-        # Others get their turn between iterations, however far the clock lags behind.
-        if self._loop is not None and self.ranks.busy:
-            self._timer = loop.call_soon(self._tick)
+        if self._loop is None:
+            return
+        if self._computed is not None:
+            self._timer = self._loop.call_at(self._computed.ends, self._tick)
+        elif self.ranks.busy:
+            self._timer = self._loop.call_soon(self._tick)
         else:
             self._rest()
 
-    def _deliver(self, iteration: Iteration) -> None:
-        if iteration.events:
+    def _iterate(self) -> tuple[dict[Sequence, int], list[Finished]]:
+        """All iterations that are due, but no more than others on the loop can wait for: new tokens, and who is done.
+
+        What they stored and evicted is told here. One that was computed and is not due yet waits in `_computed`.
+        """
+        assert self._loop is not None
+        due, enough = self._loop.time() + _SLACK, time.monotonic() + _TURN
+        answered: dict[Sequence, int] = {}
+        finished: list[Finished] = []
+        while True:
+            iteration = self._computed or self.ranks.step(self._clock, due)
+            self._clock = iteration.ends
+            if iteration.ends > due:
+                self._computed = iteration
+                break
+            self._computed = None
             self._tell_events(iteration.events)
+            for sequence in iteration.answered:
+                answered[sequence] = answered.get(sequence, 0) + iteration.steps
+            finished += iteration.finished
+            if not self.ranks.busy or time.monotonic() > enough:
+                break
+        return answered, finished
+
+    def _deliver(self, answered: dict[Sequence, int], finished: list[Finished]) -> None:
         sinks = self._sinks
-        done = {finished.request_id: finished for finished in iteration.finished} if iteration.finished else {}
-        for request_id, ids in iteration.tokens:
+        done = {one.request_id: one for one in finished}
+        for sequence, new in answered.items():
+            request_id = sequence.request_id
             sink = sinks.get(request_id)
             if sink is None:
                 continue
+            ids = sequence.take(new)
             try:
                 if request_id in done:
                     del sinks[request_id]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
@@ -10,6 +12,7 @@ from dynamo.router.kv.hashing import BASE_SEED
 from .args import MockerArgs
 from .blocks import KvEvent
 from .scheduler import Finished, Load, Scheduler, StepResult
+from .sequence import Sequence
 from .timing import PolynomialTiming, Timing
 from .tokens import Answer
 
@@ -19,9 +22,14 @@ class Iteration(Struct):
 
     ends: float
     steps: int
-    tokens: list[tuple[int, list[int]]]
+    answered: list[Sequence]
+    """Each got `steps` tokens."""
     finished: list[Finished]
     events: list[tuple[int, list[KvEvent]]]
+
+    def take_tokens(self) -> list[tuple[int, list[int]]]:
+        """The tokens by request, once; those of earlier iterations must have been taken before."""
+        return [(sequence.request_id, sequence.take(self.steps)) for sequence in self.answered]
 
 
 class Ranks:
@@ -38,7 +46,13 @@ class Ranks:
         return bool(self._rank_of)
 
     def add(
-        self, request_id: int, prompt: list[int], answer: Answer, *, dp_rank: int | None = None, salt: int = BASE_SEED
+        self,
+        request_id: int,
+        prompt: Collection[int],
+        answer: Answer,
+        *,
+        dp_rank: int | None = None,
+        salt: int = BASE_SEED,
     ) -> int:
         """Queue a request on the rank it names or else on the next in turn, and say which."""
         count = len(self.schedulers)
@@ -105,10 +119,10 @@ class Ranks:
 
     def _gather(self, results: list[StepResult], ends: float, steps: int) -> Iteration:
         if len(results) == 1:
-            tokens, finished = results[0].tokens, results[0].finished
+            answered, finished = results[0].answered, results[0].finished
         else:
-            tokens = [pair for result in results for pair in result.tokens]
+            answered = [sequence for result in results for sequence in result.answered]
             finished = [done for result in results for done in result.finished]
         for done in finished:
             del self._rank_of[done.request_id]
-        return Iteration(ends, steps, tokens, finished, self.take_events())
+        return Iteration(ends, steps, answered, finished, self.take_events())

@@ -7,62 +7,20 @@ A request that finds no free block makes the newest running one give up its bloc
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.hashing import BASE_SEED, local_hashes, sequence_hashes
+from dynamo.router.kv.hashing import BASE_SEED
 
 from .args import MockerArgs
 from .blocks import BlockPool, KvEvent
+from .sequence import Sequence
 from .timing import Timing
 from .tokens import Answer
 
 _FOLD_MOST = 256
-
-
-class Sequence:
-    """One request on its way through the scheduler."""
-
-    __slots__ = (
-        "answer",
-        "blocks",
-        "cached_tokens",
-        "computed",
-        "hashes",
-        "local",
-        "prefill_end",
-        "prompt_tokens",
-        "request_id",
-        "salt",
-        "tokens",
-    )
-
-    def __init__(self, request_id: int, prompt: list[int], answer: Answer, salt: int) -> None:
-        self.request_id = request_id
-        self.tokens = list(prompt)
-        self.prompt_tokens = len(prompt)
-        self.answer = answer
-        self.salt = salt
-        self.local: list[int] = []
-        self.hashes: list[int] = []
-        self.blocks: list[int] = []
-        self.computed = 0
-        self.prefill_end = 0
-        """Tokens known when it was last admitted: until they are computed, it prefills."""
-        self.cached_tokens: int | None = None
-        """Prompt tokens found in the cache on first admission."""
-
-    @property
-    def produced(self) -> int:
-        return len(self.tokens) - self.prompt_tokens
-
-    def hash_up_to(self, blocks: int, block_size: int) -> None:
-        known = len(self.local)
-        if known < blocks:
-            fresh = local_hashes(self.tokens[known * block_size : blocks * block_size], block_size, self.salt)
-            self.hashes += sequence_hashes(fresh, self.hashes[-1] if known else None)
-            self.local += fresh
 
 
 class Finished(Struct, frozen=True):
@@ -77,12 +35,13 @@ class Finished(Struct, frozen=True):
 class StepResult(Struct):
     """What one iteration of one rank did, or several folded into one: `steps` says how many."""
 
-    tokens: list[tuple[int, list[int]]]
+    answered: list[Sequence]
+    """Each got `steps` tokens."""
     finished: list[Finished]
     duration: float
     steps: int = 1
-    scheduled: list[tuple[int, int]] = []
-    """Tokens computed per request, where the iteration was not plain decoding."""
+    scheduled: dict[Sequence, int] = {}
+    """Tokens computed per request, where the iteration was not folded."""
 
 
 class Load(Struct, frozen=True):
@@ -118,7 +77,7 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._sequences)
 
-    def add(self, request_id: int, prompt: list[int], answer: Answer, *, salt: int = BASE_SEED) -> None:
+    def add(self, request_id: int, prompt: Collection[int], answer: Answer, *, salt: int = BASE_SEED) -> None:
         """Queue a request, or refuse one that could never be computed."""
         if request_id in self._sequences:
             raise InvalidArgument(f"request {request_id} is already here")
@@ -165,28 +124,25 @@ class Scheduler:
             return 0
         steps = most
         for sequence in running:
-            if sequence.computed != len(sequence.tokens) - 1 or sequence.computed < sequence.prefill_end:
+            if not sequence.decoding:
                 return 0
-            steps = sequence.answer.left(steps)
+            steps = sequence.left(steps)
         while steps and self._new_blocks(steps) > self.pool.free:
             steps //= 2
         return steps
 
     def decoding(self) -> tuple[int, int]:
         """Sequences of the next quiet iteration and the context they read; each iteration adds one token to each."""
-        return len(self.running), sum([len(sequence.tokens) for sequence in self.running])
+        return len(self.running), sum([sequence.known for sequence in self.running])
 
     def fold(self, steps: int, duration: float) -> StepResult:
         """So many quiet iterations at once, with the outcome of running them one by one."""
         size = self._block_size
-        tokens = []
         crossings = []
         for index, sequence in enumerate(self.running):
             computed = sequence.computed
-            taken = sequence.answer.take(steps)
-            sequence.tokens += taken
             sequence.computed = computed + steps
-            tokens.append((sequence.request_id, taken))
+            sequence.known += steps
             # A block is taken by the step that writes its first slot, and is full after the one that writes its last.
             first = -(-computed // size) * size
             for edge in range(first, computed + steps + 1, size):
@@ -201,7 +157,9 @@ class Scheduler:
                 self._store(sequence, block - 1, block)
             else:
                 sequence.blocks += self.pool.allocate(1)
-        return StepResult(tokens, self._finish(self.running), duration, steps)
+        answered = list(self.running)
+        done = [sequence for sequence in answered if not sequence.left(1)]
+        return StepResult(answered, self._finish(done), duration, steps)
 
     def take_events(self) -> list[KvEvent]:
         return self.pool.take_events()
@@ -218,7 +176,7 @@ class Scheduler:
             kv_used_blocks=self.pool.used,
             kv_total_blocks=self.pool.total,
             active_decode_blocks=len({block for sequence in decoding for block in sequence.blocks}),
-            active_prefill_tokens=sum([len(sequence.tokens) for sequence in self.waiting])
+            active_prefill_tokens=sum([sequence.known for sequence in self.waiting])
             + sum([max(0, sequence.prefill_end - sequence.computed) for sequence in self.running]),
             prefix_query_tokens=self._query_tokens,
             prefix_hit_tokens=self._hit_tokens,
@@ -245,7 +203,12 @@ class Scheduler:
         index = 0
         while index < len(running) and budget > 0:
             sequence = running[index]
-            count = min(len(sequence.tokens) - sequence.computed, budget)
+            if sequence.computed < sequence.quiet_until:
+                scheduled[sequence] = 1
+                budget -= 1
+                index += 1
+                continue
+            count = min(sequence.known - sequence.computed, budget)
             target = sequence.computed + count
             missing = -(-target // size) - len(sequence.blocks)
             evicted = False
@@ -269,7 +232,7 @@ class Scheduler:
         args, pool, size = self.args, self.pool, self._block_size
         while self.waiting and budget > 0 and len(self.running) < args.max_num_seqs:
             sequence = self.waiting[0]
-            known = len(sequence.tokens)
+            known = sequence.known
             # The last token is always computed: its output is what the next one is sampled from.
             hit = pool.lookup(sequence.hashes, (known - 1) // size)
             computed = len(hit) * size
@@ -323,34 +286,40 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         self.pool.release(victim.blocks)
-        victim.blocks = []
-        victim.computed = 0
+        victim.preempt()
         self.waiting.appendleft(victim)
         self._preemptions += 1
 
     def _compute(self, scheduled: dict[Sequence, int]) -> StepResult:
         prefilled = decoded = context = 0
-        tokens = []
         answered = []
+        done = []
         for sequence, count in scheduled.items():
+            if sequence.computed < sequence.quiet_until:
+                sequence.computed += 1
+                sequence.known += 1
+                decoded += 1
+                context += sequence.computed
+                answered.append(sequence)
+                continue
             prefilling = sequence.computed < sequence.prefill_end
             if prefilling:
                 prefilled += count
             sequence.computed += count
-            if sequence.computed == len(sequence.tokens):
+            if sequence.computed == sequence.known:
                 if not prefilling or self._first_by_decode:
                     decoded += 1
                     context += sequence.computed
-                taken = sequence.answer.take(1)
-                sequence.tokens += taken
-                tokens.append((sequence.request_id, taken))
+                sequence.known += 1
                 answered.append(sequence)
+                if sequence.left(1):
+                    sequence.look_ahead(self._block_size)
+                else:
+                    done.append(sequence)
         duration = self._timing.prefill(prefilled) + self._timing.decode(decoded, context)
-        counts = [(sequence.request_id, count) for sequence, count in scheduled.items()]
-        return StepResult(tokens, self._finish(answered), duration, 1, counts)
+        return StepResult(answered, self._finish(done), duration, 1, scheduled)
 
-    def _finish(self, answered: list[Sequence]) -> list[Finished]:
-        done = [sequence for sequence in answered if not sequence.answer.left(1)]
+    def _finish(self, done: list[Sequence]) -> list[Finished]:
         finished = []
         for sequence in done:
             self.pool.release(sequence.blocks)
@@ -361,7 +330,7 @@ class Scheduler:
                     sequence.answer.finish_reason,
                     sequence.answer.stop_reason,
                     sequence.prompt_tokens,
-                    sequence.produced,
+                    sequence.known - sequence.prompt_tokens,
                     sequence.cached_tokens or 0,
                 )
             )

@@ -69,15 +69,16 @@ class Answer:
         return self._draw(count)
 
     def _draw(self, count: int) -> list[int]:
-        words, total, seed = self._words, self._sum, self._seed
+        words = self._words
         size = len(words)
         tokens = []
-        for position in range(self._position, self._position + count):
-            mixed = (total * _SUM + position * _POSITION + seed) & _MASK
+        mixed = (self._sum * _SUM + self._position * _POSITION + self._seed) & _MASK
+        for _ in range(count):
             token = words[((mixed ^ (mixed >> 31)) * _MIX >> 24 & 0xFFFF_FFFF) % size]
-            total += token
             tokens.append(token)
-        self._sum = total
+            # The next position, and a sum that is larger by this token.
+            mixed = (mixed + token * _SUM + _POSITION) & _MASK
+        self._sum += sum(tokens)
         self._position += count
         return tokens
 
