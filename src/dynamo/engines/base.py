@@ -7,7 +7,7 @@ pushes OpenAI chunks. Both push into a `Sink`, a whole step at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -76,6 +76,16 @@ class KvSource(Protocol):
 
     def on_kv_events(self, listener: KvListener) -> None:
         """Tell `listener` of every change from now on; called once, before the first request."""
+
+
+@runtime_checkable
+class ExactKvSource(KvSource, Protocol):
+    """One that tells of every block once when it comes, after its parent, and once when it goes.
+
+    Its names for blocks are their sequence hashes. Nobody checks what it tells.
+    """
+
+    kv_exact: Literal[True]
 
 
 class KvSocket(Struct, kw_only=True, frozen=True):

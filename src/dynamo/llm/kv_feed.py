@@ -1,7 +1,8 @@
 """What one instance tells routers about its KV blocks: one subject and one snapshot endpoint for all its ranks.
 
-Every event is applied to an index here before it goes out, and what that index refuses or already knows is not sent.
-So a router that misses nothing never has to refuse either, and a snapshot is that index at its last event.
+Every event is applied to a book here before it goes out, and a snapshot is that book at its last event. The book is an
+index, and what that refuses or already knows is not sent: so a router that misses nothing never has to refuse either.
+Where a source is exact, a plain list of what it holds is book enough.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from dynamo.llm.kv_held import Held
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import (
     Cleared,
@@ -55,7 +57,7 @@ class KvFeed:
 
     def __init__(self, component: Component) -> None:
         self.worker_id = component.runtime.instance_id
-        self.index = Index()
+        self._index = Index()
         self._component = component
         self._subject = subject((component.namespace, component.name), KV_EVENTS)
         self._plane = component.runtime.events
@@ -72,10 +74,11 @@ class KvFeed:
         """Wait until routers can find the snapshot endpoint, or it has failed to come up."""
         await self._settled.wait()
 
-    def rank(self, dp_rank: int = 0, worker_id: int | None = None) -> RankFeed:
+    def rank(self, dp_rank: int = 0, worker_id: int | None = None, *, exact: bool = False) -> RankFeed:
+        """An `exact` source's events are not checked (`dynamo.engines.base.ExactKvSource` says what it promises)."""
         worker = Worker(self.worker_id if worker_id is None else worker_id, dp_rank)
         if worker not in self._ranks:
-            self._ranks[worker] = RankFeed(self, worker)
+            self._ranks[worker] = RankFeed(self, worker, Held() if exact else self._index)
         return self._ranks[worker]
 
     def snapshot(self, worker_id: int, dp_rank: int = 0) -> Snapshot:
@@ -87,7 +90,7 @@ class KvFeed:
             worker_id=worker_id,
             dp_rank=dp_rank,
             last_event_id=rank.last_event_id if rank else None,
-            tiers=self.index.snapshot(worker),
+            tiers=rank.book.snapshot(worker) if rank else [],
         )
 
     def queue(self, event: RouterEvent, delay: float) -> None:
@@ -131,8 +134,9 @@ class KvFeed:
 class RankFeed:
     """One rank's events, numbered from 0 without gaps."""
 
-    def __init__(self, feed: KvFeed, worker: Worker) -> None:
+    def __init__(self, feed: KvFeed, worker: Worker, book: Index | Held) -> None:
         self.worker = worker
+        self.book = book
         self.delay = 0.0
         """Seconds an event may wait for others to be sent with."""
         self._feed = feed
@@ -153,7 +157,7 @@ class RankFeed:
         event = RouterEvent(
             worker_id=self.worker.worker_id, dp_rank=self.worker.dp_rank, event_id=self._next_id, data=data, tier=tier
         )
-        outcome = self._feed.index.apply(event)
+        outcome = self.book.apply(event)
         if isinstance(outcome, Rejected):
             return outcome.reason
         if outcome.changed:

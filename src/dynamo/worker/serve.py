@@ -7,7 +7,16 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-from dynamo.engines.base import CacheOwner, Engine, KvChange, KvSocketSource, KvSource, LoadSource, RankLoad
+from dynamo.engines.base import (
+    CacheOwner,
+    Engine,
+    ExactKvSource,
+    KvChange,
+    KvSocketSource,
+    KvSource,
+    LoadSource,
+    RankLoad,
+)
 from dynamo.llm.kv_events import KvEventPublisher
 from dynamo.llm.kv_feed import component_of, kv_feed
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
@@ -53,9 +62,10 @@ async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
     """What the engine tells of its blocks goes to the routers, and its snapshot to those that ask."""
     await endpoint.runtime.start()
     feed = kv_feed(endpoint)
+    exact = isinstance(engine, ExactKvSource)
 
     def told(dp_rank: int, changes: list[KvChange]) -> None:
-        rank = feed.rank(dp_rank)
+        rank = feed.rank(dp_rank, exact=exact)
         for change in changes:
             refusal = rank.tell(change)
             if refusal:

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Callable
 from itertools import count
+from typing import Literal
 
 from dynamo.engines.base import EngineInfo, KvChange, KvListener, LoadListener, RankLoad
 from dynamo.protocols.card import ModelInput
@@ -61,6 +62,7 @@ class MockerEngine:
     """
 
     model_input = ModelInput.Tokens
+    kv_exact: Literal[True] = True
 
     def __init__(
         self,
