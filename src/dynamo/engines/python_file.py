@@ -21,6 +21,7 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, Unknown
 from dynamo.runtime.context import Context
 from dynamo.runtime.handler import GeneratorHandler, UserHandler, takes_context
+from dynamo.runtime.plane.frames import as_builtin
 from dynamo.runtime.stream import Sink
 
 
@@ -63,7 +64,7 @@ class PythonFileEngine:
         tokens = self.model_input is ModelInput.Tokens
         outlet = FileOutlet(sink, columnar=tokens, forget=self._outlets.discard)
         self._outlets.add(outlet)
-        self._handler(msgspec.to_builtins(request) if tokens else request, context, outlet)
+        self._handler(msgspec.to_builtins(request, enc_hook=as_builtin) if tokens else request, context, outlet)
         return running
 
     async def stop(self) -> None:

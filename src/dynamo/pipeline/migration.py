@@ -165,7 +165,7 @@ def continuation(request: PreprocessedRequest, generated: list[int]) -> Preproce
     conditions = request.stop_conditions
     return structs.replace(
         request,
-        token_ids=request.token_ids + generated,
+        token_ids=[*request.token_ids, *generated],
         stop_conditions=structs.replace(
             conditions,
             max_tokens=_rest(conditions.max_tokens, generated),

@@ -5,6 +5,7 @@ The field names are those engine authors already know: a handler written in Pyth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct, field
@@ -59,7 +60,8 @@ class PreprocessedRequest(Struct, kw_only=True):
     """One prompt as token ids, with everything an engine must know to continue it."""
 
     model: str = ""
-    token_ids: list[int]
+    token_ids: Sequence[int]
+    """A list where it was made, an `array("I")` where it came over a wire."""
     stop_conditions: StopConditions = field(default_factory=StopConditions)
     sampling_options: SamplingOptions = field(default_factory=SamplingOptions)
     output_options: OutputOptions = field(default_factory=OutputOptions)

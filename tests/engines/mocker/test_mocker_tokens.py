@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -7,11 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.engines.mocker import Reasoning, Vocabulary
-from dynamo.engines.mocker.tokens import Answer, answer_for
+from dynamo.engines.mocker.tokens import Answer, answer_for, total
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.errors import InvalidArgument
 
 PROMPT = [5, 6, 7]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1) | st.integers(0, 300), max_size=20), st.integers(1, 60))
+def test_a_packed_prompt_has_the_sum_of_its_tokens(some: list[int], times: int) -> None:
+    prompt = some * times
+    assert total(array("I", prompt)) == total(prompt) == sum(prompt)
 
 
 def answer(

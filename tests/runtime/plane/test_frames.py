@@ -46,6 +46,13 @@ def test_frames_come_out_as_they_went_in_however_the_bytes_are_cut(sent: list[An
     assert [plain(*message) for message in received] == [plain(*message) for message in sent]
 
 
+@given(st.lists(st.integers(0, 2**32 - 1)))
+def test_packed_prompts_come_out_as_they_went_in(prompt: list[int]) -> None:
+    packed = frames.pack(prompt)
+    assert packed == b"".join(token.to_bytes(4, "little") for token in prompt)
+    assert frames.unpack(packed).tolist() == prompt
+
+
 @given(st.lists(st.binary(max_size=40), max_size=8))
 def test_bad_bytes_raise_one_kind_of_error_and_nothing_else(chunks: list[bytes]) -> None:
     decoder = FrameDecoder()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
+from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import (
     Cancelled,
     CannotConnect,
@@ -144,6 +147,30 @@ async def test_a_value_that_cannot_travel_is_refused_by_the_caller(pair: Pair) -
 
     sink = await call(await pair.serve(GeneratorHandler(echo)), object())
     assert isinstance(sink.error, InvalidArgument)
+
+
+@pytest.mark.parametrize("prompt", [[], [0], [1, 2**32 - 1, 7] * 1000])
+async def test_a_prompt_arrives_as_it_was_sent(pair: Pair, prompt: list[int]) -> None:
+    got: list[PreprocessedRequest] = []
+
+    def handle(request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
+        got.append(request)
+        outlet.end()
+
+    sent = PreprocessedRequest(model="m", token_ids=prompt, stop_conditions=StopConditions(max_tokens=3))
+    await call(await pair.serve(handle, PreprocessedRequest), sent)
+    assert (list(got[0].token_ids), got[0].model, got[0].stop_conditions) == (prompt, "m", sent.stop_conditions)
+    assert sent.token_ids == prompt
+
+
+@pytest.mark.parametrize("kind", [list, partial(array, "I")])
+async def test_a_users_handler_gets_a_prompt_as_a_list(pair: Pair, kind: Callable[[list[int]], Sequence[int]]) -> None:
+    async def echo(request: Any) -> AsyncIterator[Any]:
+        yield request
+
+    sent = PreprocessedRequest(model="m", token_ids=kind([1, 2**32 - 1, 7]))
+    (item,) = (await call(await pair.serve(GeneratorHandler(echo)), sent)).items
+    assert (item["token_ids"], item["model"]) == ([1, 2**32 - 1, 7], "m")
 
 
 async def test_columnar_readers_get_tokens_and_others_get_items(pair: Pair) -> None:

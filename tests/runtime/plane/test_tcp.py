@@ -10,14 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamo.protocols.errors import CannotConnect, EngineShutdown
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import CannotConnect, EngineShutdown, InvalidArgument
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import Context
 from dynamo.runtime.client import Inbox
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.base import Channel, PlaneError, route_path
+from dynamo.runtime.plane.frames import FrameDecoder, Hello, Kind, Request, encode_payload, frame
 from dynamo.runtime.plane.route import Route
+from dynamo.runtime.plane.server_link import ServerLink
 from dynamo.runtime.plane.tcp import TcpConfig, TcpPlane
 
 
@@ -60,6 +63,33 @@ async def test_foreign_bytes_close_their_connection_and_touch_no_other(caplog: p
     await until_closed(instance.address, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     assert "closing the connection" in caplog.text
     assert await answer(channel, "still fine") == "still fine"
+    await client.close()
+    await server.close()
+
+
+@pytest.mark.parametrize(("request_", "tokens"), [({}, b"\1\2\3"), ("no map", b"\1\2\3\4")])
+async def test_a_prompt_that_cannot_be_read_fails_its_stream_alone(request_: Any, tokens: bytes) -> None:
+    told: list[bytes] = []
+    route = routed(echo)
+    link = ServerLink(told.append, "someone", {route.path: route}, beat=60.0)
+    link.feed(frame(Kind.HELLO, Hello()))
+    link.feed(frame(Kind.REQUEST, Request(1, route.path, "id", encode_payload(request_), tokens=tokens)))
+    link.flush()
+    (_, (kind, error)) = FrameDecoder().feed(b"".join(told))
+    assert (kind, error.stream, error.kind) == (Kind.ERROR, 1, "invalid_argument")
+    assert not link.lost
+
+
+async def test_what_is_no_token_id_is_refused_where_it_is_read() -> None:
+    server, client = TcpPlane(TcpConfig()), TcpPlane(TcpConfig())
+    route = Route(route_path(EndpointId("a", "b", "c"), 1), GeneratorHandler(echo), PreprocessedRequest)
+    channel = client.channel(await serve(server, route))
+    await channel.open()
+    inbox = Inbox(None)
+    channel.send(PreprocessedRequest(token_ids=["a"]), Context(), inbox)  # type: ignore[list-item]
+    async with asyncio.timeout(10):
+        answered = await inbox.next()
+    assert isinstance(answered.exception, InvalidArgument)
     await client.close()
     await server.close()
 

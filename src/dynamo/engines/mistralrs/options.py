@@ -75,7 +75,7 @@ def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: i
     ends = stop_ids.union(stops.stop_token_ids_hidden or (), request.eos_token_ids)
     logprobs = request.output_options.logprobs
     return Plan(
-        prompt=request.token_ids,
+        prompt=list(request.token_ids),
         ends=frozenset() if stops.ignore_eos else ends,
         stop_ids=stop_ids,
         max_tokens=max_tokens,

@@ -10,7 +10,10 @@ that ignores end of sequence, or whose model has none, and sets no `max_tokens` 
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Collection, Sequence
+from zlib import adler32
 
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
@@ -172,6 +175,23 @@ class ReasoningAnswer(Answer):
         return tokens
 
 
+def total(token_ids: Sequence[int]) -> int:
+    """The sum of a prompt. That of a packed one is put together from checksums, which add up bytes far faster.
+
+    Adler-32's lower half is one more than the sum of its bytes, as long as those are at most 256.
+    """
+    if not isinstance(token_ids, array):
+        return sum(token_ids)
+    packed = token_ids.tobytes()
+    result = 0
+    for place in range(token_ids.itemsize):
+        column = packed[place :: token_ids.itemsize]
+        if column.count(0) < len(column):
+            sums = [(adler32(column[at : at + 256]) & 0xFFFF) - 1 for at in range(0, len(column), 256)]
+            result += sum(sums) << 8 * (place if sys.byteorder == "little" else token_ids.itemsize - 1 - place)
+    return result
+
+
 def answer_for(
     request: PreprocessedRequest, vocabulary: Vocabulary, context_limit: int, reasoning: Reasoning | None = None
 ) -> Answer:
@@ -193,7 +213,7 @@ def answer_for(
     ends = {*request.eos_token_ids, *(stop.stop_token_ids_hidden or ())}
     if ends and vocabulary.holds_any(ends):
         words = tuple(word for word in words if word not in ends) or words
-    context = sum(request.token_ids)
+    context = total(request.token_ids)
     may_end = stop.max_tokens is None and not stop.ignore_eos
     end_token = request.eos_token_ids[0] if may_end and request.eos_token_ids else None
     if stop.stop_token_ids or end_token is not None:

@@ -88,16 +88,18 @@ class ClientLink(Link):
         self._streams += 1
         stream = self._streams
         try:
+            payload, tokens = frames.encode_request(request)
             self.send(
                 Kind.REQUEST,
                 frames.Request(
                     stream,
                     path,
                     context.id(),
-                    frames.encode_payload(request),
+                    payload,
                     columnar,
                     context.metadata,
                     context.traceparent,
+                    tokens,
                 ),
             )
         except InvalidArgument as error:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import enum
 import struct
+import sys
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
+from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument, ProtocolError
 
 MAGIC = "dynamo"
-VERSION = 1
+VERSION = 2
 MAX_FRAME = 64 * 1024 * 1024
 HEADER = struct.Struct(">IB")
 
@@ -48,6 +52,8 @@ class Request(Struct, array_like=True):
     """The client takes bare token deltas, merged per step, in DELTAS frames."""
     metadata: dict[str, str] = {}
     traceparent: str | None = None
+    tokens: bytes = b""
+    """The payload's `token_ids`, which it then leaves out: u32 little-endian, so that no number becomes an object."""
 
 
 class Cancel(Struct, array_like=True):
@@ -78,7 +84,9 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def as_builtin(value: Any) -> Any:
-    """What msgpack does not know but users hand over: pydantic models and other objects that can dump themselves."""
+    """What msgpack does not know but users hand over: arrays, pydantic models, other objects that dump themselves."""
+    if isinstance(value, array):
+        return value.tolist()
     dump = getattr(value, "model_dump", None) or getattr(value, "to_dict", None)
     if callable(dump):
         return dump()
@@ -94,6 +102,31 @@ def encode_payload(value: Any) -> Raw:
         return Raw(_payload_encoder.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidArgument(f"value cannot travel over the request plane: {error}") from error
+
+
+def encode_request(request: Any) -> tuple[Raw, bytes]:
+    """The payload of a request, and the prompt that travels beside it; one that cannot be packed stays inside."""
+    if isinstance(request, PreprocessedRequest):
+        try:
+            tokens = pack(request.token_ids)
+        except (TypeError, OverflowError):
+            return encode_payload(request), b""
+        return encode_payload(structs.replace(request, token_ids=[])), tokens
+    return encode_payload(request), b""
+
+
+def pack(token_ids: Sequence[int]) -> bytes:
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(tokens: bytes) -> array[int]:
+    packed = array("I", tokens)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed
 
 
 def frame(kind: Kind, body: Any = None) -> bytes:

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.context import Context
+from dynamo.runtime.plane.frames import unpack
 from dynamo.runtime.stream import Handler, Outlet
 
 log = logging.getLogger(__name__)
@@ -33,11 +35,13 @@ class Route:
     def active(self) -> int:
         return len(self._active)
 
-    def start_raw(self, payload: msgspec.Raw, context: Context, outlet: Outlet) -> None:
-        """Start a request that came as bytes."""
+    def start_raw(self, payload: msgspec.Raw, tokens: bytes, context: Context, outlet: Outlet) -> None:
+        """Start a request that came as bytes, its prompt apart."""
         try:
             request = self._decoder.decode(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if tokens:
+                give_tokens(request, tokens)
+        except (ValueError, RecursionError) as error:
             self._active.add(context)
             outlet.fail(InvalidArgument(f"request does not fit {self.path}: {error}"))
             return
@@ -74,6 +78,16 @@ class Route:
     def kill(self) -> None:
         for context in tuple(self._active):
             context.kill()
+
+
+def give_tokens(request: Any, tokens: bytes) -> None:
+    """Put the prompt back where it was taken out: as it came for our own engines, as a list for anyone else."""
+    if isinstance(request, PreprocessedRequest):
+        request.token_ids = unpack(tokens)
+    elif isinstance(request, dict):
+        request["token_ids"] = unpack(tokens).tolist()
+    else:
+        raise ValueError("it has a prompt")
 
 
 def log_failure(context: Context, error: BaseException) -> None:

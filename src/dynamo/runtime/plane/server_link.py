@@ -86,7 +86,7 @@ class ServerLink(Link):
         context = Context(request.id, request.metadata, traceparent=request.traceparent)
         self._calls[request.stream] = context
         outlet = LinkOutlet(self, request.stream, route, context, columnar=request.columnar)
-        route.start_raw(request.payload, context, outlet)
+        route.start_raw(request.payload, request.tokens, context, outlet)
 
     def _cancel(self, cancel: frames.Cancel) -> None:
         context = self._calls.get(cancel.stream)
