@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import repeat
 
 from msgspec import Struct
 
@@ -107,15 +108,19 @@ class Ranks:
 
     def _pace(self, busy: list[Scheduler], now: float, until: float, most: int) -> tuple[float, int]:
         """When the last quiet iteration that fits ends, and how many fit; the first one counts in any case."""
-        decode = self._timing.decode
-        reading = [scheduler.decoding() for scheduler in busy]
+        durations = [self._durations(scheduler, most) for scheduler in busy]
+        slowest = map(max, *durations) if len(durations) > 1 else durations[0]
         ends = now
-        for step in range(most):
-            after = ends + max([decode(count, context + count * step) for count, context in reading])
-            if step and after > until:
+        for step, duration in enumerate(slowest):
+            if step and ends + duration > until:
                 return ends, step
-            ends = after
+            ends += duration
         return ends, most
+
+    def _durations(self, scheduler: Scheduler, steps: int) -> Iterator[float]:
+        """How long each of the next quiet iterations of one rank takes; each adds a token to every context."""
+        count, context = scheduler.decoding()
+        return map(self._timing.decode, repeat(count), range(context, context + count * steps, count))
 
     def _gather(self, results: list[StepResult], ends: float, steps: int) -> Iteration:
         if len(results) == 1:

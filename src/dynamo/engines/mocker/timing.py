@@ -43,5 +43,5 @@ class PolynomialTiming:
     def decode(self, sequences: int, context_tokens: int) -> float:
         if not sequences:
             return 0.0
-        fill = min(1.0, context_tokens / self._capacity)
+        fill = context_tokens / self._capacity if context_tokens < self._capacity else 1.0
         return self._scale.decode * max(1.0, (-25.74 * fill + 54.01) * fill + 5.74)
