@@ -19,7 +19,6 @@ from dynamo.frontend.embeddings import embeddings
 from dynamo.frontend.errors import ANTHROPIC_PATH, error_response
 from dynamo.frontend.exchange import EXCHANGE
 from dynamo.frontend.gate import Gate
-from dynamo.frontend.instruments import Snapshot
 from dynamo.frontend.messages import count_tokens, messages
 from dynamo.frontend.models import Models, ServedModel
 from dynamo.frontend.request_template import fill_body
@@ -36,6 +35,7 @@ from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.runtime import Context
+from dynamo.runtime.instruments import Snapshot
 
 Handler = Callable[["Frontend", web.Request, str], Awaitable[web.StreamResponse]]
 

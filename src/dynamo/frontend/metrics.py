@@ -5,15 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
-
-from dynamo.frontend.instruments import Family, Histogram, Kind, Number, Sample, Snapshot, log_buckets
 from dynamo.protocols.card import ModelCard
+from dynamo.runtime.instruments import Family, Histogram, Kind, Number, Sample, Snapshot, log_buckets
 
 UNKNOWN_MODEL = "unknown_model"
 """The label of all requests whose model is not served here: clients must not be able to make up series."""
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ModelMetrics:
@@ -124,21 +120,6 @@ def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[Snapshot]:
         told = [(card.name, read(card)) for card in cards]
         samples = [Sample(full, {"model": model}, value) for model, value in told if value is not None]
         yield Snapshot(full, help, "gauge", samples)
-
-
-def exposition(snapshots: Iterable[Snapshot]) -> bytes:
-    """The text Prometheus reads."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Fixed([snapshot.metric() for snapshot in snapshots]))
-    return generate_latest(registry)
-
-
-class _Fixed:
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Metric]:
-        return self._metrics
 
 
 def clean_prefix(text: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from dynamo.frontend.instruments import Histogram, Sample, Snapshot
 from dynamo.router import Router
 from dynamo.router.stats import HIT_RATE_BOUNDS
+from dynamo.runtime.instruments import Histogram, Sample, Snapshot
 
 _PREFIX = "dynamo_component_router"
 _NUMBERS: tuple[tuple[str, str, str, Callable[[Router], int]], ...] = (
