@@ -47,6 +47,14 @@ def router_metrics(prefix: str, routers: Iterable[tuple[str, Router]]) -> Iterat
     name = f"{prefix}_router_queue_pending_requests"
     waiting = [Sample(name, {"model": model}, router.waiting) for model, router in routers]
     yield Snapshot(name, "Requests that wait for a worker", "gauge", waiting)
+    name = f"{prefix}_router_queue_pending_isl_tokens"
+    tokens = [Sample(name, {"model": model}, router.waiting_tokens) for model, router in routers]
+    yield Snapshot(name, "Tokens in the prompts of the requests that wait", "gauge", tokens)
+    name = f"{prefix}_router_queue_backpressure_total"
+    full = [
+        Sample(name, {"model": model, "reason": "request_limit"}, router.stats.queue_full) for model, router in routers
+    ]
+    yield Snapshot(name.removesuffix("_total"), "Requests refused because too many wait already", "counter", full)
     for name, kind, help, read in _NUMBERS:
         samples = [Sample(name, {"model": model}, read(router)) for model, router in routers]
         yield Snapshot(name.removesuffix("_total"), help, kind, samples)
