@@ -1,5 +1,5 @@
-"""CPU time the metrics add to a token: a step told to `Metered`, against the same step told to its sink directly; and to
-a request: all that is measured and counted of one with a single step, its log line left out.
+"""CPU time the metrics add to a token: a step told to `Metered`, against the same step told to its sink directly;
+and to a request: all that is measured and counted of one with a single step, its log line left out.
 
 usage: python benchmarks/metering.py
 """
