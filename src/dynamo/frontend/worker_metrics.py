@@ -58,7 +58,7 @@ def worker_gauges(prefix: str, models: Iterable[ServedModel], last_seen: LastSee
 
 def ready_gauge(prefix: str, readiness: dict[str, bool]) -> Snapshot:
     name = f"{prefix}_model_ready"
-    samples = [Sample(name, {"model": model}, ready) for model, ready in readiness.items()]
+    samples = [Sample(name, {"model": model}, int(ready)) for model, ready in readiness.items()]
     return Snapshot(name, "1 when requests to a registered model are served", "gauge", samples)
 
 
