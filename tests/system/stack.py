@@ -129,12 +129,13 @@ class Frontend:
             while sorted(await self.models()) != sorted(names):
                 await asyncio.sleep(0.02)
 
+    async def instances(self) -> list[int]:
+        """The workers the frontend knows, whatever each serves."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as answer:
+            return sorted({instance["instance_id"] for instance in (await answer.json())["instances"]})
+
     async def until_instances(self, count: int) -> None:
-        """Wait until the frontend knows this many workers, whatever each serves."""
-        async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as session:
-            while True:
-                async with session.get(f"{self.url}/health") as answer:
-                    instances = (await answer.json())["instances"]
-                if len({instance["instance_id"] for instance in instances}) == count:
-                    return
+        """Wait until the frontend knows this many workers."""
+        async with asyncio.timeout(PATIENCE):
+            while len(await self.instances()) != count:
                 await asyncio.sleep(0.02)
