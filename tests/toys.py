@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import cache
 from pathlib import Path
@@ -139,11 +139,27 @@ async def chat_text(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     yield {**head, "choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}}
 
 
+def samples(exposition: str) -> dict[str, float]:
+    """Every sample by its name and labels, as Prometheus writes them."""
+    lines = [line.rpartition(" ") for line in exposition.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+async def until(
+    metrics: Callable[[], Awaitable[dict[str, float]]], holds: Callable[[dict[str, float]], bool]
+) -> dict[str, float]:
+    """The first metrics of which this holds."""
+    async with asyncio.timeout(20):
+        while not holds(seen := await metrics()):
+            pass
+    return seen
+
+
 class Live:
     """A frontend on a free port, with workers in the same process."""
 
     def __init__(self, **config: Any) -> None:
-        self._local = Local()
+        self.local = Local()
         self._config = FrontendConfig(port=0, graceful_shutdown_timeout=1.0, **config)
         self._stack = AsyncExitStack()
         self.url = ""
@@ -163,6 +179,11 @@ class Live:
         async with self.http.get(path, headers=headers) as answer:
             return await answer.json()
 
+    async def metrics(self) -> dict[str, float]:
+        async with self.http.get("/metrics") as answer:
+            assert answer.status == 200
+            return samples(await answer.text())
+
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         async with self.http.post(path, json=body, headers=headers) as answer:
             return answer.status, await answer.json()
@@ -178,7 +199,7 @@ class Live:
         await self._stack.aclose()
 
     def _runtime(self) -> DistributedRuntime:
-        return DistributedRuntime(config=RuntimeConfig.in_process({}), local=self._local)
+        return DistributedRuntime(config=RuntimeConfig.in_process({}), local=self.local)
 
     async def serve(
         self, handler: Handler, card: ModelCard | None, endpoint: str = "toy.backend.generate", **others: Handler

@@ -30,6 +30,7 @@ from dynamo.runtime.names import instance_key
 from dynamo.runtime.stream import Outlet, Sink
 from dynamo.worker.serve import engine_handler
 from models import byte_level_model
+from toys import samples
 
 MODEL = "tiny"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello world"}]}
@@ -56,8 +57,7 @@ class Served:
         """Every sample by its name and labels, as Prometheus writes them."""
         async with self.http.get(f"{self.url}/metrics") as answer:
             assert answer.status == 200
-            lines = (await answer.text()).splitlines()
-        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+            return samples(await answer.text())
 
     @asynccontextmanager
     async def raw(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:

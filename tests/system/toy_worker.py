@@ -14,7 +14,15 @@ async def worker(runtime: DistributedRuntime):
     endpoint = runtime.endpoint("toy.backend.generate")
     await register_llm(ModelInput.Text, ModelType.Chat, endpoint, "toy", os.environ.get("TOY_NAME", "toy"))
     print("registered", runtime.instance_id, flush=True)
-    await endpoint.serve_endpoint(generate)
+    await endpoint.serve_endpoint(generate, metrics_labels=[("model", "toy")], health_check_payload=asking("check"))
+
+
+def asking(text):
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+healthy = asyncio.Event()
+healthy.set()
 
 
 def chunk(text, finish=None):
@@ -28,6 +36,15 @@ async def generate(request, context: Context):
         case ["wait"]:
             await context.async_killed_or_stopped()
             print("cancelled", flush=True)
+        case ["check"]:
+            await healthy.wait()
+            yield chunk("well")
+        case ["break"]:
+            healthy.clear()
+            yield chunk("broken", "stop")
+        case ["mend"]:
+            healthy.set()
+            yield chunk("mended", "stop")
         case ["drip", seconds]:
             yield chunk("first")
             await asyncio.sleep(float(seconds))

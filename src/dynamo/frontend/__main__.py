@@ -148,7 +148,7 @@ def main(argv: list[str] | None = None) -> None:
             discovery_backend=flags.discovery_backend,
             request_plane=flags.request_plane,
             event_plane=flags.event_plane,
-        )
+        ).without_status()
     except Exception as error:
         raise fail(str(error), code=2, error=error) from None
     raise_limit(config.open_files)

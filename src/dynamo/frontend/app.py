@@ -19,14 +19,16 @@ from dynamo.frontend.embeddings import embeddings
 from dynamo.frontend.errors import ANTHROPIC_PATH, error_response
 from dynamo.frontend.exchange import EXCHANGE
 from dynamo.frontend.gate import Gate
-from dynamo.frontend.instruments import Snapshot
+from dynamo.frontend.loop_delay import LoopDelay
 from dynamo.frontend.messages import count_tokens, messages
 from dynamo.frontend.models import Models, ServedModel
+from dynamo.frontend.overhead_metrics import overhead_metrics
 from dynamo.frontend.request_template import fill_body
 from dynamo.frontend.responses import responses
 from dynamo.frontend.router_metrics import router_metrics
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.sse import CORK, Cork
+from dynamo.frontend.worker_metrics import ready_gauge, worker_gauges
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
@@ -36,6 +38,7 @@ from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.runtime import Context
+from dynamo.runtime.instruments import Snapshot
 
 Handler = Callable[["Frontend", web.Request, str], Awaitable[web.StreamResponse]]
 
@@ -56,13 +59,21 @@ class Bodies:
 class Frontend:
     """What all handlers share."""
 
-    def __init__(self, models: Models, config: FrontendConfig, gate: Gate, siblings: Siblings | None = None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        config: FrontendConfig,
+        gate: Gate,
+        siblings: Siblings | None,
+        loop_delay: LoopDelay,
+    ) -> None:
         self.models = models
         self.gate = gate
         self.bodies = Bodies()
         self.documents = Documents()
         self.ignore_unknown_fields = config.ignore_unknown_fields
         self._siblings = siblings
+        self._loop_delay = loop_delay
         self._config = config
 
     def application(self) -> web.Application:
@@ -135,11 +146,19 @@ class Frontend:
 
     def snapshot(self) -> list[Snapshot]:
         """The metrics of this process."""
-        self.gate.exchanges.settle()
+        exchanges = self.gate.exchanges
+        exchanges.settle()
         served = self.models.served()
-        metrics = self.gate.exchanges.metrics
-        routers = router_metrics(metrics.prefix, ((model.name, model.router) for model in served))
-        return [*metrics.snapshot(model.card for model in served), *routers]
+        metrics = exchanges.metrics
+        return [
+            *metrics.snapshot(model.card for model in served),
+            *metrics.stages.snapshot(exchanges.running),
+            *self._loop_delay.snapshot(metrics.prefix),
+            ready_gauge(metrics.prefix, self.models.readiness()),
+            *worker_gauges(metrics.prefix, served, metrics.last_seen),
+            *router_metrics(metrics.prefix, ((model.name, model.router) for model in served)),
+            *overhead_metrics(self.models.router_id, served),
+        ]
 
     async def families(self) -> list[Snapshot]:
         """The metrics of all processes on this port."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from dynamo.frontend.metrics import UNKNOWN_MODEL, FrontendMetrics, ModelMetrics
+from dynamo.frontend.stages import DISPATCH, PREPROCESS, ROUTE
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted, Unknown, to_wire
@@ -42,6 +43,7 @@ class Metered:
     """The stage that takes the time of each step of one stream. It is on the hot path: see benchmarks/metering.py."""
 
     __slots__ = (
+        "_began",
         "_bounds",
         "_counts",
         "_exchange",
@@ -63,7 +65,7 @@ class Metered:
         self._tokens = sink.tokens
         self._postprocess = sink if isinstance(sink, Postprocess) else None
         self._reader = self._postprocess or Endless
-        self._last = 0.0
+        self._began = self._last = 0.0
         self._settled = (0.0, 0)
         self._told = 0
 
@@ -115,6 +117,7 @@ class Metered:
         self._last = now
 
     def _first(self, now: float) -> None:
+        self._began = now
         self._settled = (now, 0)
         self._exchange.first_token(now)
 
@@ -130,6 +133,11 @@ class Metered:
     def count(self) -> int:
         """Tokens generated so far, as the client is told."""
         return self._postprocess.count if self._postprocess else self._told
+
+    @property
+    def streaming(self) -> float:
+        """Seconds between the first step and the last."""
+        return self._last - self._began
 
     def settle(self) -> None:
         """Add to the metrics what the hot path left for later."""
@@ -172,8 +180,8 @@ class Exchanges:
 
 class Exchange:
     __slots__ = (
-        "_all", "_first", "_migrations", "_model", "_stages", "cached_tokens", "endpoint", "error", "input_tokens",
-        "method", "metrics", "path", "request_id", "span", "started", "stream", "traceparent",
+        "_all", "_asked", "_first", "_known", "_migrations", "_model", "_stages", "_timed", "cached_tokens", "endpoint",
+        "error", "input_tokens", "method", "metrics", "path", "request_id", "span", "started", "stream", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -193,13 +201,15 @@ class Exchange:
         self.metrics: ModelMetrics
         self._all = metrics
         self._model: ModelMetrics | None = None
-        self._first = 0.0
+        self._known = self._asked = self._first = 0.0
+        self._timed = False
         self._stages: list[Metered] = []
         self._migrations: list[Migration] = []
 
     def served_by(self, model: str) -> None:
         """The model is known and served here."""
         if self._model is None:
+            self._known = perf_counter()
             self._model = self.metrics = self._all.model(model)
             self._model.started.value += 1
             self._model.inflight.value += 1
@@ -213,7 +223,10 @@ class Exchange:
         self._stages.append(stage)
         return stage
 
-    def sent(self, migration: Migration) -> None:
+    def routing(self, migration: Migration) -> None:
+        """A stream of this request goes to the router now."""
+        if not self._migrations:
+            self._asked = perf_counter()
         self._migrations.append(migration)
 
     def first_token(self, now: float) -> None:
@@ -221,6 +234,20 @@ class Exchange:
             self._first = now
             self.metrics.queued.value -= 1
             self.metrics.time_to_first.observe(now - self.started)
+
+    @property
+    def stage(self) -> str:
+        """Where it is on its way to the first token; empty before its model is known, and after."""
+        if self._model is None or self._first:
+            return ""
+        if not self._migrations:
+            return PREPROCESS
+        return DISPATCH if self.streams == len(self._migrations) else ROUTE
+
+    @property
+    def streams(self) -> int:
+        """Those that workers have of it right now."""
+        return sum(one.placement is not None and not one.placement.released for one in self._migrations)
 
     @property
     def model(self) -> str:
@@ -232,7 +259,7 @@ class Exchange:
 
     @property
     def output_tokens(self) -> int:
-        return sum(stage.count for stage in self._stages)
+        return sum([stage.count for stage in self._stages])
 
     @property
     def workers(self) -> list[int]:
@@ -243,6 +270,11 @@ class Exchange:
         return "stream" if self.stream else "unary"
 
     def settle(self) -> None:
+        """Add to the metrics what is known and was not told yet."""
+        if self._first and not self._timed:
+            self._timed = True
+            placed = self._migrations[0].placed_at
+            self.metrics.stages.passed(self._asked - self._known, placed - self._asked, self._first - placed)
         for stage in self._stages:
             stage.settle()
 
@@ -285,10 +317,17 @@ class Exchange:
             model.cached_tokens.observe(self.cached_tokens)
         if self._first:
             model.output_sequence.observe(self.output_tokens)
-        for one in self._migrations:
+        if self.endpoint == "embeddings":
+            counts.embedding_latency.at(model.name).observe(duration)
+        for number, one in enumerate(self._migrations):
             if one.migrations:
-                counts.migrations.at(model.name, "new_request").value += one.restarts
-                counts.migrations.at(model.name, "ongoing_request").value += one.migrations - one.restarts
+                counts.moved(model.name, one)
+            placement = one.placement
+            if placement is not None and self._first:
+                stage = self._stages[number]
+                counts.last_seen[placement.instance_id, placement.dp_rank] = (
+                    self._first - self.started, self.input_tokens, stage.streaming, stage.count
+                )  # fmt: skip
 
     def _tell(self, level: int, status: int, duration: float) -> None:
         about = ""

@@ -71,7 +71,7 @@ class Generation:
     async def _start(self, migration: Migration, context: Context) -> None:
         self._running.append((context, migration))
         if self._exchange:
-            self._exchange.sent(migration)
+            self._exchange.routing(migration)
         await migration.start()
 
     def _next_context(self) -> Context:

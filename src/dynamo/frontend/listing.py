@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from dynamo.frontend.answer import json_response
-from dynamo.frontend.metrics import CONTENT_TYPE, exposition
 from dynamo.frontend.models import ServedModel
 from dynamo.protocols.anthropic_answers import AnthropicModel, AnthropicModelList
 from dynamo.protocols.openai_answers import Model, ModelList
+from dynamo.runtime.exposition import CONTENT_TYPE, exposition
 from dynamo.runtime.names import SCHEME
 
 if TYPE_CHECKING:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
-
-from dynamo.frontend.instruments import Family, Histogram, Kind, Number, Sample, Snapshot, log_buckets
+from dynamo.frontend.stages import Stages
+from dynamo.frontend.worker_metrics import LastSeen
 from dynamo.protocols.card import ModelCard
+from dynamo.runtime.instruments import Family, Histogram, Kind, Number, Sample, Snapshot, log_buckets
+
+if TYPE_CHECKING:
+    from dynamo.pipeline.migration import Migration
 
 UNKNOWN_MODEL = "unknown_model"
 """The label of all requests whose model is not served here: clients must not be able to make up series."""
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ModelMetrics:
@@ -21,11 +23,12 @@ class ModelMetrics:
 
     __slots__ = (
         "active", "cached_tokens", "duration", "inflight", "input_tokens", "inter_token", "name", "output_sequence",
-        "output_tokens", "queued", "started", "time_to_first",
+        "output_tokens", "queued", "stages", "started", "time_to_first",
     )  # fmt: skip
 
     def __init__(self, metrics: FrontendMetrics, name: str) -> None:
         self.name = name
+        self.stages = metrics.stages
         self.started = metrics.started.at(name)
         self.inflight = metrics.inflight.at(name)
         self.active = metrics.active.at(name)
@@ -75,6 +78,14 @@ class FrontendMetrics:
         self.migrations = self._number(
             "model_migration_total", "counter", "Requests moved to another worker", ("model", "migration_type")
         )
+        self.migration_duration = self._histogram(
+            "model_migration_duration_seconds", "From a worker's failure to what came of the move",
+            log_buckets(0.001, 480, 18), ("model", "migration_type", "outcome"),
+        )  # fmt: skip
+        self.embedding_latency = self._histogram(
+            "embedding_latency_seconds", "From the arrival of a request for embeddings to its answer",
+            log_buckets(0.001, 10, 14),
+        )  # fmt: skip
         self.cancellations = self._number(
             "model_cancellation_total", "counter", "Requests cancelled", ("model", "endpoint", "request_type")
         )
@@ -82,14 +93,18 @@ class FrontendMetrics:
             "model_rejection_total", "counter", "Requests refused for lack of capacity", ("model", "endpoint")
         )
         self.disconnected.at()
+        self.stages = Stages(prefix)
+        self.last_seen: LastSeen = {}
 
     def _number(self, name: str, kind: Kind, help: str, labels: tuple[str, ...]) -> Family[Number]:
         family = Family(f"{self.prefix}_{name}", help, kind, labels, Number)
         self._families.append(family)
         return family
 
-    def _histogram(self, name: str, help: str, bounds: list[float]) -> Family[Histogram]:
-        family = Family(f"{self.prefix}_{name}", help, "histogram", ("model",), lambda: Histogram(bounds))
+    def _histogram(
+        self, name: str, help: str, bounds: list[float], labels: tuple[str, ...] = ("model",)
+    ) -> Family[Histogram]:
+        family = Family(f"{self.prefix}_{name}", help, "histogram", labels, lambda: Histogram(bounds))
         self._families.append(family)
         return family
 
@@ -99,6 +114,13 @@ class FrontendMetrics:
         if known is None:
             known = self._models[name] = ModelMetrics(self, name)
         return known
+
+    def moved(self, model: str, migration: Migration) -> None:
+        """A request is over that changed its worker."""
+        self.migrations.at(model, "new_request").value += migration.restarts
+        self.migrations.at(model, "ongoing_request").value += migration.migrations - migration.restarts
+        for move in migration.moves:
+            self.migration_duration.at(model, move.kind, move.outcome).observe(move.seconds)
 
     def snapshot(self, cards: Iterable[ModelCard]) -> list[Snapshot]:
         return [*(family.snapshot() for family in self._families), *card_gauges(self.prefix, cards)]
@@ -124,21 +146,6 @@ def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[Snapshot]:
         told = [(card.name, read(card)) for card in cards]
         samples = [Sample(full, {"model": model}, value) for model, value in told if value is not None]
         yield Snapshot(full, help, "gauge", samples)
-
-
-def exposition(snapshots: Iterable[Snapshot]) -> bytes:
-    """The text Prometheus reads."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Fixed([snapshot.metric() for snapshot in snapshots]))
-    return generate_latest(registry)
-
-
-class _Fixed:
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> list[Metric]:
-        return self._metrics
 
 
 def clean_prefix(text: str) -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from dynamo.model import HubConfig, LoadedModel, ModelError, open_card
 from dynamo.pipeline.preprocess import Preprocessor
+from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard, ModelInput, RuntimeConfig
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
@@ -29,12 +30,14 @@ log = logging.getLogger(__name__)
 class ServedModel:
     """One model name: the card its workers agree on, their instances, and the way to them."""
 
-    def __init__(self, card: ModelCard, router: Router, loaded: LoadedModel | None) -> None:
+    def __init__(
+        self, card: ModelCard, router: Router, loaded: LoadedModel | None, times: PromptTimes | None = None
+    ) -> None:
         self.name = card.name
         self.card = card
         self.created = int(time.time())
         self.router = router
-        self.preprocessor = Preprocessor(card, loaded) if loaded else None
+        self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
         """None for a worker that takes text: it does its own."""
 
 
@@ -92,11 +95,13 @@ class Models:
         router: RouterConfig,
         hub: HubConfig,
         serves_namespace: Callable[[str], bool] = lambda namespace: True,
+        times: PromptTimes | None = None,
     ) -> None:
         self._runtime = runtime
         self._router = router
         self._hub = hub
         self._serves_namespace = serves_namespace
+        self._times = times
         self._groups: dict[str, Group] = {}
         self._names: dict[str, str] = {}
         self._values: dict[str, bytes] = {}
@@ -133,6 +138,19 @@ class Models:
 
     def served(self) -> list[ServedModel]:
         return [group.model for group in self._groups.values() if group.model and len(group.instances)]
+
+    def readiness(self) -> dict[str, bool]:
+        """Every model that workers have registered, and whether a request to it would be served."""
+        return {
+            name: group.model is not None and len(group.instances) > 0
+            for name, group in self._groups.items()
+            if group.cards
+        }
+
+    @property
+    def router_id(self) -> int:
+        """Who chooses here, as others know it."""
+        return self._runtime.instance_id
 
     async def wait_for(self, name: str | None = None) -> ServedModel:
         """The model of that name, or any, as soon as it can be served; ModelError where it never will be."""
@@ -271,7 +289,7 @@ class Models:
                 return
         router = make_router(self._router, card, group.instances, self._runtime, group.runtime_of)
         router.start()
-        group.model = ServedModel(card, router, loaded)
+        group.model = ServedModel(card, router, loaded, self._times)
         self._more.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))
 

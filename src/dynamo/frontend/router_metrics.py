@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from dynamo.frontend.instruments import Histogram, Sample, Snapshot
 from dynamo.router import Router
 from dynamo.router.stats import HIT_RATE_BOUNDS
+from dynamo.runtime.instruments import Histogram, Sample, Snapshot
 
 _PREFIX = "dynamo_component_router"
 _NUMBERS: tuple[tuple[str, str, str, Callable[[Router], int]], ...] = (
@@ -65,6 +65,14 @@ def router_metrics(prefix: str, routers: Iterable[tuple[str, Router]]) -> Iterat
     name = f"{prefix}_router_queue_pending_requests"
     waiting = [Sample(name, {"model": model}, router.waiting) for model, router in routers]
     yield Snapshot(name, "Requests that wait for a worker", "gauge", waiting)
+    name = f"{prefix}_router_queue_pending_isl_tokens"
+    tokens = [Sample(name, {"model": model}, router.waiting_tokens) for model, router in routers]
+    yield Snapshot(name, "Tokens in the prompts of the requests that wait", "gauge", tokens)
+    name = f"{prefix}_router_queue_backpressure_total"
+    full = [
+        Sample(name, {"model": model, "reason": "request_limit"}, router.stats.queue_full) for model, router in routers
+    ]
+    yield Snapshot(name.removesuffix("_total"), "Requests refused because too many wait already", "counter", full)
     for name, kind, help, read in _NUMBERS:
         samples = [Sample(name, {"model": model}, read(router)) for model, router in routers]
         yield Snapshot(name.removesuffix("_total"), help, kind, samples)

@@ -14,6 +14,7 @@ from dynamo.frontend.app import Frontend
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
+from dynamo.frontend.loop_delay import LoopDelay
 from dynamo.frontend.models import Models
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.tls import TlsError, server_context
@@ -44,11 +45,13 @@ class Server:
     ) -> None:
         self._runtime = runtime
         self._config = config
-        self.models = Models(runtime, config.router, hub, config.serves_namespace)
         self._gate = Gate(config, tracing)
+        times = self._gate.exchanges.metrics.stages.prompts
+        self.models = Models(runtime, config.router, hub, config.serves_namespace, times)
         self._siblings = siblings
         self._tracing = tracing
-        self._frontend = Frontend(self.models, config, self._gate, siblings)
+        self._loop_delay = LoopDelay()
+        self._frontend = Frontend(self.models, config, self._gate, siblings, self._loop_delay)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self.url = ""
@@ -65,6 +68,7 @@ class Server:
         if self._siblings:
             await self._siblings.start(self._frontend.snapshot)
         await self.models.start()
+        self._loop_delay.start()
         # What was made until now stays for good: later collections need not look at it.
         gc.collect()
         gc.freeze()
@@ -84,6 +88,7 @@ class Server:
     async def stop(self) -> None:
         """End what still runs; safe in whatever state the server is."""
         self._gate.draining = True
+        self._loop_delay.stop()
         if self._listener:
             self._listener.close()
         if self._runner:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo.frontend.instruments import Sample, Snapshot
+from dynamo.runtime.instruments import Sample, Snapshot
 
 log = logging.getLogger(__name__)
 

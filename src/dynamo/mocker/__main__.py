@@ -145,7 +145,7 @@ async def serve(
 ) -> None:
     """One worker for each pause before it. Each has a runtime, and so an instance, of its own."""
     first = await start_or_exit(lambda: DistributedRuntime(config=network))
-    others = [await start_or_exit(lambda: DistributedRuntime(config=network)) for _ in pauses[1:]]
+    others = [await start_or_exit(lambda: DistributedRuntime(config=network, status=first.status)) for _ in pauses[1:]]
 
     async def work() -> None:
         try:
@@ -174,7 +174,7 @@ async def serve(
         try:
             await register_card(place, card)
             print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
-            await serve_engine(place, engine)
+            await serve_engine(place, engine, card.name)
         finally:
             await engine.stop()
 

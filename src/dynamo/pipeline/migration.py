@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from time import perf_counter
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
 from dynamo.protocols.errors import CannotConnect, DynamoException, EngineShutdown
@@ -19,6 +20,16 @@ from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
+
+
+class Move(Struct, frozen=True):
+    """One change of workers, from the failure of the old one to what came of it."""
+
+    kind: str
+    """`new_request` where nothing was generated yet, else `ongoing_request`."""
+    outcome: str
+    """`success` (the new worker said something), `failure` or `cancelled`."""
+    seconds: float
 
 
 class Migration:
@@ -30,6 +41,10 @@ class Migration:
         self.migrations = 0
         self.restarts = 0
         """Those of the migrations that happened before anything was generated."""
+        self.moves: tuple[Move, ...] = ()
+        """The migrations that are over."""
+        self.placed_at = 0.0
+        """When it got its first place, on the clock of `perf_counter`."""
         self.first_output_time: float | None = None
         self._router = router
         self._request = request
@@ -42,6 +57,7 @@ class Migration:
         self._retry: asyncio.Task[None] | None = None
         self._uncomputed: Placement | None = None
         """Where the prompt waits for its first token."""
+        self._moving: tuple[str, float] | None = None
 
     @property
     def instance_id(self) -> int | None:
@@ -54,6 +70,7 @@ class Migration:
             placement = await self._router.open(
                 request, request_id=self._context.id(), pinned=self._pinned, avoid=self._failed
             )
+            self.placed_at = self.placed_at or perf_counter()
             self.placement = self._uncomputed = placement
             try:
                 self._send(request, placement)
@@ -77,6 +94,7 @@ class Migration:
         if self._retry:
             self._retry.cancel()
             await asyncio.gather(self._retry, return_exceptions=True)
+            self._moved("cancelled")
         self._release()
 
     def _release(self) -> None:
@@ -88,7 +106,16 @@ class Migration:
         if self.first_output_time is None:
             self.first_output_time = time.time()
         self._uncomputed = None
+        if self._moving:
+            self._moved("success")
         placement.first_token()
+
+    def _moved(self, outcome: str) -> None:
+        """What came of the move that is under way, if any is."""
+        if self._moving:
+            kind, began = self._moving
+            self._moving = None
+            self.moves += (Move(kind, outcome, perf_counter() - began),)
 
     def tokens(self, ids: list[int]) -> None:
         if self._uncomputed is not None:
@@ -111,12 +138,15 @@ class Migration:
         self._sink.item(value)
 
     def end(self) -> None:
+        if self._moving:
+            self._moved("success")
         self._release()
         self._sink.end()
 
     def fail(self, error: DynamoException) -> None:
         self._release()
         if not error.migratable or self._context.is_stopped():
+            self._moved("cancelled" if self._context.is_stopped() else "failure")
             self._sink.fail(error)
             return
         assert self.instance_id is not None
@@ -129,6 +159,7 @@ class Migration:
         self._failed.add(self.instance_id)
         refused = isinstance(error, EngineShutdown) and self.first_output_time is None and self._pinned is None
         if not refused and self._left == 0:
+            self._moved("failure")
             self._sink.fail(error)
             return
         if not refused:
@@ -136,6 +167,8 @@ class Migration:
             self._left -= 1
             self.migrations += 1
             self.restarts += self.first_output_time is None
+            self._moved("failure")
+            self._moving = ("new_request" if self.first_output_time is None else "ongoing_request", perf_counter())
             log.warning(
                 "request %s: instance %x failed after %d tokens (%s), moving it to another",
                 self._context.id(),
@@ -154,6 +187,7 @@ class Migration:
             await self.start()
         except DynamoException as next_error:
             log.warning("request %s: nowhere left to move it: %s", self._context.id(), next_error)
+            self._moved("failure")
             self._sink.fail(next_error if self.first_output_time is None else error)
 
     def _continuation(self) -> Any:

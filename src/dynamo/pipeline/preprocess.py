@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from dynamo.model import Decoder, LoadedModel, TemplateError
 from dynamo.pipeline import parse
 from dynamo.pipeline.guidance import binds_form, forced_tool
 from dynamo.pipeline.options import ModelDefaults, SamplingDefaults, preprocessed, template_arguments
+from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import refuse_media
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
@@ -37,7 +39,7 @@ class Prepared(Struct):
 class Preprocessor:
     """What one model needs between a client's words and an engine's numbers, both ways."""
 
-    def __init__(self, card: ModelCard, model: LoadedModel) -> None:
+    def __init__(self, card: ModelCard, model: LoadedModel, times: PromptTimes | None = None) -> None:
         self.card = card
         self.model = model
         self.mdc_sum = card.checksum()
@@ -49,14 +51,18 @@ class Preprocessor:
             eos_token_ids=tuple(model.eos_token_ids),
             context_length=model.context_length,
         )
+        self._times = times or PromptTimes()
 
     async def chat(self, request: ChatRequest) -> Prepared:
         given = request.nvext.token_data if request.nvext else None
         if given:
             self._check_ids(given, "nvext.token_data")
             return self._prepared(request, list(given), None)
+        began = perf_counter()
         prompt = self.prompt(request)
+        rendered = perf_counter()
         ids = await self.model.tokenizer.encode_async(prompt)
+        self._times.made(rendered - began, perf_counter() - rendered)
         if not ids:
             raise InvalidRequest("messages: there is no token in them.", "messages", "invalid_value")
         return self._prepared(request, ids, prompt)
@@ -76,7 +82,7 @@ class Preprocessor:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """The length of the prompt, whether or not the model has room for it."""
-        return len(await self.model.tokenizer.encode_async(self.render(request)))
+        return len(await self._encode(self.render(request)))
 
     async def embedding(self, request: EmbeddingRequest) -> list[list[int]]:
         """The token ids of each input."""
@@ -85,7 +91,7 @@ class Preprocessor:
             where = "input" if len(request.inputs()) == 1 else f"input[{index}]"
             if isinstance(each, str):
                 # Embeddings are read off the marks a tokenizer puts around its text, so here they belong to it.
-                ids = await self.model.tokenizer.encode_async(each, add_special_tokens=True)
+                ids = await self._encode(each, add_special_tokens=True)
             else:
                 ids = each
                 self._check_ids(ids, where)
@@ -110,7 +116,7 @@ class Preprocessor:
         prepared = []
         for prompt in request.prompts():
             if isinstance(prompt, str):
-                ids = await self.model.tokenizer.encode_async(prompt)
+                ids = await self._encode(prompt)
                 if not ids:
                     raise InvalidRequest("prompt: there is no token in it.", "prompt", "invalid_value")
                 prepared.append(self._prepared(request, ids, prompt))
@@ -160,6 +166,12 @@ class Preprocessor:
             tool_names=[function.name for function in functions],
             tool_schemas={function.name: function.parameters for function in functions if function.parameters},
         )
+
+    async def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        began = perf_counter()
+        ids = await self.model.tokenizer.encode_async(text, add_special_tokens)
+        self._times.tokenize.observe(perf_counter() - began)
+        return ids
 
     def _prepared(self, request: ChatRequest | CompletionRequest, ids: list[int], prompt: str | None) -> Prepared:
         refuse_guidance(self.card, request)

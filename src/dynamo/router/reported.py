@@ -32,6 +32,9 @@ class ReportedLoads:
     def get(self, worker: Worker) -> ActiveLoad:
         return self._loads.get(worker, NOTHING)
 
+    def all(self) -> list[tuple[Worker, ActiveLoad]]:
+        return [(Worker(*key), load) for key, load in self._loads.items()]
+
     async def close(self) -> None:
         self._forget()
         await self._listening.close()

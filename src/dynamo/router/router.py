@@ -6,8 +6,11 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.decision import Decision
+from dynamo.router.kv.slots import Worker
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.instances import InstanceSet
@@ -15,6 +18,14 @@ from dynamo.runtime.plane.base import Channel
 
 REMEMBERED = 256
 """Decisions kept for whoever asks."""
+
+
+class WorkerLoad(Struct, frozen=True):
+    """What is known of the load of one rank of a worker."""
+
+    worker: Worker
+    decode_blocks: int
+    prefill_tokens: int
 
 
 class Placement:
@@ -64,6 +75,13 @@ class Router(Protocol):
 
         Raises Unavailable when nobody is there, ResourceExhausted when all are busy beyond the thresholds.
         """
+
+    def loads(self) -> list[WorkerLoad]:
+        """Of the workers that are there; none where nobody keeps count of it."""
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens in the prompts of the requests that wait."""
 
     @property
     def waiting(self) -> int:

@@ -10,12 +10,13 @@ from typing import Any
 
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.errors import ResourceExhausted
+from dynamo.protocols.kv import ActiveLoad
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
 from dynamo.router.kv.slots import Worker
 from dynamo.router.policy import POLICIES
 from dynamo.router.reported import ReportedLoads
-from dynamo.router.router import REMEMBERED, Placement, pinned_channel
+from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.events import EventPlane
@@ -56,6 +57,7 @@ class SimpleRouter:
         self._mode = config.mode
         self._policy = POLICIES[config.mode]()
         self._events = events
+        self.waiting_tokens = 0
         self._runtime_of = runtime_of
         self._in_flight: dict[int, int] = {}
         self._thresholds = config.thresholds()
@@ -108,6 +110,15 @@ class SimpleRouter:
         instance_id, channel = await self.instances.open(choose, avoid)
         return self._placed(request_id, instance_id, channel, considered, pinned=False)
 
+    def loads(self) -> list[WorkerLoad]:
+        """What workers report, while anybody listens."""
+        if self._reported is None:
+            return []
+        return [
+            WorkerLoad(worker, _used_blocks(load), load.active_prefill_tokens or 0)
+            for worker, load in self._reported.all()
+        ]
+
     def _placed(
         self, request_id: str, instance_id: int, channel: Channel, considered: int, *, pinned: bool
     ) -> SimplePlacement:
@@ -145,9 +156,13 @@ class SimpleRouter:
             load = self._reported.get(Worker(instance_id, rank))
             if not self._thresholds.busy(
                 prefill_tokens=load.active_prefill_tokens or 0,
-                used_blocks=max(load.kv_used_blocks or 0, load.active_decode_blocks or 0),
+                used_blocks=_used_blocks(load),
                 total_blocks=load.kv_total_blocks or size.total_kv_blocks,
                 batch_tokens=size.max_num_batched_tokens,
             ):
                 return False
         return True
+
+
+def _used_blocks(load: ActiveLoad) -> int:
+    return max(load.kv_used_blocks or 0, load.active_decode_blocks or 0)

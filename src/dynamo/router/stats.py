@@ -6,6 +6,8 @@ from bisect import bisect_left
 
 from msgspec import Struct, field
 
+from dynamo.router.overhead import Overhead
+
 HIT_RATE_BOUNDS = [step / 20 for step in range(21)]
 
 
@@ -14,6 +16,8 @@ class RouterStats(Struct):
     """Choices made."""
     rejected: int = 0
     """Refused because all workers were busy or the queue was full."""
+    queue_full: int = 0
+    """Those of them that found the queue full."""
     queued: int = 0
     """Had to wait here for a worker."""
     prompt_blocks: int = 0
@@ -26,6 +30,8 @@ class RouterStats(Struct):
     hit_rate_counts: list[int] = field(default_factory=lambda: [0] * (len(HIT_RATE_BOUNDS) + 1))
     """Choices by share of the prompt that was cached, each bounded above by HIT_RATE_BOUNDS."""
     hit_rate_sum: float = 0.0
+    overhead: Overhead | None = None
+    """For routers that look at caches."""
     events: int = 0
     """KV events applied."""
     snapshots: int = 0

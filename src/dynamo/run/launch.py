@@ -46,12 +46,13 @@ def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
     """Without remote workers on either side, nothing outside this process is needed or touched."""
     if not command.output.remote and command.input.kind != "dyn":
         return RuntimeConfig.in_process(environ)
-    return RuntimeConfig.from_env(
+    config = RuntimeConfig.from_env(
         environ,
         discovery_backend=command.discovery_backend,
         request_plane=command.request_plane,
         event_plane=command.event_plane,
     )
+    return config if command.input.kind == "dyn" else config.without_status()
 
 
 def _input(command: Command) -> Any:

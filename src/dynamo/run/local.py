@@ -53,7 +53,7 @@ async def engine_served(
         endpoint = Endpoint(runtime, place)
         card = await in_thread(lambda: _card(command, subject, engine, info))
         await register_card(endpoint, card)
-        serving = asyncio.create_task(serve_engine(endpoint, engine))
+        serving = asyncio.create_task(serve_engine(endpoint, engine, card.name))
         try:
             await _found(runtime, instance_key(place, runtime.instance_id), serving)
             yield card

@@ -14,6 +14,7 @@ from dynamo.runtime.events import EventPlaneConfig
 from dynamo.runtime.nats_config import NatsConfig
 from dynamo.runtime.own_address import own_address
 from dynamo.runtime.plane.tcp import TcpConfig
+from dynamo.runtime.status import StatusConfig
 
 PlaneKind = Literal["memory", "tcp", "nats"]
 PLANES: tuple[PlaneKind, ...] = ("memory", "tcp", "nats")
@@ -25,6 +26,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     tcp: TcpConfig
     nats: NatsConfig
     events: EventPlaneConfig
+    status: StatusConfig = StatusConfig()
     graceful_shutdown_timeout: float = 30.0
 
     @classmethod
@@ -49,13 +51,19 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
             tcp=TcpConfig.from_env(environ, local_only=discovery.backend != "etcd", peers=peers),
             nats=nats,
             events=_reachable(EventPlaneConfig.from_env(environ, events), environ, discovery, peers),
+            status=StatusConfig.from_env(environ),
             graceful_shutdown_timeout=_seconds(environ, "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", 30.0),
         )
 
     @classmethod
     def in_process(cls, environ: Mapping[str, str] = os.environ) -> RuntimeConfig:
         """Nothing outside this process: no folder, no port, no service."""
-        return cls.from_env(environ, discovery_backend="memory", request_plane="memory", event_plane="memory")
+        config = cls.from_env(environ, discovery_backend="memory", request_plane="memory", event_plane="memory")
+        return config.without_status()
+
+    def without_status(self) -> RuntimeConfig:
+        """For processes that are no workers: what tells the status of those is not for them."""
+        return structs.replace(self, status=StatusConfig())
 
 
 def _hosts(discovery: DiscoveryConfig, nats: NatsConfig) -> tuple[str, ...]:

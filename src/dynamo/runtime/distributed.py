@@ -22,6 +22,7 @@ from dynamo.runtime.plane.base import RequestPlane
 from dynamo.runtime.plane.memory import MemoryHub, MemoryPlane
 from dynamo.runtime.plane.nats import NatsPlane
 from dynamo.runtime.plane.tcp import TcpPlane
+from dynamo.runtime.status import Status
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,9 @@ class DistributedRuntime:
         event_plane: str | None = None,
         config: RuntimeConfig | None = None,
         local: Local | None = None,
+        status: Status | None = None,
     ) -> None:
+        """`status` is that of another runtime of this process: whose it is tells it, for both."""
         del loop, enable_nats  # accepted for programs written against older signatures; both follow from the rest
         self.config = config or RuntimeConfig.from_env(
             os.environ,
@@ -59,6 +62,8 @@ class DistributedRuntime:
             event_plane=event_plane,
         )
         self.instance_id = new_instance_id()
+        self._own_status = Status(self.config.status) if status is None and self.config.status.on else None
+        self.status = status or self._own_status
         local = local or Local()
         self._nats: NatsConnection | None = None
         self.discovery: Discovery = discovery_room.connect(self.config.discovery, local.store)
@@ -96,6 +101,9 @@ class DistributedRuntime:
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
+        if self._own_status:
+            # First, so that whoever asks is told that it is not ready yet.
+            await self._own_status.start()
         await self.discovery.start()
         if self._nats:
             await self._nats.start()
@@ -117,6 +125,11 @@ class DistributedRuntime:
 
     def connection_id(self) -> int:
         return self.instance_id
+
+    def set_health_status(self, ready: bool) -> None:
+        """Whether this process is well, as its program sees it; told by the status server, where there is one."""
+        if self.status:
+            self.status.tell(ready)
 
     def own(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         """Run what stands beside the endpoints; `close` ends it. A failure before that is logged under `what`."""
@@ -159,7 +172,7 @@ class DistributedRuntime:
         await asyncio.gather(*owned, return_exceptions=True)
         for client in self._clients:
             await client.close()
-        for part in (self.events, self.plane, self.discovery, self._nats):
+        for part in (self.events, self.plane, self.discovery, self._nats, self._own_status):
             if part:
                 await part.close()
 

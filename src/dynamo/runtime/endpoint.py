@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dynamo.protocols.instance import Instance
@@ -14,6 +14,7 @@ from dynamo.runtime.handler import GeneratorHandler, UserHandler
 from dynamo.runtime.names import EndpointId, check_part, instance_key
 from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.route import Route
+from dynamo.runtime.status import ServedEndpoint, endpoint_labels
 from dynamo.runtime.stream import Handler
 
 if TYPE_CHECKING:
@@ -72,11 +73,19 @@ class Endpoint:
         metrics_labels: list[tuple[str, str]] | None = None,
         health_check_payload: dict[str, Any] | None = None,
     ) -> None:
-        """Serve `handler`, an async generator of (request[, context]), until the runtime shuts down."""
-        del metrics_labels, health_check_payload  # read by the status server, which this build does not have yet
+        """Serve `handler`, an async generator of (request[, context]), until the runtime shuts down.
+
+        `metrics_labels` are added to the metrics of this endpoint. With a `health_check_payload` the process is ready
+        only while this endpoint is; where checks are switched on it is sent to `handler` when nothing else comes.
+        """
         generator = GeneratorHandler(handler)
         try:
-            await self.serve(generator, graceful_shutdown=graceful_shutdown)
+            await self.serve(
+                generator,
+                graceful_shutdown=graceful_shutdown,
+                metrics_labels=metrics_labels or (),
+                health_check_payload=health_check_payload,
+            )
         finally:
             await generator.close()
 
@@ -87,14 +96,18 @@ class Endpoint:
         *,
         graceful_shutdown: bool = True,
         on_found: Callable[[], None] | None = None,
+        metrics_labels: Sequence[tuple[str, str]] = (),
+        health_check_payload: Any = None,
     ) -> None:
         """Serve a handler that pushes. Ends in order: leave discovery, refuse what is new, finish what runs.
 
-        `on_found` is called once others can find it.
+        `on_found` is called once others can find it; the last two are as for `serve_endpoint`.
         """
         runtime = self.runtime
         await runtime.start()
-        route = Route(route_path(self.id, runtime.instance_id), handler, request_type)
+        served = self._told(handler, request_type, metrics_labels, health_check_payload)
+        counts = served.counts if served else None
+        route = Route(route_path(self.id, runtime.instance_id), handler, request_type, counts)
         address = await runtime.plane.serve(route)
         instance = Instance(
             instance_id=runtime.instance_id,
@@ -108,15 +121,31 @@ class Endpoint:
         try:
             await self.register_endpoint_instance()
             log.info("serving %s as instance %x", self.id, runtime.instance_id)
+            if served:
+                served.begin()
             if on_found:
                 on_found()
             await runtime.wait_for_shutdown()
         finally:
+            if served:
+                await served.end()
             await self.unregister_endpoint_instance()
             route.close()
             if graceful_shutdown:
                 await self._finish(route)
             route.kill()
+
+    def _told(
+        self, handler: Handler, request_type: Any, labels: Sequence[tuple[str, str]], payload: Any
+    ) -> ServedEndpoint | None:
+        """This endpoint in the status of its process, where that is told to anybody."""
+        status = self.runtime.status
+        named = endpoint_labels(self.id, self.runtime.instance_id, labels)
+        if status is None:
+            return None
+        served = ServedEndpoint(self.id.name, named, handler, request_type, payload, status.config)
+        status.add(served)
+        return served
 
     async def _finish(self, route: Route) -> None:
         limit = self.runtime.config.graceful_shutdown_timeout

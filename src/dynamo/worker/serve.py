@@ -27,6 +27,7 @@ from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.stream import Handler, Outlet
+from dynamo.worker.health import health_check_payload
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,11 @@ def engine_handler(engine: Engine) -> Handler:
     return handle
 
 
-async def serve_engine(endpoint: Endpoint, engine: Engine) -> None:
-    """Serve until the runtime shuts down. The engine must have started; its owner stops it afterwards."""
+async def serve_engine(endpoint: Endpoint, engine: Engine, model: str | None = None) -> None:
+    """Serve until the runtime shuts down. The engine must have started; its owner stops it afterwards.
+
+    `model` is the name its metrics tell.
+    """
     # First, so that whoever finds the endpoint finds what stands beside it.
     if isinstance(engine, KvSource):
         await publish_kv_events(endpoint, engine)
@@ -55,7 +59,12 @@ async def serve_engine(endpoint: Endpoint, engine: Engine) -> None:
     if isinstance(engine, CacheOwner):
         await offer_clearing(endpoint, engine)
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
-    await endpoint.serve(engine_handler(engine), request_type)
+    await endpoint.serve(
+        engine_handler(engine),
+        request_type,
+        metrics_labels=[("model", model), ("model_name", model)] if model else (),
+        health_check_payload=health_check_payload(engine.model_input, model or ""),
+    )
 
 
 async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
+from time import perf_counter
 from typing import Any
 
 from dynamo.protocols.card import RuntimeConfig
@@ -32,8 +33,9 @@ from dynamo.router.kv.load import LoadBook, Loads
 from dynamo.router.kv.queue import Queue, Ticket
 from dynamo.router.kv.replicas import Replicas
 from dynamo.router.kv.slots import Worker
+from dynamo.router.overhead import Overhead, Watch
 from dynamo.router.reported import ReportedLoads
-from dynamo.router.router import REMEMBERED, Placement, pinned_channel
+from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel
 from dynamo.router.stats import RouterStats
 from dynamo.router.subjects import Place
 from dynamo.router.thresholds import Thresholds
@@ -83,7 +85,8 @@ class KvRouter:
     ) -> None:
         self.instances = instances
         self.decisions: deque[Decision] = deque(maxlen=REMEMBERED)
-        self.stats = RouterStats()
+        self.overhead = Overhead()
+        self.stats = RouterStats(overhead=self.overhead)
         self.index = Index()
         self.approximate = None if config.use_kv_events else ApproximateIndex(ttl=config.ttl)
         self.book = LoadBook()
@@ -104,6 +107,8 @@ class KvRouter:
         self._places: dict[int, Place] = {}
         self._fleets: dict[tuple[int, ...], Fleet] = {}
         self._asked: tuple[Sequence[int], Fleet] = ((), Fleet({}, block_size))
+        self._watch: Watch | None = None
+        """On the choice being made."""
         self._forget: Callable[[], None] = lambda: None
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -167,13 +172,18 @@ class KvRouter:
     async def open(
         self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
     ) -> Placement:
+        watch = self._watch = self.overhead.watch()
         ticket = self._ticket(request, request_id, pinned, avoid)
+        if watch:
+            watch.hashed = perf_counter()
         last: DynamoException | None = None
         while True:
             try:
                 placement = await self._placed(ticket)
             except Unavailable:
                 raise self.instances.nobody(last) from last
+            if watch and ticket.placed is None and last is None:
+                watch.placed()
             if placement.channel.ready:
                 return placement
             try:
@@ -202,6 +212,16 @@ class KvRouter:
         loads = self.book.loads(fleet.workers, ticket.chain, now)
         overlaps = self._overlaps(ticket.chain, now)
         return choose(ticket.prompt_tokens, len(ticket.chain), fleet, overlaps, loads, cost or self._cost, self._rng)
+
+    def loads(self) -> list[WorkerLoad]:
+        """What this router has booked, and others have told it."""
+        workers = [worker for ranks in self._members.values() for worker in ranks]
+        loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
+        return [WorkerLoad(*one) for one in zip(workers, loads.active_blocks, loads.prefill_tokens, strict=True)]
+
+    @property
+    def waiting_tokens(self) -> int:
+        return sum(ticket.prompt_tokens for ticket in self._queue)
 
     def computed(self, placement: KvPlacement) -> None:
         """The prompt of a placement reached its first token."""
@@ -254,6 +274,7 @@ class KvRouter:
             self._free_of(self._candidates(ticket), ticket)
         if len(self._queue) >= self._config.queue_limit * max(1, len(self.instances)):
             self.stats.rejected += 1
+            self.stats.queue_full += 1
             raise RouterQueueLimitExceeded(f"{len(self._queue)} requests wait already. Please retry shortly.")
         ticket.placed = asyncio.get_running_loop().create_future()
         self._queue.add(ticket, self._uncached(ticket))
@@ -308,7 +329,11 @@ class KvRouter:
             waiting > limit * batch for waiting, batch in zip(loads.prefill_tokens, fleet.batch_tokens, strict=True)
         ):
             return None
+        if self._watch:
+            self._watch.looked_up = perf_counter()
         overlaps = self._overlaps(ticket.chain, now)
+        if self._watch:
+            self._watch.matched = perf_counter()
         choice = choose(ticket.prompt_tokens, len(ticket.chain), fleet, overlaps, loads, self._cost, self._rng)
         if ticket.pinned is None and self.instances.channel(choice.worker.worker_id).draining:
             # Whoever leaves says so once; asking all of them each time would cost more than choosing again.

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dynamo.protocols.errors import Disconnected, DynamoException, ProtocolError
+from dynamo.runtime.instruments import Number
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.frames import FrameDecoder, Kind
 
@@ -32,6 +33,8 @@ class Link:
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder()
         self._deltas: frames.Deltas = {}
+        self._delta_bytes: Number | None = None
+        """Where their size is counted: at the endpoint that was last asked for any, as hardly a connection has two."""
         self._frames: list[bytes] = []
         self._gathered = 0
         self._scheduled = False
@@ -91,7 +94,10 @@ class Link:
             self._write(data)
 
     def _settle(self) -> None:
-        self._frames.append(frames.frame(Kind.DELTAS, self._deltas))
+        encoded = frames.frame(Kind.DELTAS, self._deltas)
+        self._frames.append(encoded)
+        if self._delta_bytes is not None:
+            self._delta_bytes.value += len(encoded)
         self._deltas.clear()
 
     def _schedule(self) -> None:

@@ -129,17 +129,17 @@ class MemoryOutlet:
             sink.end()
 
     def fail(self, error: DynamoException) -> None:
-        sink = self._finish()
+        sink = self._finish(error)
         if sink:
             sink.fail(error)
 
-    def _finish(self) -> Sink | None:
+    def _finish(self, error: DynamoException | None = None) -> Sink | None:
         if self.done:
             return None
         self.done = True
         self._forget()
         sink, self._sink = self._sink, None
-        self._route.finished(self._context)
+        self._route.finished(self._context, error)
         return sink
 
     async def writable(self) -> None: ...

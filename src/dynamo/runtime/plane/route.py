@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import msgspec
 
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
+from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane.frames import unpack
+from dynamo.runtime.status.counts import EndpointCounts
 from dynamo.runtime.stream import Handler, Outlet
 
 log = logging.getLogger(__name__)
@@ -21,14 +23,19 @@ log = logging.getLogger(__name__)
 class Route:
     """Open until `close`; `idle` waits for what runs, `kill` ends it."""
 
-    def __init__(self, path: str, handler: Handler, request_type: Any = Any) -> None:
+    def __init__(
+        self, path: str, handler: Handler, request_type: Any = Any, counts: EndpointCounts | None = None
+    ) -> None:
         self.path = path
+        self.counts = counts
+        """None where nobody asks for them."""
         self.request_type = request_type
         self.open = True
         self.on_close: list[Callable[[], None]] = []
         self._decoder = msgspec.msgpack.Decoder(request_type)
         self._handler = handler
-        self._active: set[Context] = set()
+        self._active: dict[Context, float] = {}
+        """Since when each runs, if that is counted."""
         self._idle: asyncio.Future[None] | None = None
 
     @property
@@ -42,13 +49,21 @@ class Route:
             if tokens:
                 give_tokens(request, tokens)
         except (ValueError, RecursionError) as error:
-            self._active.add(context)
+            if self.counts is not None:
+                self.counts.arrived(len(payload) + len(tokens))
+                self.counts.error("deserialization")
             outlet.fail(InvalidArgument(f"request does not fit {self.path}: {error}"))
             return
-        self.start(request, context, outlet)
+        self.start(request, context, outlet, len(payload) + len(tokens))
 
-    def start(self, request: Any, context: Context, outlet: Outlet) -> None:
-        self._active.add(context)
+    def start(self, request: Any, context: Context, outlet: Outlet, size: int = 0) -> None:
+        """`size` is that of the request in bytes, where it came as such."""
+        if self.counts is None:
+            self._active[context] = 0.0
+        else:
+            self._active[context] = perf_counter()
+            self.counts.arrived(size)
+            self.counts.begun()
         if not self.open:
             outlet.fail(EngineShutdown("this worker is leaving and takes no new requests"))
             return
@@ -58,9 +73,12 @@ class Route:
             log_failure(context, error)
             outlet.fail(from_exception(error))
 
-    def finished(self, context: Context) -> None:
+    def finished(self, context: Context, error: DynamoException | None = None) -> None:
         """Called by the outlet, once, when the stream has ended in whatever way."""
-        self._active.discard(context)
+        began = self._active.pop(context, 0.0)
+        if began and self.counts is not None:
+            failed = error is not None and not isinstance(error, Cancelled)
+            self.counts.ended(perf_counter() - began, failed=failed, cancelled=context.is_stopped())
         if not self._active and self._idle and not self._idle.done():
             self._idle.set_result(None)
 

@@ -84,6 +84,8 @@ class ServerLink(Link):
             self.send(Kind.ERROR, frames.Error(request.stream, *to_wire(error)))
             return
         context = Context(request.id, request.metadata, traceparent=request.traceparent)
+        if request.columnar and route.counts is not None:
+            self._delta_bytes = route.counts.response_bytes
         self._calls[request.stream] = context
         outlet = LinkOutlet(self, request.stream, route, context, columnar=request.columnar)
         route.start_raw(request.payload, request.tokens, context, outlet)
@@ -128,7 +130,10 @@ class LinkOutlet:
 
     def item(self, value: Any) -> None:
         if not self.done and not self._link.lost:
-            self._link.send(Kind.ITEM, frames.Item(self._stream, frames.encode_payload(value)))
+            payload = frames.encode_payload(value)
+            self._link.send(Kind.ITEM, frames.Item(self._stream, payload))
+            if self._route.counts is not None:
+                self._route.counts.response_bytes.value += len(payload)
 
     def end(self) -> None:
         if not self.done:
@@ -136,14 +141,14 @@ class LinkOutlet:
 
     def fail(self, error: DynamoException) -> None:
         if not self.done:
-            self._finish(Kind.ERROR, frames.Error(self._stream, *to_wire(error)))
+            self._finish(Kind.ERROR, frames.Error(self._stream, *to_wire(error)), error)
 
-    def _finish(self, kind: Kind, body: Any) -> None:
+    def _finish(self, kind: Kind, body: Any, error: DynamoException | None = None) -> None:
         self.done = True
         if not self._link.lost:
             self._link.send(kind, body)
         self._link.forget(self._stream)
-        self._route.finished(self._context)
+        self._route.finished(self._context, error)
 
     async def writable(self) -> None:
         await self._link.room()

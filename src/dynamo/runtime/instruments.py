@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Literal, TypeVar
 
 from msgspec import Struct
-from prometheus_client import Metric
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -25,12 +24,6 @@ class Snapshot(Struct, array_like=True):
     help: str
     kind: str
     samples: list[Sample]
-
-    def metric(self) -> Metric:
-        metric = Metric(self.name, self.help, self.kind)
-        for sample in self.samples:
-            metric.add_sample(sample.name, sample.labels, sample.value)
-        return metric
 
 
 class Number:
@@ -59,13 +52,15 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def samples(self, name: str, labels: dict[str, str]) -> Iterator[Sample]:
+    def samples(self, name: str, labels: dict[str, str], scale: float = 1.0) -> Iterator[Sample]:
+        """`scale` tells the values in another unit: 1000 makes milliseconds of seconds."""
         count = 0
-        for bound, more in zip([*map(repr, self.bounds), "+Inf"], self.counts, strict=True):
+        bounds = [repr(float(f"{bound * scale:.6g}")) for bound in self.bounds]
+        for bound, more in zip([*bounds, "+Inf"], self.counts, strict=True):
             count += more
             yield Sample(f"{name}_bucket", {**labels, "le": bound}, count)
         yield Sample(f"{name}_count", labels, count)
-        yield Sample(f"{name}_sum", labels, self.total)
+        yield Sample(f"{name}_sum", labels, self.total * scale)
 
 
 Instrument = TypeVar("Instrument", Number, Histogram)

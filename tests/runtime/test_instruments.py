@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo.frontend.instruments import Family, Histogram, Number, Sample, Snapshot, log_buckets
-from dynamo.frontend.metrics import FrontendMetrics, clean_prefix, exposition
-from dynamo.frontend.siblings import merge
-from dynamo.protocols.card import ModelCard
+from dynamo.runtime.exposition import exposition
+from dynamo.runtime.instruments import Family, Histogram, Number, log_buckets
 
 VALUES = st.floats(min_value=0, max_value=1e6, allow_nan=False)
 
@@ -49,26 +46,8 @@ def test_any_label_value_survives_the_exposition(value: str) -> None:
     assert [(sample.labels, sample.value) for sample in parsed.samples] == [({"model": value}, 3)]
 
 
-def test_the_exposition_can_be_read_by_prometheus() -> None:
-    metrics = FrontendMetrics()
-    metrics.model("m").time_to_first.observe(0.5)
-    text = exposition(metrics.snapshot([ModelCard(name="m", model_type=3, context_length=7)])).decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert families["dynamo_frontend_time_to_first_token_seconds"].type == "histogram"
-    assert families["dynamo_frontend_requests"].type == "counter"
-    assert families["dynamo_frontend_model_context_length"].samples[0].value == 7
-
-
-def test_processes_are_told_apart() -> None:
-    one = [Snapshot("a", "A", "counter", [Sample("a_total", {"model": "m"}, 1)])]
-    other = [Snapshot("a", "A", "counter", [Sample("a_total", {"model": "m"}, 2)]), Snapshot("b", "B", "gauge", [])]
-    merged = merge({"0": one, "1": other})
-    assert [family.name for family in merged] == ["a", "b"]
-    assert [(sample.labels["http_worker"], sample.value) for sample in merged[0].samples] == [("0", 1), ("1", 2)]
-
-
-def test_a_prefix_is_made_to_fit() -> None:
-    assert clean_prefix("nv llm-http") == "nv_llm_http"
-    assert clean_prefix("1st") == "_1st"
-    with pytest.raises(ValueError, match="--metrics-prefix"):
-        clean_prefix("--")
+def test_another_unit_changes_bounds_and_sum_alike() -> None:
+    histogram = Histogram([0.0005, 0.064, 0.1])
+    histogram.observe(0.05)
+    samples = {sample.labels.get("le", sample.name): sample.value for sample in histogram.samples("h", {}, 1000)}
+    assert samples == {"0.5": 0, "64.0": 1, "100.0": 1, "+Inf": 1, "h_count": 1, "h_sum": 50}

@@ -1,0 +1,51 @@
+"""How late the event loop is: a timer that should fire every so often, and by how much it missed.
+
+Everything this process does runs on that loop, so what delays the timer delays every stream as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter
+
+from dynamo.runtime.instruments import Histogram, Number, Sample, Snapshot
+
+EVERY_SECONDS = 0.1
+STALL_SECONDS = 0.005
+_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class LoopDelay:
+    """Measures from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._delays = Histogram(_BOUNDS)
+        self._stalls = Number()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def start(self) -> None:
+        self._due = perf_counter() + EVERY_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(EVERY_SECONDS, self._fired)
+
+    def stop(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def _fired(self) -> None:
+        late = max(0.0, perf_counter() - self._due)
+        self._delays.observe(late)
+        self._stalls.value += late > STALL_SECONDS
+        self.start()
+
+    def snapshot(self, prefix: str) -> list[Snapshot]:
+        delay, stall = f"{prefix}_event_loop_delay_seconds", f"{prefix}_event_loop_stall"
+        return [
+            Snapshot(delay, "How late a timer fires", "histogram", list(self._delays.samples(delay, {}))),
+            Snapshot(
+                stall,
+                f"Times it was more than {STALL_SECONDS * 1000:g} ms late",
+                "counter",
+                [Sample(f"{stall}_total", {}, self._stalls.value)],
+            ),
+        ]

@@ -1,0 +1,95 @@
+"""What served endpoints have done, under the names dashboards already know. Nothing here happens per token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.runtime.instruments import Histogram, Number, Sample, Snapshot
+from dynamo.runtime.names import EndpointId
+
+PREFIX = "dynamo_component"
+BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+OWN_LABELS = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id", "error_type", "le")
+
+
+class EndpointCounts:
+    """Of one endpoint of one instance; `labels` are on each of its series."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.labels = labels
+        self.good = 0
+        """Requests answered without an error."""
+        self.requests = Number()
+        self.running = Number()
+        self.request_bytes = Number()
+        self.response_bytes = Number()
+        """Of what was said, as encoded; whoever encodes it adds to it."""
+        self.cancelled = Number()
+        self.duration = Histogram(BOUNDS)
+        self.errors: dict[str, Number] = {}
+
+    def arrived(self, size: int) -> None:
+        """A request of so many bytes, whatever becomes of it."""
+        self.requests.value += 1
+        self.request_bytes.value += size
+
+    def begun(self) -> None:
+        self.running.value += 1
+
+    def ended(self, seconds: float, *, failed: bool, cancelled: bool) -> None:
+        """A request that was begun."""
+        self.running.value -= 1
+        self.duration.observe(seconds)
+        self.cancelled.value += cancelled
+        if failed:
+            self.error("generate")
+        else:
+            self.good += 1
+
+    def error(self, kind: str) -> None:
+        self.errors.setdefault(kind, Number()).value += 1
+
+
+def endpoint_labels(endpoint: EndpointId, instance_id: int, more: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Those every endpoint has, and those its author gave it; raises InvalidArgument where one of them cannot be."""
+    for name, value in more:
+        if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__") or not isinstance(value, str):
+            raise InvalidArgument(f"metrics_labels: {name!r} = {value!r} is no label that Prometheus takes")
+        if name in OWN_LABELS:
+            raise InvalidArgument(f"metrics_labels: {name!r} is given by the runtime")
+    return {
+        "dynamo_namespace": endpoint.namespace,
+        "dynamo_component": endpoint.component,
+        "dynamo_endpoint": endpoint.name,
+        "worker_id": f"{instance_id:x}",
+        **dict(more),
+    }
+
+
+def component_metrics(endpoints: Iterable[EndpointCounts], uptime: float) -> Iterator[Snapshot]:
+    endpoints = list(endpoints)
+    for name, kind, help, read in _FAMILIES:
+        full = f"{PREFIX}_{name}"
+        samples = [sample for one in endpoints for sample in read(one).samples(full, one.labels)]
+        yield Snapshot(full.removesuffix("_total"), help, kind, samples)
+    name = f"{PREFIX}_errors"
+    errors = [
+        Sample(f"{name}_total", {**one.labels, "error_type": kind}, count.value)
+        for one in endpoints
+        for kind, count in one.errors.items()
+    ]
+    yield Snapshot(name, "Requests that failed, by what failed", "counter", errors)
+    name = f"{PREFIX}_uptime_seconds"
+    yield Snapshot(name, "Seconds since the start", "gauge", [Sample(name, {}, uptime)])
+
+
+_FAMILIES: tuple[tuple[str, str, str, Callable[[EndpointCounts], Number | Histogram]], ...] = (
+    ("requests_total", "counter", "Requests that came", lambda one: one.requests),
+    ("inflight_requests", "gauge", "Requests being answered", lambda one: one.running),
+    ("request_duration_seconds", "histogram", "From a request to its answer's end", lambda one: one.duration),
+    ("request_bytes_total", "counter", "Bytes of requests", lambda one: one.request_bytes),
+    ("response_bytes_total", "counter", "Bytes of answers", lambda one: one.response_bytes),
+    ("cancellation_total", "counter", "Requests that were stopped or left by their caller", lambda one: one.cancelled),
+)

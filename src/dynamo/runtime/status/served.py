@@ -1,0 +1,51 @@
+"""One endpoint as its process's status knows it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from dynamo.runtime.status.canary import Canary
+from dynamo.runtime.status.config import StatusConfig
+from dynamo.runtime.status.counts import EndpointCounts
+from dynamo.runtime.stream import Handler
+
+
+class ServedEndpoint:
+    """Ready from `begin` to `end`, unless checks are on and it does not pass them."""
+
+    def __init__(
+        self,
+        name: str,
+        labels: dict[str, str],
+        handler: Handler,
+        request_type: Any,
+        payload: Any,
+        config: StatusConfig,
+    ) -> None:
+        self.name = name
+        self.counts = EndpointCounts(labels)
+        self.ready = False
+        self.required = payload is not None or name in config.required
+        """Without it the process is not ready."""
+        self._canary: Canary | None = None
+        self._checking: asyncio.Task[None] | None = None
+        if payload is not None and config.probes:
+            self._canary = Canary(name, handler, request_type, payload, self.counts, config)
+
+    def begin(self) -> None:
+        """Others can find it now."""
+        if self._canary:
+            self._checking = asyncio.create_task(self._canary.run(self._judged))
+        else:
+            self.ready = True
+
+    def _judged(self, ready: bool) -> None:
+        self.ready = ready
+
+    async def end(self) -> None:
+        """It takes nothing new."""
+        if self._checking:
+            self._checking.cancel()
+            await asyncio.gather(self._checking, return_exceptions=True)
+        self.ready = False

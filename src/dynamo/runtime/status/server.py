@@ -1,0 +1,75 @@
+"""`/health`, `/live` and `/metrics` of a worker."""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+import msgspec
+from aiohttp import web
+
+from dynamo.protocols.errors import StartError
+from dynamo.runtime.exposition import CONTENT_TYPE, exposition
+from dynamo.runtime.status.status import Status
+
+log = logging.getLogger(__name__)
+
+WORDS = {True: "ready", False: "notready"}
+
+
+class StatusError(StartError):
+    """The status cannot be told; the message names the fix."""
+
+
+class StatusServer:
+    def __init__(self, status: Status) -> None:
+        self._status = status
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        config = self._status.config
+        app = web.Application()
+        # One handler for both: a worker that hangs is to be seen by whoever would restart it.
+        app.router.add_get(config.health_path, self._health)
+        if config.live_path != config.health_path:
+            app.router.add_get(config.live_path, self._health)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_route("*", r"/{path:[\s\S]*}", self._nothing)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, config.host, config.port).start()
+        except OSError as error:
+            await self.close()
+            raise _cannot_listen(config.host, config.port, error) from error
+        host, port = self._runner.addresses[0][:2]
+        log.info("status at http://%s:%d%s", f"[{host}]" if ":" in host else host, port, config.health_path)
+
+    async def close(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _health(self, request: web.Request) -> web.Response:
+        status = self._status
+        ready, uptime = status.ready, status.uptime
+        body = {
+            "status": WORDS[ready],
+            "uptime": {"secs": int(uptime), "nanos": int(uptime % 1 * 1e9)},
+            "endpoints": {name: WORDS[ready] for name, ready in sorted(status.endpoints().items())},
+        }
+        return web.Response(
+            status=200 if ready else 503, body=msgspec.json.encode(body), content_type="application/json"
+        )
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=exposition(self._status.metrics()), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _nothing(self, request: web.Request) -> web.Response:
+        return web.Response(status=404, text="Route not found")
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> StatusError:
+    if error.errno == errno.EADDRINUSE:
+        return StatusError(f"the status port {port} on {host} is already in use; choose another with DYN_SYSTEM_PORT")
+    return StatusError(f"cannot tell the status on {host}:{port} ({error.strerror or error}); see DYN_SYSTEM_HOST")
