@@ -68,7 +68,7 @@ class SimWorker:
             for data in changes_of(events):
                 self._publish(RouterEvent(worker_id=self.number, event_id=self._events, data=data))
                 self._events += 1
-        for number, _ in iteration.tokens:
+        for number in [sequence.request_id for sequence in iteration.answered]:
             if number not in self._begun:
                 self._begun.add(number)
                 self._asked[number].on_first(iteration.ends)

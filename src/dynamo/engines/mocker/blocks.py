@@ -12,10 +12,10 @@ from msgspec import Struct
 class BlockStored(Struct, frozen=True, tag=True):
     """Consecutive blocks of one chain became reusable; `parent_hash` is the block before the first of them."""
 
-    block_hashes: Sequence[int]
+    block_hashes: list[int]
     parent_hash: int | None
     token_ids: Sequence[int]
-    local_hashes: Sequence[int]
+    local_hashes: list[int]
 
 
 class BlockRemoved(Struct, frozen=True, tag=True):
@@ -131,10 +131,10 @@ class BlockPool:
     def store(
         self,
         blocks: Sequence[int],
-        hashes: Sequence[int],
+        hashes: list[int],
         parent: int | None,
         token_ids: Sequence[int],
-        local: Sequence[int],
+        local: list[int],
     ) -> None:
         """These blocks are full and may be found from now on."""
         if not self.caching:
@@ -199,10 +199,10 @@ class BlockPool:
     def _tell_stored(
         self,
         fresh: list[bool],
-        hashes: Sequence[int],
+        hashes: list[int],
         parent: int | None,
         token_ids: Sequence[int],
-        local: Sequence[int],
+        local: list[int],
     ) -> None:
         """One event per run of blocks nobody had before."""
         size = len(token_ids) // len(hashes)
