@@ -170,6 +170,20 @@ async def test_thresholds_are_kept_for_each_model(live: Live, toy: Scripted) -> 
     assert (await live.post("/busy_threshold", {"model": "nobody"}))[0] == 404
 
 
+async def test_thresholds_outlast_the_workers_of_their_model(live: Live, folder: Path) -> None:
+    card = toy_card(folder, "org/toy")
+    worker = await live.serve(Scripted().generate, card)
+    asked = {"model": "org/toy", "active_prefill_tokens_threshold": 7}
+    assert (await live.post("/busy_threshold", asked))[0] == 200
+    worker.shutdown()
+    async with asyncio.timeout(20):
+        while (await live.get("/busy_threshold"))["thresholds"]:
+            pass
+    await live.serve(Scripted().generate, card)
+    (told,) = (await live.get("/busy_threshold"))["thresholds"]
+    assert told["active_prefill_tokens_threshold"] == 7
+
+
 async def test_the_documents_are_there_and_need_nothing_from_elsewhere(live: Live) -> None:
     api = await live.get("/openapi.json")
     assert {"/v1/chat/completions", "/v1/messages", "/v1/embeddings", "/clear_kv_blocks"} <= set(api["paths"])

@@ -10,7 +10,7 @@ import pytest
 from serving import CHAT, Holding, serving
 
 from dynamo.frontend.server import ServerError
-from dynamo.frontend.tls import TlsError, server_context
+from dynamo.frontend.tls import Certificate, TlsError, server_context
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -80,3 +80,78 @@ async def test_a_server_without_its_certificate_does_not_start(tmp_path: Path) -
     with pytest.raises(ServerError, match="cannot read the TLS certificate"):
         async with serving(tmp_path, tls_cert_path=missing, tls_key_path=missing):
             pass
+
+
+def renewed(cert: Path, key: Path) -> bytes:
+    """Put others in the place of these files, as tools do that renew them; returns the new certificate."""
+    new_cert, new_key = certificate(cert.parent, "renewed")
+    new_cert.replace(cert)
+    new_key.replace(key)
+    return shown_in(cert)
+
+
+def shown_in(cert: Path) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(cert.read_text())
+
+
+async def shown_by(port: int, host: str = "") -> bytes:
+    """The certificate a new connection gets, the host named or not."""
+    anybody = ssl.create_default_context()
+    anybody.check_hostname = False
+    anybody.verify_mode = ssl.CERT_NONE
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=anybody, server_hostname=host)
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.close()
+    await writer.wait_closed()
+    assert isinstance(shown, bytes)
+    return shown
+
+
+@pytest.mark.parametrize("host", ["", "localhost"])
+async def test_files_that_change_are_read_again(tmp_path: Path, host: str) -> None:
+    cert, key = certificate(tmp_path, "server")
+    shown = Certificate(cert, key)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=shown.context)
+    async with server, asyncio.timeout(20):
+        port = server.sockets[0].getsockname()[1]
+        shown.watch(every=0.01)
+        assert await shown_by(port, host) == shown_in(cert)
+        new = renewed(cert, key)
+        while await shown_by(port, host) != new:
+            pass
+        shown.stop()
+
+
+async def test_files_that_do_not_fit_leave_the_old_certificate_in_use(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = certificate(tmp_path, "server")
+    old = shown_in(cert)
+    async with serving(tmp_path, tls_cert_path=cert, tls_key_path=key) as stack:
+        certificate(tmp_path, "other")[0].replace(cert)
+        stack.server.reload_certificate()
+        assert "stays: the TLS key" in caplog.text
+        assert await shown_by(stack.port) == old
+        cert.unlink()
+        stack.server.reload_certificate()
+        assert await shown_by(stack.port) == old
+
+
+async def test_a_renewal_ends_no_connection(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path, "server")
+    engine = Holding()
+    async with serving(tmp_path, engine, tls_cert_path=cert, tls_key_path=key) as stack:
+        trusting = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=cert), limit=1)
+        async with aiohttp.ClientSession(stack.url, connector=trusting) as http:
+            asking = asyncio.create_task(http.post("/v1/chat/completions", json={**CHAT, "stream": True}))
+            held = await engine.requests.get()
+            held.sink.tokens([100])
+            answer = await asking
+            new = renewed(cert, key)
+            stack.server.reload_certificate()
+            assert await shown_by(stack.port) == new
+            held.sink.tokens([101])
+            held.sink.end()
+            assert (await answer.text()).endswith("data: [DONE]\n\n")
+            # The same connection, or the old certificate would not be trusted any more.
+            assert (await http.get("/live")).status == 200

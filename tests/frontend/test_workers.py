@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from serving import CHAT, MODEL, registered
+from test_tls import certificate, renewed, shown_by, shown_in
 
 import dynamo.frontend
 from dynamo.engines.echo import EchoCore
@@ -115,6 +116,61 @@ async def test_processes_share_a_port_and_tell_each_others_metrics(tmp_path: Pat
         await parent.line(r"worker process \d serves")
         assert victim not in parent.children()
 
+        parent.process.send_signal(signal.SIGTERM)
+        assert await parent.process.wait() == 0
+
+
+THRESHOLD = "active_prefill_tokens_threshold"
+
+
+async def thresholds(url: str) -> set[int | None]:
+    """What many connections are told: with two processes it is as good as certain that both were asked."""
+    seen = set()
+    for _ in range(40):
+        async with aiohttp.ClientSession() as http, http.get(f"{url}/busy_threshold") as answer:
+            (one,) = (await answer.json())["thresholds"]
+            seen.add(one[THRESHOLD])
+    return seen
+
+
+async def set_threshold(url: str, value: int) -> int:
+    """Returns what the answer says is set."""
+    body = {"model": MODEL, THRESHOLD: value}
+    async with aiohttp.ClientSession() as http, http.post(f"{url}/busy_threshold", json=body) as answer:
+        assert answer.status == 200
+        told: int = (await answer.json())[THRESHOLD]
+        return told
+
+
+async def test_a_threshold_that_is_set_is_set_in_all_processes(tmp_path: Path) -> None:
+    async with worker(tmp_path), frontend(tmp_path, "--http-workers", "2") as parent:
+        url = (await parent.line(r"serving on (http://127.0.0.1:\d+)"))[1]
+        assert await thresholds(url) == {None}
+        for value in (1000, 2000, 500):
+            assert await set_threshold(url, value) == value
+            assert await thresholds(url) == {value}
+        await asyncio.gather(*(set_threshold(url, value) for value in range(1, 30)))
+        (last,) = await thresholds(url)
+
+        os.kill(min(parent.children()), signal.SIGKILL)
+        await parent.line(r"worker process \d ended with 137, starting another")
+        await parent.line(r"worker process \d serves")
+        assert await thresholds(url) == {last}
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_sighup_makes_all_processes_read_a_renewed_certificate(tmp_path: Path, workers: str) -> None:
+    cert, key = certificate(tmp_path, "server")
+    flags = ("--http-workers", workers, "--tls-cert-path", str(cert), "--tls-key-path", str(key))
+    async with frontend(tmp_path, *flags) as parent:
+        port = int((await parent.line(r"serving on https://127.0.0.1:(\d+)"))[1])
+        old = shown_in(cert)
+        assert {await shown_by(port) for _ in range(40)} == {old}
+        new = renewed(cert, key)
+        parent.process.send_signal(signal.SIGHUP)
+        for _ in range(int(workers)):
+            await parent.line("read the TLS certificate .*server.pem again")
+        assert {await shown_by(port) for _ in range(40)} == {new}
         parent.process.send_signal(signal.SIGTERM)
         assert await parent.process.wait() == 0
 

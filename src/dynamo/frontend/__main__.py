@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -196,6 +197,8 @@ async def serve(
     async def work() -> None:
         try:
             await server.start()
+            if config.tls_cert_path:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload_certificate)
             if parent is None:
                 say_where(config, server.url)
                 await server.serve()
@@ -232,7 +235,9 @@ async def serve_many(config: FrontendConfig, argv: list[str]) -> NoReturn:
         say_where(config, f"{'https' if config.tls_cert_path else 'http'}://{host}:{port}")
 
     try:
-        code = await supervise(config.workers, config.host, config.port, command, serving)
+        # Children that have no certificate to read again would be ended by it.
+        passed_on = (signal.SIGHUP,) if config.tls_cert_path else ()
+        code = await supervise(config.workers, config.host, config.port, command, serving, passed_on)
     except StartError as error:
         raise fail(str(error), error=error) from None
     sys.exit(code)

@@ -119,7 +119,8 @@ async def set_thresholds(frontend: Frontend, request: web.Request, request_id: s
     asked = frontend.bodies.threshold.decode(await frontend.body(request), frontend.ignore_unknown_fields)
     model = frontend.models.get(asked.model)
     given = {name: value for name in BusyThresholds.__struct_fields__ if (value := getattr(asked, name)) is not None}
-    model.router.thresholds = structs.replace(model.router.thresholds, **given)
+    if given:
+        await frontend.set_thresholds(model.name, given)
     return json_response(_told(model), request_id)
 
 

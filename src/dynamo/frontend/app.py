@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
@@ -159,6 +159,12 @@ class Frontend:
             *router_metrics(metrics.prefix, ((model.name, model.router) for model in served)),
             *overhead_metrics(self.models.router_id, served),
         ]
+
+    async def set_thresholds(self, model: str, values: Mapping[str, int | float]) -> None:
+        """In all processes on this port."""
+        self.models.set_thresholds(model, values)
+        if self._siblings:
+            await self._siblings.compare()
 
     async def families(self) -> list[Snapshot]:
         """The metrics of all processes on this port."""

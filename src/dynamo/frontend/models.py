@@ -7,10 +7,12 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
+from msgspec import structs
 
+from dynamo.frontend.overrides import Override, Overrides
 from dynamo.model import HubConfig, LoadedModel, ModelError, open_card
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
@@ -102,6 +104,7 @@ class Models:
         self._hub = hub
         self._serves_namespace = serves_namespace
         self._times = times
+        self._overrides = Overrides(runtime.instance_id)
         self._groups: dict[str, Group] = {}
         self._names: dict[str, str] = {}
         self._values: dict[str, bytes] = {}
@@ -138,6 +141,24 @@ class Models:
 
     def served(self) -> list[ServedModel]:
         return [group.model for group in self._groups.values() if group.model and len(group.instances)]
+
+    def set_thresholds(self, name: str, values: Mapping[str, int | float]) -> None:
+        """From now on; also when the model comes again after its workers were gone."""
+        self._overrides.set(name, values)
+        self._apply_overrides()
+
+    def merge_overrides(self, told: list[Override]) -> list[Override]:
+        """Take over what others were told later than we; returns all that is set now."""
+        self._overrides.merge(told)
+        self._apply_overrides()
+        return self._overrides.all()
+
+    def _apply_overrides(self) -> None:
+        for group in self._groups.values():
+            values = self._overrides.of(group.name)
+            if group.model and values:
+                router = group.model.router
+                router.thresholds = structs.replace(router.thresholds, **values)
 
     def readiness(self) -> dict[str, bool]:
         """Every model that workers have registered, and whether a request to it would be served."""
@@ -290,6 +311,7 @@ class Models:
         router = make_router(self._router, card, group.instances, self._runtime, group.runtime_of)
         router.start()
         group.model = ServedModel(card, router, loaded, self._times)
+        self._apply_overrides()
         self._more.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))
 

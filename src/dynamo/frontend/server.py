@@ -17,7 +17,7 @@ from dynamo.frontend.gate import Gate
 from dynamo.frontend.loop_delay import LoopDelay
 from dynamo.frontend.models import Models
 from dynamo.frontend.siblings import Siblings
-from dynamo.frontend.tls import TlsError, server_context
+from dynamo.frontend.tls import Certificate, TlsError
 from dynamo.frontend.tracing import Tracing
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
@@ -54,11 +54,13 @@ class Server:
         self._frontend = Frontend(self.models, config, self._gate, siblings, self._loop_delay)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
+        self._certificate: Certificate | None = None
         self.url = ""
 
     async def start(self) -> None:
         """Listen first, so that a taken port is told at once; then learn which models there are."""
-        tls = self._tls()
+        self._certificate = self._tls()
+        tls = self._certificate.context if self._certificate else None
         self._runner = web.AppRunner(self._frontend.application(), handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         self._listener = await self._listen(self._runner, tls)
@@ -66,9 +68,11 @@ class Server:
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         if self._siblings:
-            await self._siblings.start(self._frontend.snapshot)
+            await self._siblings.start(self._frontend.snapshot, self.models.merge_overrides)
         await self.models.start()
         self._loop_delay.start()
+        if self._certificate:
+            self._certificate.watch()
         # What was made until now stays for good: later collections need not look at it.
         gc.collect()
         gc.freeze()
@@ -89,6 +93,8 @@ class Server:
         """End what still runs; safe in whatever state the server is."""
         self._gate.draining = True
         self._loop_delay.stop()
+        if self._certificate:
+            self._certificate.stop()
         if self._listener:
             self._listener.close()
         if self._runner:
@@ -99,12 +105,17 @@ class Server:
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 
-    def _tls(self) -> ssl.SSLContext | None:
+    def reload_certificate(self) -> None:
+        """Look at its files now, instead of within some seconds."""
+        if self._certificate:
+            self._certificate.reload()
+
+    def _tls(self) -> Certificate | None:
         certificate, key = self._config.tls_cert_path, self._config.tls_key_path
         if certificate is None or key is None:
             return None
         try:
-            return server_context(certificate, key)
+            return Certificate(certificate, key)
         except TlsError as error:
             raise ServerError(str(error)) from error
 

@@ -1,13 +1,71 @@
-"""The certificate the server shows."""
+"""The certificate the server shows: read at the start, and again when its files change."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
 from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 10.0
 
 
 class TlsError(Exception):
     """The message names the file and what is wrong with it."""
+
+
+class Certificate:
+    """New connections get the newest that could be read; those that are open keep the one they began with."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        """Raises TlsError."""
+        self._files = (certificate, key)
+        self._seen = self._stamps()
+        self._newest = server_context(certificate, key)
+        self._timer: asyncio.TimerHandle | None = None
+        self.context = server_context(certificate, key)
+        """For the server: it hands each connection to the newest, also where the client names no host."""
+        self.context.sni_callback = self._choose
+
+    def watch(self, every: float = LOOK_SECONDS) -> None:
+        """Look at the files so often, until `stop`."""
+        self._timer = asyncio.get_running_loop().call_later(every, self._look, every)
+
+    def stop(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def reload(self) -> None:
+        """Read the files; where they are no good the old certificate stays in use."""
+        self._seen = self._stamps()
+        try:
+            self._newest = server_context(*self._files)
+        except TlsError as error:
+            log.error("the TLS certificate in use stays: %s", error)
+        else:
+            log.info("read the TLS certificate %s again", self._files[0])
+
+    def _look(self, every: float) -> None:
+        if self._stamps() != self._seen:
+            self.reload()
+        self.watch(every)
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        """What changes with the files, whether they are written anew or a link leads to others."""
+        return [_stamp(path) for path in self._files]
+
+    def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._newest
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -12,7 +12,7 @@ import logging
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from dynamo.frontend.server import cannot_listen
@@ -50,6 +50,8 @@ class Worker:
 
     def __init__(self, index: int, command: Callable[[int], list[str]]) -> None:
         self.ready = asyncio.Event()
+        self.serving = False
+        """The process that is there now; `ready` is about any."""
         self.code = 0
         self.process: asyncio.subprocess.Process | None = None
         self._index = index
@@ -82,9 +84,11 @@ class Worker:
                 self.process.terminate()
             served = await asyncio.get_running_loop().sock_recv(ours, 1) == READY
             if served:
+                self.serving = True
                 self.ready.set()
                 log.info("worker process %d serves (pid %d)", self._index, self.process.pid)
             code = await self.process.wait()
+            self.serving = False
             if self._stopping.is_set() and code == -signal.SIGTERM:
                 # It was told to leave before it could take that as a request.
                 code = 0
@@ -97,15 +101,26 @@ class Worker:
             # A second one would mean: at once.
             return
         self._stopping.set()
+        self.send(number)
+
+    def send(self, number: int) -> None:
         if self.process and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.send_signal(number)
 
 
-async def supervise(count: int, host: str, port: int, command: Command, serving: Callable[[int], None]) -> int:
+async def supervise(
+    count: int,
+    host: str,
+    port: int,
+    command: Command,
+    serving: Callable[[int], None],
+    passed_on: Sequence[signal.Signals] = (),
+) -> int:
     """Run `count` children until a signal comes; returns the exit code for the parent.
 
     `serving` is told the port once all of them serve. A child that cannot even start ends the whole undertaking.
+    Signals of `passed_on` go to the children that serve, and end nothing here.
     """
     with contextlib.ExitStack() as stack:
         held, port = reserve(host, port)
@@ -116,7 +131,7 @@ async def supervise(count: int, host: str, port: int, command: Command, serving:
             return lambda number: command(index, port, folder, number)
 
         workers = [Worker(index, command_of(index)) for index in range(count)]
-        async with forwarded(workers):
+        async with forwarded(workers, passed_on):
             tasks = [asyncio.create_task(worker.run()) for worker in workers]
             everybody = asyncio.create_task(all_ready(workers))
             try:
@@ -138,7 +153,7 @@ async def all_ready(workers: list[Worker]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def forwarded(workers: list[Worker]) -> AsyncIterator[None]:
+async def forwarded(workers: list[Worker], passed_on: Sequence[signal.Signals]) -> AsyncIterator[None]:
     """The first signal asks the children to leave in order, the second ends them."""
     loop = asyncio.get_running_loop()
     numbers = iter((signal.SIGTERM,))
@@ -148,12 +163,20 @@ async def forwarded(workers: list[Worker]) -> AsyncIterator[None]:
         for worker in workers:
             worker.stop(number)
 
+    def pass_on(number: int) -> None:
+        for worker in workers:
+            # Before that it would not know what to do with it.
+            if worker.serving:
+                worker.send(number)
+
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, on_signal)
+    for each in passed_on:
+        loop.add_signal_handler(each, pass_on, each)
     try:
         yield
     finally:
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in (signal.SIGTERM, signal.SIGINT, *passed_on):
             loop.remove_signal_handler(each)
 
 
