@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dynamo.protocols.kv import Removed, RouterEvent, Stored, StoredBlock, Tier
+from dynamo.protocols.kv import Removed, RouterEvent, Stored, Tier
 from dynamo.router.kv.hashing import local_hashes, sequence_hashes
 
 MAX_BATCHED_TOKENS = 8192
@@ -185,7 +185,7 @@ class SimWorker:
                 self.in_use[block] = 1
                 request.blocks[at] = (block, True)
                 parent = request.prompt.chain[at - 1] if at else None
-                self._emit(Stored([StoredBlock(block, request.prompt.local[at])], parent))
+                self._emit(Stored([block], [request.prompt.local[at]], parent))
         request.published = max(request.published, full)
 
     def _free(self, request: Running) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo.protocols.kv import Removed, RouterEvent, Stored, StoredBlock
+from dynamo.protocols.kv import Removed, RouterEvent, Stored
 from dynamo.router.kv.hashing import sequence_hashes
 from dynamo.router.kv.index import Index, Rejected
 from dynamo.router.kv.slots import Worker
@@ -90,8 +90,8 @@ class Prompt:
 
 def stored(worker: int, names: list[int], local: list[int], per_event: int) -> Iterable[RouterEvent]:
     for at in range(0, len(names), per_event):
-        blocks = list(map(StoredBlock, names[at : at + per_event], local[at : at + per_event]))
-        yield RouterEvent(worker_id=worker, event_id=0, data=Stored(blocks, names[at - 1] if at else None))
+        data = Stored(names[at : at + per_event], local[at : at + per_event], names[at - 1] if at else None)
+        yield RouterEvent(worker_id=worker, event_id=0, data=data)
 
 
 def us(work: Callable[[], object], number: int, repeats: int = 3) -> float:
@@ -178,7 +178,7 @@ def memory(o: argparse.Namespace, prompts: list[Prompt]) -> None:
     events = [encode(event) for prompt in prompts for event in prompt.stored(o.per_event)]
     for event in events:
         if isinstance(data := decode(event).data, Stored):
-            hashes.update(block.block_hash for block in data.blocks)
+            hashes.update(data.block_hashes)
     changes = [encode(change) for prompt in prompts for change in prompt.changes(o.per_event)]
     take = msgspec.msgpack.Decoder(Change).decode
     index, floor = Index(), Floor()

@@ -16,15 +16,14 @@ class NaiveIndex:
         worker = Worker(event.worker_id, event.dp_rank)
         tiers = self.held.get(worker, {tier: {} for tier in Tier})
         match event.data:
-            case Stored(blocks, parent_hash):
+            case Stored(names, local, parent_hash):
                 parent = None
-                names = [block.block_hash for block in blocks]
                 if parent_hash is not None:
                     known = [tiers[tier][parent_hash] for tier in Tier if parent_hash in tiers[tier]]
                     if not known or parent_hash in names:
                         return False
                     parent = known[0]
-                chain = sequence_hashes([block.tokens_hash for block in blocks], parent)
+                chain = sequence_hashes(local, parent)
                 tiers[event.tier].update(zip(names, chain, strict=True))
                 self.held[worker] = tiers
             case Removed(block_hashes):

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from kv_naive import NaiveIndex
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, StoredBlock, Tier, TierSnapshot
+from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
 from dynamo.router.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.router.kv.index import Applied, Index, Overlap, Rejected
 from dynamo.router.kv.slots import Worker
@@ -20,8 +20,7 @@ A, B = Worker(1), Worker(2)
 def stored(
     worker: Worker, names: list[int], tokens: list[int], parent: int | None = None, tier: Tier = Tier.Device
 ) -> RouterEvent:
-    blocks = [StoredBlock(name, token) for name, token in zip(names, tokens, strict=True)]
-    return _event(worker, Stored(blocks, parent), tier)
+    return _event(worker, Stored(names, tokens, parent), tier)
 
 
 def removed(worker: Worker, names: list[int], tier: Tier = Tier.Device) -> RouterEvent:
@@ -254,7 +253,7 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
             held_here = set(tiers[Tier.Device].values())
             holes = any(
                 parent is not None and parent not in held_here
-                for parent in (self.index._parents[sequence] for sequence in held_here)
+                for parent in (self.index._blocks.parents[sequence] for sequence in held_here)
             )
             bit = 1 << (self.index._slots.get(worker) or 0)
             assert bool(self.index._holed & bit) == holes or self.index._slots.get(worker) is None
