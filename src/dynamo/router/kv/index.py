@@ -170,7 +170,7 @@ class Index:
     def _store(self, event: RouterEvent, rank: _Rank | None, stored: Stored) -> Applied | Rejected:
         names = stored.block_hashes
         if len(names) != len(stored.tokens_hashes):
-            return Rejected("columns of different length")
+            return Rejected(f"{len(names)} block hashes, {len(stored.tokens_hashes)} of tokens")
         if not names:
             return Applied()
         local, above = stored.tokens_hashes, stored.parent_hash

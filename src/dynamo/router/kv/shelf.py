@@ -85,7 +85,7 @@ class Shelf:
                 if mask is not None and not own:
                     break
                 listed[name] = sequence
-            elif own or known != sequence:
+            elif known != sequence:
                 break
             else:
                 sequence = known
