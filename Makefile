@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: run docs test test-engines test-hosts test-node lint bench clean
+.PHONY: run docs test test-deep test-engines test-hosts test-node lint bench clean
 
 run: $(READY)
 	@$(BIN)/dynamo-run in=http
@@ -15,6 +15,13 @@ docs: $(READY)
 
 test: $(DEV)
 	$(BIN)/python -m pytest -m "not hosts and not node"
+
+# The KV index against its naive model: 50 times 2,000 random sequences of events, about 45 minutes.
+test-deep: $(DEV)
+	for seed in $$(seq 50); do \
+	  $(BIN)/python -m pytest --hypothesis-profile=deep --hypothesis-seed=$$seed \
+	    tests/router/kv/test_kv_index_model.py || exit 1; \
+	done
 
 test-engines: $(DEV)
 	$(BIN)/python -m pytest tests/engines

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable
 
-from dynamo.protocols.kv import RouterEvent, Stored, StoredBlock
+from dynamo.protocols.kv import RouterEvent, Stored
 from dynamo.router.kv.cost import Capacity, CostConfig, Fleet, choose
 from dynamo.router.kv.hashing import local_hashes, prompt_hashes
 from dynamo.router.kv.index import Index
@@ -44,8 +44,7 @@ def main() -> None:
         for n, depth in enumerate(depths):
             book.add_worker(Worker(n))
             if depth:
-                blocks = [StoredBlock(chain[at], local[at]) for at in range(depth)]
-                index.apply(RouterEvent(worker_id=n, event_id=0, data=Stored(blocks)))
+                index.apply(RouterEvent(worker_id=n, event_id=0, data=Stored(chain[:depth], local[:depth])))
             for k in range(4):
                 other = prompt[: 16 * rng.choice((0, 64, 64, 128))] + [rng.randrange(150_000) for _ in range(512)]
                 hashes = prompt_hashes(other, block)

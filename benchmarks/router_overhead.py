@@ -20,7 +20,7 @@ import uvloop
 from dynamo.protocols.card import RuntimeConfig as CardRuntime
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.instance import Instance
-from dynamo.protocols.kv import RouterEvent, Stored, StoredBlock
+from dynamo.protocols.kv import RouterEvent, Stored
 from dynamo.router import Router, RouterConfig
 from dynamo.router.kv.hashing import local_hashes, prompt_hashes
 from dynamo.router.kv.router import KvRouter
@@ -68,8 +68,7 @@ def hold(router: KvRouter, prompt: list[int], depths: list[int]) -> None:
     local, chain = local_hashes(prompt, BLOCK), prompt_hashes(prompt, BLOCK)
     for worker, depth in enumerate(depths):
         if depth:
-            blocks = [StoredBlock(chain[at], local[at]) for at in range(depth)]
-            router.index.apply(RouterEvent(worker_id=worker, event_id=0, data=Stored(blocks)))
+            router.index.apply(RouterEvent(worker_id=worker, event_id=0, data=Stored(chain[:depth], local[:depth])))
 
 
 async def measure(router: Router, make: Callable[[], PreprocessedRequest], number: int, repeats: int) -> float:

@@ -50,10 +50,9 @@ class Reader:
         self.last[key] = event.event_id
         blocks = self.blocks.setdefault(key, {})
         match event.data:
-            case Stored(stored, parent):
+            case Stored(names, local, parent):
                 before = None if parent is None else blocks[parent]
-                chain = sequence_hashes([block.tokens_hash for block in stored], before)
-                blocks.update(zip([block.block_hash for block in stored], chain, strict=True))
+                blocks.update(zip(names, sequence_hashes(local, before), strict=True))
             case Removed(hashes):
                 for name in hashes:
                     blocks.pop(name, None)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.llm.kv_held import Held
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, StoredBlock, Tier, TierSnapshot
+from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, Tier, TierSnapshot
 from dynamo.router.kv import Index, Worker, sequence_hashes
 
 ME = Worker(7, 1)
@@ -22,7 +22,7 @@ def told(history: list[tuple[str, int, int]]) -> list[Stored | Removed | Cleared
             parent = ([None, *held])[which % (len(held) + 1)]
             local = [1000 * fresh + at for at in range(count)]
             chain = sequence_hashes(local, parent)
-            changes.append(Stored(list(map(StoredBlock, chain, local)), parent))
+            changes.append(Stored(chain, local, parent))
             held += chain
         elif kind == "remove" and held:
             gone = [held.pop(which % len(held)) for _ in range(min(count, len(held)))]

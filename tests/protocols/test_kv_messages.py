@@ -18,7 +18,6 @@ from dynamo.protocols.kv import (
     Snapshot,
     SnapshotRequest,
     Stored,
-    StoredBlock,
     Tier,
     TierSnapshot,
 )
@@ -27,7 +26,7 @@ BIG = 2**64 - 1
 MESSAGES = [
     RouterEventBatch(
         [
-            RouterEvent(worker_id=BIG, event_id=0, data=Stored([StoredBlock(BIG, 1)], parent_hash=BIG)),
+            RouterEvent(worker_id=BIG, event_id=0, data=Stored([BIG, 2], [1, BIG], parent_hash=BIG)),
             RouterEvent(worker_id=1, event_id=1, dp_rank=3, tier=Tier.Disk, data=Removed([BIG])),
             RouterEvent(worker_id=1, event_id=2, data=Cleared()),
         ]
@@ -63,7 +62,7 @@ def test_messages_survive_the_wire(message: Any) -> None:
         {"dp_rank": -1},
         {"data": {"type": "moved"}},
         {"data": {"type": "removed", "block_hashes": [-1]}},
-        {"data": {"type": "stored", "blocks": [[1]]}},
+        {"data": {"type": "stored", "block_hashes": [1]}},
     ],
 )
 def test_an_event_with_a_wrong_field_is_refused(change: dict[str, Any]) -> None:

@@ -23,7 +23,6 @@ from dynamo.protocols.kv import (
     Snapshot,
     SnapshotRequest,
     Stored,
-    StoredBlock,
 )
 from dynamo.router import RouterConfig
 from dynamo.router.kv import Index, local_hashes, sequence_hashes
@@ -132,8 +131,7 @@ class ScriptedWorker:
         held = {name for part in self.index.snapshot(Worker(self.id, rank)) for name in part.block_hashes}
         new = next((at for at, name in enumerate(names) if name not in held), len(names))
         if new < len(names):
-            blocks = [StoredBlock(names[at], local[at]) for at in range(new, len(names))]
-            self.publish(Stored(blocks, names[new - 1] if new else None), rank)
+            self.publish(Stored(names[new:], local[new : len(names)], names[new - 1] if new else None), rank)
 
     def evict(self, count: int, rank: int = 0) -> None:
         parts = self.index.snapshot(Worker(self.id, rank))

@@ -11,7 +11,7 @@ import pytest
 
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.kv import Stored, StoredBlock
+from dynamo.protocols.kv import Stored
 from dynamo.router.kv.slots import Worker
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
@@ -245,7 +245,7 @@ async def test_an_event_without_its_parent_leads_to_a_snapshot() -> None:
         worker.store(prompt("AB"))
         await until(lambda: side.same_as(worker))
         before = side.router.stats.snapshots
-        worker.publish(Stored([StoredBlock(5, 6)], parent_hash=99))
+        worker.publish(Stored([5], [6], parent_hash=99))
         await until(lambda: side.router.stats.snapshots > before)
         await converged([side], [worker])
 

@@ -182,9 +182,10 @@ def pieces(data: Change) -> Iterator[Change]:
     """A change of many blocks as several of at most `MAX_BLOCKS`."""
     match data:
         case Stored():
-            for start in range(0, len(data.blocks), MAX_BLOCKS):
-                parent = data.blocks[start - 1].block_hash if start else data.parent_hash
-                yield Stored(data.blocks[start : start + MAX_BLOCKS], parent)
+            for start in range(0, len(data.block_hashes), MAX_BLOCKS):
+                end = start + MAX_BLOCKS
+                parent = data.block_hashes[start - 1] if start else data.parent_hash
+                yield Stored(data.block_hashes[start:end], data.tokens_hashes[start:end], parent)
         case Removed():
             for start in range(0, len(data.block_hashes), MAX_BLOCKS):
                 yield Removed(data.block_hashes[start : start + MAX_BLOCKS])
@@ -193,9 +194,4 @@ def pieces(data: Change) -> Iterator[Change]:
 
 
 def blocks_of(data: Change) -> int:
-    match data:
-        case Stored():
-            return len(data.blocks)
-        case Removed():
-            return len(data.block_hashes)
-    return 0
+    return 0 if isinstance(data, Cleared) else len(data.block_hashes)

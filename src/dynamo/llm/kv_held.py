@@ -15,7 +15,7 @@ class Held:
     def apply(self, event: RouterEvent) -> Applied:
         data, parents = event.data, self._parents
         if isinstance(data, Stored):
-            hashes, _ = zip(*data.blocks, strict=True)
+            hashes = data.block_hashes
             parents.update(zip(hashes, (data.parent_hash, *hashes), strict=False))
             return Applied(len(hashes))
         if isinstance(data, Removed):

@@ -7,7 +7,7 @@ computed from the block's tokens alone. A sequence hash (see `dynamo.router.kv.h
 from __future__ import annotations
 
 import enum
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
@@ -25,15 +25,14 @@ class Tier(enum.Enum):
     External = "external"
 
 
-class StoredBlock(NamedTuple):
-    block_hash: U64
-    tokens_hash: U64
-
-
 class Stored(Struct, frozen=True, tag="stored", omit_defaults=True):
-    """Consecutive blocks of one chain; without `parent_hash` the chain starts at the first token."""
+    """Consecutive blocks of one chain, as two columns of equal length.
 
-    blocks: list[StoredBlock]
+    Without `parent_hash` the chain starts at the first token.
+    """
+
+    block_hashes: list[U64]
+    tokens_hashes: list[U64]
     parent_hash: U64 | None = None
 
 

@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, Tier
+from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier
 from dynamo.router.kv.hashing import sequence_hashes
-from dynamo.router.kv.index import Overlap
+from dynamo.router.kv.index import Applied, Overlap
 from dynamo.router.kv.slots import Worker
 
 
 class NaiveIndex:
     def __init__(self) -> None:
         self.held: dict[Worker, dict[Tier, dict[int, int]]] = {}
+        """Sequence hash by name, per worker and tier."""
+        self.parents: dict[int, int | None] = {}
+        """Of every block ever heard of."""
 
-    def apply(self, event: RouterEvent) -> bool:
+    def apply(self, event: RouterEvent) -> Applied | None:
+        """None: refused."""
         worker = Worker(event.worker_id, event.dp_rank)
         tiers = self.held.get(worker, {tier: {} for tier in Tier})
+        names = tiers[event.tier]
         match event.data:
-            case Stored(blocks, parent_hash):
+            case Stored(hashes, local, above):
+                if len(hashes) != len(local):
+                    return None
+                if not hashes:
+                    return Applied()
                 parent = None
-                names = [block.block_hash for block in blocks]
-                if parent_hash is not None:
-                    known = [tiers[tier][parent_hash] for tier in Tier if parent_hash in tiers[tier]]
-                    if not known or parent_hash in names:
-                        return False
+                if above is not None:
+                    known = [tiers[tier][above] for tier in Tier if above in tiers[tier]]
+                    if not known or above in hashes:
+                        return None
                     parent = known[0]
-                chain = sequence_hashes([block.tokens_hash for block in blocks], parent)
-                tiers[event.tier].update(zip(names, chain, strict=True))
+                changed = 0
+                for name, sequence in zip(hashes, sequence_hashes(local, parent), strict=True):
+                    changed += names.get(name) != sequence
+                    names[name] = sequence
+                    self.parents[sequence] = parent
+                    parent = sequence
                 self.held[worker] = tiers
-            case Removed(block_hashes):
-                for block_hash in block_hashes:
-                    tiers[event.tier].pop(block_hash, None)
+                return Applied(changed, repeated=len(hashes) - changed)
+            case Removed(hashes):
+                changed = sum([names.pop(name, None) is not None for name in hashes])
+                return Applied(changed, unknown=len(hashes) - changed)
             case Cleared():
+                changed = sum([len(blocks) for blocks in tiers.values()])
                 if worker in self.held:
                     self.held[worker] = {tier: {} for tier in Tier}
-        return True
+                return Applied(changed)
+
+    def replace(self, snapshot: Snapshot) -> None:
+        tiers: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
+        for part in snapshot.tiers:
+            tiers[part.tier].update(zip(part.block_hashes, part.sequence_hashes, strict=True))
+            self.parents.update(zip(part.sequence_hashes, part.parents, strict=True))
+        self.held[Worker(snapshot.worker_id, snapshot.dp_rank)] = tiers
 
     def match(self, chain: list[int]) -> dict[Worker, Overlap]:
         found = {}

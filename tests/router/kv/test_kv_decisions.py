@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dynamo.protocols.kv import RouterEvent, Stored, StoredBlock
+from dynamo.protocols.kv import RouterEvent, Stored
 from dynamo.router.kv.approximate import ApproximateIndex
 from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
 from dynamo.router.kv.hashing import local_hashes, prompt_hashes
@@ -64,7 +64,7 @@ class Core:
         for name, tokens_hash in zip(chain, local, strict=True):
             if name not in held:
                 held[name] = None
-                data = Stored([StoredBlock(name, tokens_hash)], parent)
+                data = Stored([name], [tokens_hash], parent)
                 self.index.apply(RouterEvent(worker_id=worker.worker_id, event_id=0, data=data))
             parent = name
 

@@ -105,5 +105,5 @@ def test_pairs_are_hashed_with_the_token_after_them(rank: Rank) -> None:
     out = rank.see(stored([1, 2], [5, 6, 7, 8, 9], eagle=True))
     (event,) = out.events
     assert isinstance(event.data, Stored)
-    assert [block.tokens_hash for block in event.data.blocks] != prompt_hashes([5, 6, 7, 8], 2)
-    assert len(event.data.blocks) == 2
+    assert event.data.tokens_hashes != prompt_hashes([5, 6, 7, 8], 2)
+    assert len(event.data.block_hashes) == 2

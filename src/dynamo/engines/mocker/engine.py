@@ -14,7 +14,7 @@ from dynamo.engines.base import EngineInfo, KvChange, KvListener, LoadListener, 
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
-from dynamo.protocols.kv import Cleared, Removed, Stored, StoredBlock
+from dynamo.protocols.kv import Cleared, Removed, Stored
 from dynamo.router.kv.hashing import salt_seed
 from dynamo.runtime.stream import Sink
 
@@ -313,8 +313,7 @@ def changes_of(events: list[KvEvent]) -> list[KvChange]:
             continue
         removed = None
         if isinstance(event, BlockStored):
-            blocks = list(map(StoredBlock, event.block_hashes, event.local_hashes))
-            changes.append(Stored(blocks, event.parent_hash))
+            changes.append(Stored(event.block_hashes, event.local_hashes, event.parent_hash))
         else:
             changes.append(Cleared())
     return changes

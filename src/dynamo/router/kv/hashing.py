@@ -15,17 +15,18 @@ from dynamo.protocols.errors import InvalidArgument
 BASE_SEED = 1337
 _MASK = (1 << 64) - 1
 _AT_ONCE = 64
-_digest = xxhash.xxh3_64_intdigest
-_pair = struct.Struct("<QQ").pack
+digest = xxhash.xxh3_64_intdigest
+# The native form of the same bytes is the fastest to write.
+pair = struct.Struct("NN" if sys.byteorder == "little" and struct.calcsize("N") == 8 else "<QQ").pack
 
 
 def salt_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
     """The seed that keeps adapters and tenants apart; an empty name is no name."""
     seed = BASE_SEED
     if lora_name:
-        seed += _digest(lora_name.encode(), 0)
+        seed += digest(lora_name.encode(), 0)
     if cache_salt:
-        seed += _digest(cache_salt.encode(), 1)
+        seed += digest(cache_salt.encode(), 1)
     return seed & _MASK
 
 
@@ -41,15 +42,15 @@ def local_hashes(tokens: Sequence[int], block_size: int, seed: int = BASE_SEED, 
     if eagle:
         count = max(0, len(tokens) - 1) // block_size
         view = memoryview(packed).cast("B")
-        return [_digest(view[at : at + width + 4], seed) for at in range(0, count * width, width)]
+        return [digest(view[at : at + width + 4], seed) for at in range(0, count * width, width)]
     count = len(tokens) // block_size
     many = count // _AT_ONCE * _AT_ONCE
     view, end = memoryview(packed), count * block_size
     hashes: list[int] = []
     # Cut and hashed in runs, so that only every 64th block is a step of Python's.
     for run in struct.iter_unpack(f"{width}s" * _AT_ONCE, view[: many * block_size]):
-        hashes += map(_digest, run, repeat(seed))
-    hashes += [_digest(block, seed) for (block,) in struct.iter_unpack(f"{width}s", view[many * block_size : end])]
+        hashes += map(digest, run, repeat(seed))
+    hashes += [digest(block, seed) for (block,) in struct.iter_unpack(f"{width}s", view[many * block_size : end])]
     return hashes
 
 
@@ -65,7 +66,7 @@ def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int
     else:
         out = []
     for block in chain:
-        parent = _digest(_pair(parent, block), BASE_SEED)
+        parent = digest(pair(parent, block), BASE_SEED)
         out.append(parent)
     return out
 

@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
-from dynamo.router.kv.gaps import Gaps
+from dynamo.router.kv.blocks import Blocks
 from dynamo.router.kv.hashing import sequence_hashes
 from dynamo.router.kv.search import prefix_runs, walked_runs
+from dynamo.router.kv.shelf import Shelf
 from dynamo.router.kv.slots import Slots, Worker, slots_in
 
 _DEVICE = Tier.Device
@@ -48,39 +49,33 @@ class Rejected(Struct, frozen=True):
 
 
 class _Rank:
-    """One worker's view: its names for blocks in each tier, and where its device chains have gaps."""
+    """What one worker holds, tier by tier."""
 
-    __slots__ = ("aliases", "bit", "device", "gaps", "names")
+    __slots__ = ("bit", "device", "shelves")
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, slot: int, blocks: Blocks) -> None:
         self.bit = 1 << slot
-        self.names: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
+        self.shelves = {tier: Shelf(slot, blocks, tier) for tier in Tier}
         # Hashing an enum member costs more than all else on the way to a block: the busiest tier has its own door.
-        self.device = self.names[Tier.Device]
-        self.aliases: dict[tuple[Tier, int], int] = {}
-        """How many further names a block has beyond its first."""
-        self.gaps = Gaps()
+        self.device = self.shelves[Tier.Device]
 
-    def sequence_of(self, block_hash: int) -> int | None:
-        for names in self.names.values():
-            if (found := names.get(block_hash)) is not None:
-                return found
-        return None
+    def meaning(self, name: int) -> int | None:
+        """The block held under this name, in the fastest tier where there is one."""
+        return next((block for shelf in self.shelves.values() if (block := shelf.meaning(name)) is not None), None)
 
 
 class Index:
     def __init__(self) -> None:
         self._slots = Slots()
         self._ranks: dict[tuple[int, int], _Rank] = {}
-        self._holders: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
-        self._device = self._holders[Tier.Device]
-        self._lower = [self._holders[tier] for tier in _LOWER]
-        self._parents: dict[int, int | None] = {}
+        self._blocks = Blocks()
+        self._device = self._blocks.holders[Tier.Device]
+        self._lower = [self._blocks.holders[tier] for tier in _LOWER]
         self._holed = 0
 
     def __len__(self) -> int:
         """Different blocks held by anyone."""
-        return len(self._parents)
+        return len(self._blocks.parents)
 
     @property
     def workers(self) -> list[Worker]:
@@ -89,7 +84,7 @@ class Index:
     def blocks(self, worker: Worker, tier: Tier = Tier.Device) -> int:
         """How many blocks a worker holds."""
         rank = self._ranks.get(worker)
-        return len(rank.names[tier]) if rank else 0
+        return rank.shelves[tier].count if rank else 0
 
     def apply(self, event: RouterEvent) -> Applied | Rejected:
         # A plain tuple finds what a Worker was stored under, without making one for every event.
@@ -101,10 +96,10 @@ class Index:
             return Applied(unknown=len(data.block_hashes) if isinstance(data, Removed) else 0)
         if isinstance(data, Cleared):
             return Applied(self._clear(rank))
-        if event.tier is _DEVICE:
-            changed = self._evict(rank, data.block_hashes)
-        else:
-            changed = sum([self._forget(rank, event.tier, name) for name in data.block_hashes])
+        shelf = rank.device if event.tier is _DEVICE else rank.shelves[event.tier]
+        changed = shelf.remove(data.block_hashes)
+        if self._holed or shelf.chains.orphans:
+            self._mark(rank)
         return Applied(changed, 0, len(data.block_hashes) - changed)
 
     def match(self, chain: Sequence[int]) -> dict[Worker, Overlap]:
@@ -139,16 +134,13 @@ class Index:
         rank = self._ranks.get(worker)
         if rank is None:
             return []
-        return [
-            TierSnapshot(
-                tier=tier,
-                block_hashes=list(names),
-                sequence_hashes=list(names.values()),
-                parents=[self._parents[sequence] for sequence in names.values()],
-            )
-            for tier, names in rank.names.items()
-            if names
-        ]
+        parts = []
+        for tier, shelf in rank.shelves.items():
+            if shelf.count:
+                names, sequences = map(list, zip(*shelf.items(), strict=True))
+                parents = [self._blocks.parents[sequence] for sequence in sequences]
+                parts.append(TierSnapshot(tier=tier, block_hashes=names, sequence_hashes=sequences, parents=parents))
+        return parts
 
     def replace(self, snapshot: Snapshot) -> None:
         """Make a worker hold exactly what its snapshot says. A malformed one changes nothing."""
@@ -161,150 +153,50 @@ class Index:
         self.clear(worker)
         rank = self._rank(worker)
         for part in snapshot.tiers:
-            for block_hash, sequence, parent in zip(part.block_hashes, part.sequence_hashes, part.parents, strict=True):
-                self._learn(rank, part.tier, block_hash, sequence, parent)
+            rank.shelves[part.tier].fill(part.block_hashes, part.sequence_hashes, part.parents)
         self._mark(rank)
 
     def _rank(self, worker: Worker) -> _Rank:
         rank = self._ranks.get(worker)
         if rank is None:
-            rank = self._ranks[worker] = _Rank(self._slots.take(worker))
+            rank = self._ranks[worker] = _Rank(self._slots.take(worker), self._blocks)
         return rank
 
     def _clear(self, rank: _Rank) -> int:
-        gone = 0
-        for tier, names in rank.names.items():
-            for sequence in set(names.values()):
-                self._drop(self._holders[tier], sequence, rank.bit)
-            gone += len(names)
-            names.clear()
-        rank.aliases.clear()
-        rank.gaps = Gaps()
+        gone = sum([shelf.clear() for shelf in rank.shelves.values()])
         self._mark(rank)
         return gone
 
     def _store(self, event: RouterEvent, rank: _Rank | None, stored: Stored) -> Applied | Rejected:
-        if not stored.blocks:
+        names = stored.block_hashes
+        if len(names) != len(stored.tokens_hashes):
+            return Rejected(f"{len(names)} block hashes, {len(stored.tokens_hashes)} of tokens")
+        if not names:
             return Applied()
-        hashes, local = zip(*stored.blocks, strict=True)
-        parent = None
-        if stored.parent_hash is not None:
-            if stored.parent_hash in hashes:
-                return Rejected(f"block {stored.parent_hash} is stored as its own parent")
-            if rank is None or (parent := rank.sequence_of(stored.parent_hash)) is None:
-                return Rejected(f"parent block {stored.parent_hash} is unknown")
+        local, above = stored.tokens_hashes, stored.parent_hash
+        if above is not None and above in names:
+            return Rejected(f"block {above} is stored as its own parent")
         if rank is None:
+            if above is not None:
+                return Rejected(f"parent block {above} is unknown")
             rank = self._rank(Worker(event.worker_id, event.dp_rank))
-        chain = sequence_hashes(local, parent)
-        changed = self._append(rank, hashes, chain, parent) if event.tier is _DEVICE else 0
-        if changed < len(hashes):
-            if changed:
-                hashes, chain, parent = hashes[changed:], chain[changed:], chain[changed - 1]
-            for block_hash, sequence in zip(hashes, chain, strict=True):
-                changed += self._learn(rank, event.tier, block_hash, sequence, parent)
-                parent = sequence
+        shelf = rank.device
+        new = shelf.append(names, local, above) if event.tier is _DEVICE else 0
+        changed = new
+        if new < len(names):
+            shelf = rank.shelves[event.tier]
+            parent = None
+            if new:
+                names, local, above = names[new:], local[new:], names[new - 1]
+            if above is not None and (parent := rank.meaning(above)) is None:
+                return Rejected(f"parent block {above} is unknown")
+            changed += shelf.learn(names, sequence_hashes(local, parent), parent)
+        if self._holed or shelf.chains.orphans:
             self._mark(rank)
-        return Applied(changed, len(stored.blocks) - changed)
-
-    def _append(self, rank: _Rank, hashes: Sequence[int], chain: list[int], parent: int | None) -> int:
-        """Store the leading blocks of a chain that are in every way new to this worker's device; returns how many."""
-        names, holders, parents, bit = rank.device, self._device, self._parents, rank.bit
-        if rank.gaps or (parent is not None and not holders.get(parent, 0) & bit):
-            return 0
-        get = holders.get
-        before = parent
-        new = 0
-        for block_hash, sequence in zip(hashes, chain, strict=True):
-            if block_hash in names:
-                break
-            mask = get(sequence)
-            if mask is None:
-                # The bit itself where nobody else holds the block: one int object for all of them.
-                holders[sequence] = bit
-                parents[sequence] = before
-            elif mask & bit:
-                break
-            else:
-                holders[sequence] = mask | bit
-            names[block_hash] = sequence
-            before = sequence
-            new += 1
-        if new:
-            rank.gaps.append(parent, chain[new - 1])
-        return new
-
-    def _evict(self, rank: _Rank, hashes: list[int]) -> int:
-        """`_forget` for many device blocks, written out because engines evict as often as they store."""
-        names, holders, parents, bit = rank.device, self._device, self._parents, rank.bit
-        lost = rank.gaps.lose
-        lower = any(self._lower)
-        changed = 0
-        for block_hash in hashes:
-            sequence = names.get(block_hash)
-            if sequence is None:
-                continue
-            changed += 1
-            if rank.aliases or lower:
-                self._forget(rank, Tier.Device, block_hash)
-                continue
-            del names[block_hash]
-            mask = holders[sequence]
-            if mask == bit:
-                del holders[sequence]
-                parent = parents.pop(sequence)
-            else:
-                holders[sequence] = mask ^ bit
-                parent = parents[sequence]
-            lost(sequence, parent)
-        self._mark(rank)
-        return changed
-
-    def _learn(self, rank: _Rank, tier: Tier, block_hash: int, sequence: int, parent: int | None) -> bool:
-        names, holders = rank.names[tier], self._holders[tier]
-        known = names.get(block_hash)
-        if known == sequence:
-            return False
-        if known is not None:
-            self._forget(rank, tier, block_hash)
-        names[block_hash] = sequence
-        mask = holders.get(sequence, 0)
-        if mask & rank.bit:
-            rank.aliases[tier, sequence] = rank.aliases.get((tier, sequence), 0) + 1
-            return True
-        holders[sequence] = mask | rank.bit
-        parent = self._parents.setdefault(sequence, parent)
-        if tier is Tier.Device:
-            rank.gaps.gain(sequence, parent, parent is not None and bool(holders.get(parent, 0) & rank.bit))
-        return True
-
-    def _forget(self, rank: _Rank, tier: Tier, block_hash: int) -> bool:
-        sequence = rank.names[tier].pop(block_hash, None)
-        if sequence is None:
-            return False
-        if rank.aliases and (tier, sequence) in rank.aliases:
-            rank.aliases[tier, sequence] -= 1
-            if not rank.aliases[tier, sequence]:
-                del rank.aliases[tier, sequence]
-            return True
-        parent = self._drop(self._holders[tier], sequence, rank.bit)
-        if tier is Tier.Device:
-            rank.gaps.lose(sequence, parent)
-        return True
-
-    def _drop(self, holders: dict[int, int], sequence: int, bit: int) -> int | None:
-        """Clear one bit and return the block's parent, forgetting a block that nobody holds any more."""
-        mask = holders[sequence] ^ bit
-        if mask:
-            holders[sequence] = mask
-            return self._parents[sequence]
-        del holders[sequence]
-        for others in self._holders.values():
-            if sequence in others:
-                return self._parents[sequence]
-        return self._parents.pop(sequence)
+        return Applied(changed, len(stored.block_hashes) - changed)
 
     def _mark(self, rank: _Rank) -> None:
-        if rank.gaps:
+        if rank.device.chains.orphans:
             self._holed |= rank.bit
         else:
             self._holed &= ~rank.bit
@@ -319,7 +211,7 @@ class Index:
             starts: dict[int, int] = {}
             for counts, mask in groups:
                 starts[sum(counts)] = starts.get(sum(counts), 0) | mask
-            runs = walked_runs(self._holders[tier], chain, starts) if self._holders[tier] else []
+            runs = walked_runs(self._blocks.holders[tier], chain, starts) if self._blocks.holders[tier] else []
             longer: list[_Group] = []
             for counts, mask in groups:
                 start = sum(counts)

@@ -9,7 +9,7 @@ from collections import Counter
 
 from msgspec import Struct
 
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, StoredBlock, Tier
+from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, Tier
 from dynamo.router.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 from dynamo.router.kv.hashing import local_hashes, salt_seed
 
@@ -76,8 +76,7 @@ class Translator:
         local = local_hashes(event.token_ids, self._block_size, salt_seed(event.lora_name, salt), eagle=event.eagle)
         self._skipped.difference_update((event.tier, name) for name in hashes)
         self._stores.update((event.tier, name) for name in hashes)
-        blocks = [StoredBlock(name, tokens) for name, tokens in zip(hashes, local, strict=False)]
-        self._emit(events, Stored(blocks, event.parent_hash), event.tier)
+        self._emit(events, Stored(hashes, local[:fitting], event.parent_hash), event.tier)
 
     def _fitting(self, event: EngineStored) -> tuple[int, str | None]:
         """How many leading blocks can be indexed, and why not more."""
