@@ -17,8 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynamo.router.kv.cost import Capacity, CostConfig, Fleet, choose
-from dynamo.router.kv.index import Index, Overlap, Rejected
+from dynamo.router.kv.index import Index, Rejected
 from dynamo.router.kv.load import LoadBook
+from dynamo.router.kv.overlaps import Overlap
 from dynamo.router.kv.slots import Worker
 from kv_fleet import MAX_BATCHED_TOKENS, Prompt, Running, SimWorker
 
