@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.router.kv.cost import Capacity, CostConfig, Fleet, choose
-from dynamo.router.kv.index import Index, Overlap, Rejected
+from dynamo.router.kv.index import Index, Rejected
 from dynamo.router.kv.load import LoadBook
+from dynamo.router.kv.overlaps import Overlap
 from dynamo.router.kv.slots import Worker
 from kv_fleet import Asked, Prompt, SimWorker
 

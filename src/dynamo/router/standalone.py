@@ -16,7 +16,7 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
 from dynamo.protocols.errors import CannotConnect, DynamoException, InvalidArgument
 from dynamo.router.config import RouterConfig
 from dynamo.router.kv.cost import Choice, CostConfig
-from dynamo.router.kv.index import Overlap
+from dynamo.router.kv.overlaps import Overlap
 from dynamo.router.kv.router import KvRouter
 from dynamo.router.router import Placement
 from dynamo.runtime import Context, DistributedRuntime, EndpointId, records

@@ -6,7 +6,7 @@ import pytest
 
 from dynamo.router.kv.approximate import ApproximateIndex
 from dynamo.router.kv.hashing import sequence_hashes
-from dynamo.router.kv.index import Overlap
+from dynamo.router.kv.overlaps import Overlap
 from dynamo.router.kv.slots import Worker
 
 A, B = Worker(1), Worker(2)

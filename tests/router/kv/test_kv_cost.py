@@ -3,6 +3,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from itertools import accumulate
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -10,8 +12,8 @@ from hypothesis import strategies as st
 
 from dynamo.protocols.errors import InvalidArgument, Unavailable
 from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
-from dynamo.router.kv.index import Overlap
 from dynamo.router.kv.load import Loads
+from dynamo.router.kv.overlaps import Overlap, Overlaps
 from dynamo.router.kv.slots import Worker
 
 BLOCK = 16
@@ -34,7 +36,7 @@ def pick(
     total_blocks: int | None = 16384,
     seed: int = 0,
 ) -> Choice:
-    held = {Worker(n): overlap for n, overlap in (overlaps or {}).items()}
+    held = Overlaps.of({Worker(n): overlap for n, overlap in (overlaps or {}).items()})
     fleet = fleet_of(len(loads.requests), total_blocks)
     return choose(tokens, tokens // BLOCK, fleet, held, loads, config or CostConfig(), random.Random(seed))
 
@@ -52,6 +54,88 @@ LOADS = st.builds(
 OVERLAPS = st.dictionaries(
     st.integers(0, 3), st.builds(Overlap, st.integers(0, 100), st.integers(0, 50), st.integers(0, 50)), max_size=4
 )
+
+
+def plain_cost(size: Capacity, held: Overlap, load: Load, loads: list[Load], config: CostConfig, least: int) -> float:
+    """The rule of docs/routing.md for one worker, step by step."""
+    lower = config.host_weight * held.host + config.disk_weight * held.disk
+    credit = held.device + lower + config.external_weight * held.external
+    left = max(0, TOKENS - int(max(credit, load.shared) * BLOCK))
+    mean = max(1024.0, sum([other.traffic for other in loads]) / len(loads))
+    share = 1 + load.traffic * (1 / mean) if load.traffic < mean else 2
+    cost = config.overlap_weight * left * share
+    cost += load.waiting + config.pass_tokens if load.waiting else 0
+    in_use = load.blocks - load.shared + TOKENS // BLOCK
+    cost += in_use * (config.crowding / (size.total_blocks or (1 << 18) // BLOCK))
+    cost += load.traffic / 1024
+    batch = size.max_batched_tokens or 8192
+    if load.requests and load.traffic > config.tolerance * mean + least:
+        cost += 2 * max(0.0, load.traffic - config.tolerance * mean - batch) / batch * TOKENS
+    return cost
+
+
+class Load(NamedTuple):
+    waiting: int
+    blocks: int
+    shared: int
+    requests: int
+    traffic: float
+
+
+TOKENS = 1607
+MANY = st.integers(0, 100_000)
+LOAD = st.builds(Load, st.just(0) | MANY, st.integers(100, 9999), st.just(0) | st.integers(0, 100), st.integers(0, 2),
+                 st.just(0.0) | st.floats(0, 1e6))  # fmt: skip
+CAPACITY = st.builds(
+    Capacity,
+    total_blocks=st.none() | st.sampled_from([128, 16384]),
+    max_batched_tokens=st.none() | st.sampled_from([512, 8192]),
+)
+ON_DEVICE = st.builds(Overlap, st.integers(0, 100))
+IN_TIERS = st.builds(Overlap, st.integers(0, 70), st.integers(0, 10), st.integers(0, 10), st.integers(0, 10))
+CONFIG = st.builds(
+    CostConfig,
+    overlap_weight=st.sampled_from([1.0, 0.0, 0.3, 2.0]),
+    host_weight=st.sampled_from([0.75, 1.5]),
+    temperature=st.sampled_from([0.0, 0.0, 0.5]),
+)
+
+
+@given(
+    rows=st.lists(st.tuples(CAPACITY, LOAD), min_size=1, max_size=5),
+    overlaps=st.dictionaries(st.integers(0, 6), ON_DEVICE) | st.dictionaries(st.integers(0, 6), IN_TIERS),
+    config=CONFIG,
+    order=st.permutations(range(7)),
+)
+def test_every_cost_is_that_of_the_rule_and_the_choice_follows_from_the_costs(
+    rows: list[tuple[Capacity, Load]], overlaps: dict[int, Overlap], config: CostConfig, order: list[int]
+) -> None:
+    """Whatever the sizes, loads and tiers, and in whatever order the index knows the workers, or whether it does."""
+    fleet = Fleet({Worker(n): capacity for n, (capacity, _) in enumerate(rows)}, BLOCK)
+    loads = Loads(*[list(column) for column in zip(*[load for _, load in rows], strict=True)])
+    known = Overlaps.of({Worker(n): overlaps[n] for n in order if n in overlaps})
+    if not any(map(any, known.lower)):
+        known = Overlaps(known.workers, known.device)
+    choice = choose(TOKENS, TOKENS // BLOCK, fleet, known, loads, config, random.Random(3))
+    costs = [
+        plain_cost(size, overlaps.get(n, Overlap()), load, [load for _, load in rows], config, min(fleet.batch_tokens))
+        for n, (size, load) in enumerate(rows)
+    ]
+    assert choice.costs == costs
+    assert [candidate.overlap for candidate in choice.candidates()] == [
+        overlaps.get(n, Overlap()) for n in range(len(rows))
+    ]
+    rng = random.Random(3)
+    lowest = min(costs)
+    if config.temperature and max(costs) > lowest:
+        spread = (max(costs) - lowest) * config.temperature
+        weights = [math.exp((lowest - cost) / spread) for cost in costs]
+        marks = list(accumulate(weights))
+        mark = rng.random() * sum(weights)
+        assert choice.at == next(at for at, upto in enumerate(marks) if mark - upto < 0)
+    else:
+        cheapest = [at for at, cost in enumerate(costs) if cost == lowest]
+        assert choice.at == (cheapest[int(rng.random() * len(cheapest))] if len(cheapest) > 1 else cheapest[0])
 
 
 @given(LOADS, OVERLAPS)
@@ -198,4 +282,4 @@ def test_a_senseless_setting_is_named_and_refused(wrong: dict[str, float]) -> No
 
 def test_no_candidates_is_an_error_of_its_own() -> None:
     with pytest.raises(Unavailable, match="no worker"):
-        choose(1, 0, Fleet({}, BLOCK), {}, idle(0), CostConfig(), random.Random(0))
+        choose(1, 0, Fleet({}, BLOCK), Overlaps.of({}), idle(0), CostConfig(), random.Random(0))

@@ -10,8 +10,9 @@ from dynamo.protocols.kv import RouterEvent, Stored
 from dynamo.router.kv.approximate import ApproximateIndex
 from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
 from dynamo.router.kv.hashing import local_hashes, prompt_hashes
-from dynamo.router.kv.index import Index, Overlap
+from dynamo.router.kv.index import Index
 from dynamo.router.kv.load import LoadBook
+from dynamo.router.kv.overlaps import Overlap, Overlaps
 from dynamo.router.kv.slots import Worker
 
 BLOCK = 16
@@ -42,7 +43,7 @@ class Core:
         loads = self.book.loads(self.fleet.workers, chain, self.now)
         return choose(len(tokens), len(chain), self.fleet, self.overlaps(tokens), loads, CostConfig(), self.rng)
 
-    def overlaps(self, tokens: list[int]) -> dict[Worker, Overlap]:
+    def overlaps(self, tokens: list[int]) -> Overlaps:
         chain = prompt_hashes(tokens, BLOCK)
         return self.index.match(chain) if self.events else self.learned.match(chain, self.now)
 

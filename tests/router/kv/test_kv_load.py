@@ -95,6 +95,12 @@ def test_traffic_halves_with_every_half_life_however_long_it_takes(book: LoadBoo
     assert loads(book, [], now=10_010).traffic == pytest.approx([0, 100])
 
 
+def test_a_request_counts_that_is_the_first_after_a_long_time(book: LoadBook) -> None:
+    add(book, "x", A, [1])
+    add(book, "y", B, [1], now=10_000)
+    assert loads(book, [], now=10_000).traffic == pytest.approx([0, 200])
+
+
 def test_the_same_candidates_are_looked_up_anew_after_a_change_of_workers(book: LoadBook) -> None:
     workers = [A, B]
     add(book, "x", B, [1])

@@ -3,11 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.router.kv.search import prefix_runs, walked_runs
+from dynamo.router.kv.search import prefix_depths, walked_runs
 from dynamo.router.kv.slots import Slots, Worker, slots_in
 
 MASKS = st.integers(0, 2**70 - 1)
-DEPTHS = st.lists(st.integers(0, 40), max_size=70)
+DEPTHS = st.lists(st.integers(0, 300) | st.integers(0, 40) | st.sampled_from([7, 299]), max_size=70)
 
 
 @given(MASKS)
@@ -15,13 +15,12 @@ def test_the_set_bits_are_numbered_from_the_lowest(mask: int) -> None:
     assert list(slots_in(mask)) == [slot for slot in range(70) if mask >> slot & 1]
 
 
-@given(DEPTHS, st.integers(0, 45))
+@given(DEPTHS, st.integers(0, 310))
 def test_workers_are_split_by_the_depth_they_hold(depths: list[int], length: int) -> None:
     chain = list(range(length))
-    holders = {block: sum(1 << slot for slot, depth in enumerate(depths) if depth > block) for block in range(40)}
+    holders = {block: sum(1 << slot for slot, depth in enumerate(depths) if depth > block) for block in range(300)}
     everyone = (1 << len(depths)) - 1
-    found = {slot: depth for depth, mask in prefix_runs(holders, chain, everyone) for slot in slots_in(mask)}
-    assert found == {slot: min(depth, length) for slot, depth in enumerate(depths) if min(depth, length)}
+    assert prefix_depths(holders, chain, everyone, len(depths)) == [min(depth, length) for depth in depths]
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sets(st.integers(0, 11))), max_size=12), st.integers(0, 12))

@@ -7,7 +7,8 @@ import pytest
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, Tier
 from dynamo.router.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 from dynamo.router.kv.hashing import prompt_hashes
-from dynamo.router.kv.index import Index, Overlap
+from dynamo.router.kv.index import Index
+from dynamo.router.kv.overlaps import Overlap
 from dynamo.router.kv.slots import Worker
 from dynamo.router.kv.translate import Translated, Translator
 

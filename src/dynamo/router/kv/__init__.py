@@ -9,8 +9,9 @@ from dynamo.router.kv.cost import Candidate, Capacity, Choice, CostConfig, Fleet
 from dynamo.router.kv.cursor import Cursor, Order
 from dynamo.router.kv.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
 from dynamo.router.kv.hashing import local_hashes, prompt_hashes, salt_seed, sequence_hashes
-from dynamo.router.kv.index import Applied, Index, Overlap, Rejected
+from dynamo.router.kv.index import Applied, Index, Rejected
 from dynamo.router.kv.load import LoadBook, Loads
+from dynamo.router.kv.overlaps import Overlap, Overlaps
 from dynamo.router.kv.slots import Worker
 from dynamo.router.kv.translate import Translated, Translator
 
@@ -30,6 +31,7 @@ __all__ = [
     "MalformedEvents",
     "Order",
     "Overlap",
+    "Overlaps",
     "Rejected",
     "Translated",
     "Translator",

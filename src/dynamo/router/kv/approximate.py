@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
-from dynamo.router.kv.index import Overlap
-from dynamo.router.kv.search import prefix_runs
-from dynamo.router.kv.slots import Slots, Worker, slots_in
+from dynamo.router.kv.overlaps import Overlaps
+from dynamo.router.kv.search import prefix_depths
+from dynamo.router.kv.slots import Slots, Worker
 
 
 class ApproximateIndex:
@@ -47,16 +47,11 @@ class ApproximateIndex:
         if len(touched) > self._max_blocks:
             self._forget_oldest(len(touched) - self._prune_to)
 
-    def match(self, chain: Sequence[int], now: float) -> dict[Worker, Overlap]:
+    def match(self, chain: Sequence[int], now: float) -> Overlaps:
         self.expire(now)
-        found: dict[Worker, Overlap] = {}
         alive = self._holders.get(chain[0], 0) if chain else 0
-        for depth, mask in prefix_runs(self._holders, chain, alive):
-            overlap = Overlap(depth)
-            for slot in slots_in(mask):
-                if (worker := self._slots.workers[slot]) is not None:
-                    found[worker] = overlap
-        return found
+        workers = self._slots.workers
+        return Overlaps(workers, prefix_depths(self._holders, chain, alive, len(workers)))
 
     def expire(self, now: float) -> None:
         old = 0

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import sub
 
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument, Unavailable
-from dynamo.router.kv.index import Overlap
 from dynamo.router.kv.load import Loads
+from dynamo.router.kv.overlaps import Overlap, Overlaps
 from dynamo.router.kv.slots import Worker
 
 _NOTHING = Overlap()
@@ -61,11 +61,11 @@ class Fleet:
             raise InvalidArgument(f"block size must be at least 1, not {block_size}")
         self.block_size = block_size
         self.workers = list(capacities)
-        self.at = {worker: at for at, worker in enumerate(self.workers)}
         # A card that says nothing stands for 256k tokens of cache and batches of 8k.
         self.total_blocks = [size.total_blocks or (1 << 18) // block_size for size in capacities.values()]
         self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
         self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
+        self._slots: tuple[Sequence[Worker | None] | None, list[int] | None] = (None, None)
         self.smallest_batch = min(self.batch_tokens, default=0)
 
     def crowding(self, full: float) -> list[float]:
@@ -73,6 +73,14 @@ class Fleet:
         if self._crowding[0] != full:
             self._crowding = (full, [full / total for total in self.total_blocks])
         return self._crowding[1]
+
+    def slots(self, workers: Sequence[Worker | None]) -> list[int] | None:
+        """Where the candidates stand among workers by slot, -1 for nowhere; None if they stand in the same order."""
+        if self._slots[0] is not workers:
+            slot_of = {worker: slot for slot, worker in enumerate(workers)}
+            same = list(workers) == self.workers
+            self._slots = (workers, None if same else [slot_of.get(worker, -1) for worker in self.workers])
+        return self._slots[1]
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -96,62 +104,63 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Choice(Struct, kw_only=True):
-    """The worker chosen, with everything that led to it."""
+    """The worker chosen, and what led to it: the costs of all candidates are worked out again when somebody asks."""
 
     worker: Worker
     at: int
     prompt_tokens: int
     prompt_blocks: int
-    costs: list[float]
+    prefill_tokens: int
+    """What the chosen worker has to compute."""
     draw: float | None
     """The random number behind a choice by temperature or among equals; None when there was nothing to draw."""
     fleet: Fleet
     loads: Loads
-    overlaps: Mapping[Worker, Overlap]
+    overlaps: Overlaps
     config: CostConfig
+    weighed: _Weighed | None = None
 
     @property
     def overlap(self) -> Overlap:
         """What the chosen worker has cached of the prompt."""
-        return self.overlaps.get(self.worker, _NOTHING)
+        return self._overlap(self.at)
 
     @property
-    def prefill_tokens(self) -> int:
-        """What the chosen worker has to compute."""
-        return max(0, self.prompt_tokens - int(self._cached(self.at) * self.fleet.block_size))
+    def costs(self) -> list[float]:
+        return self._weighed().costs
 
     @property
     def chosen(self) -> Candidate:
         return self.candidate(self.at)
 
     def candidates(self) -> list[Candidate]:
-        return [self.candidate(at) for at in range(len(self.costs))]
+        return [self.candidate(at) for at in range(len(self.fleet.workers))]
 
     def candidate(self, at: int) -> Candidate:
-        overlap = self.overlaps.get(self.fleet.workers[at], _NOTHING)
-        cached = max(_credit(self.config, overlap), self.loads.shared_blocks[at])
-        prefill = max(0, self.prompt_tokens - int(cached * self.fleet.block_size))
-        work, waiting, crowding, spreading = self._parts(at, prefill)
+        weighed, fleet, loads, config = self._weighed(), self.fleet, self.loads, self.config
+        traffic, mean, waiting = weighed.traffic[at], weighed.mean, loads.prefill_tokens[at]
+        prefill = _left(self.prompt_tokens, weighed.cached[at], fleet)
+        decode = loads.active_blocks[at] + self.prompt_blocks - loads.shared_blocks[at]
         return Candidate(
-            worker=self.fleet.workers[at],
-            overlap=overlap,
-            cached_blocks=cached,
+            worker=fleet.workers[at],
+            overlap=self._overlap(at),
+            cached_blocks=weighed.cached[at],
             prefill_tokens=prefill,
-            waiting_tokens=self.loads.prefill_tokens[at],
-            decode_blocks=self._decode_blocks(at),
-            requests=self.loads.requests[at],
-            cost=self.costs[at],
-            work=work,
-            waiting=waiting,
-            crowding=crowding,
-            spreading=spreading,
+            waiting_tokens=waiting,
+            decode_blocks=decode,
+            requests=loads.requests[at],
+            cost=weighed.costs[at],
+            work=config.overlap_weight * prefill * (1 + min(1.0, traffic / mean)),
+            waiting=waiting + config.pass_tokens if waiting else 0.0,
+            crowding=decode * fleet.crowding(config.crowding)[at],
+            spreading=traffic / 1024 + _lead(config, fleet, loads, traffic, mean, at) * self.prompt_tokens,
         )
 
     @property
     def best_overlap(self) -> Candidate:
         """Who holds most of the prompt; the chosen one among equals."""
-        at = max(range(len(self.costs)), key=lambda at: (self._cached(at), at == self.at))
-        return self.candidate(at)
+        cached = self._weighed().cached
+        return self.candidate(max(range(len(cached)), key=lambda at: (cached[at], at == self.at)))
 
     @property
     def passed_over(self) -> str | None:
@@ -171,29 +180,34 @@ class Choice(Struct, kw_only=True):
         }
         return f"{head}, but {max(reasons, key=lambda reason: reasons[reason])}"
 
-    def _cached(self, at: int) -> float:
-        held = _credit(self.config, self.overlaps.get(self.fleet.workers[at], _NOTHING))
-        return max(held, self.loads.shared_blocks[at])
+    def _overlap(self, at: int) -> Overlap:
+        slots = self.fleet.slots(self.overlaps.workers)
+        slot = at if slots is None else slots[at]
+        return self.overlaps.at(slot) if slot >= 0 else _NOTHING
 
-    def _decode_blocks(self, at: int) -> int:
-        return self.loads.active_blocks[at] + self.prompt_blocks - self.loads.shared_blocks[at]
+    def _weighed(self) -> _Weighed:
+        if self.weighed is None:
+            self.weighed = _weigh(
+                self.prompt_tokens, self.prompt_blocks, self.fleet, self.overlaps, self.loads, self.config
+            )
+        return self.weighed
 
-    def _parts(self, at: int, prefill: float) -> tuple[float, float, float, float]:
-        loads, fleet = self.loads, self.fleet
-        mean = _mean(loads.traffic)
-        work = self.config.overlap_weight * prefill * (1 + min(1.0, loads.traffic[at] / mean))
-        decode = self._decode_blocks(at)
-        crowding = decode * fleet.crowding(self.config.crowding)[at]
-        spreading = loads.traffic[at] / 1024 + _lead(self.config, fleet, loads, mean, at) * self.prompt_tokens
-        booked = loads.prefill_tokens[at]
-        return work, booked + self.config.pass_tokens if booked else 0.0, crowding, spreading
+
+class _Weighed(Struct):
+    """The candidates' columns that follow from load and overlap."""
+
+    cached: list[float]
+    """Blocks of the prompt that need not be computed."""
+    traffic: list[float]
+    mean: float
+    costs: list[float]
 
 
 def choose(
     prompt_tokens: int,
     prompt_blocks: int,
     fleet: Fleet,
-    overlaps: Mapping[Worker, Overlap],
+    overlaps: Overlaps,
     loads: Loads,
     config: CostConfig,
     rng: random.Random,
@@ -201,14 +215,15 @@ def choose(
     """The cheapest worker; equals, and with a temperature all, by chance."""
     if not fleet.workers:
         raise Unavailable("no worker to choose from")
-    costs = _costs(prompt_tokens, prompt_blocks, fleet, overlaps, loads, config)
-    at, draw = _pick(costs, config.temperature, rng)
+    weighed = _weigh(prompt_tokens, prompt_blocks, fleet, overlaps, loads, config)
+    at, draw = _pick(weighed.costs, config.temperature, rng)
+    # Thousands of numbers, which few will ask for and which can be had again: not kept, so that memory stays warm.
     return Choice(
         worker=fleet.workers[at],
         at=at,
         prompt_tokens=prompt_tokens,
         prompt_blocks=prompt_blocks,
-        costs=costs,
+        prefill_tokens=_left(prompt_tokens, weighed.cached[at], fleet),
         draw=draw,
         fleet=fleet,
         loads=loads,
@@ -217,65 +232,68 @@ def choose(
     )
 
 
-def _costs(
-    prompt_tokens: int,
-    prompt_blocks: int,
-    fleet: Fleet,
-    overlaps: Mapping[Worker, Overlap],
-    loads: Loads,
-    config: CostConfig,
-) -> list[float]:
-    # Only a few different depths occur among many workers: what is left to compute is worked out once for each.
-    left: dict[int | Overlap, float] = {
-        held: _left(prompt_tokens, _credit(config, held), fleet, config) for held in {*overlaps.values()}
-    }
-    work = [_left(prompt_tokens, 0, fleet, config)] * len(fleet.workers)
-    place = fleet.at.get
-    for worker, held in overlaps.items():
-        if (at := place(worker)) is not None:
-            work[at] = left[held]
-    if any(loads.shared_blocks):
-        for depth in {*loads.shared_blocks}:
-            left[depth] = _left(prompt_tokens, depth, fleet, config)
-        active = [left[depth] for depth in loads.shared_blocks]
-        work = [here if here < there else there for here, there in zip(work, active, strict=True)]
-    mean = _mean(loads.traffic)
+def _weigh(
+    prompt_tokens: int, prompt_blocks: int, fleet: Fleet, overlaps: Overlaps, loads: Loads, config: CostConfig
+) -> _Weighed:
+    shared = loads.shared_blocks if any(loads.shared_blocks) else None
+    cached = _cached(fleet, overlaps, shared, config)
+    work = _work(prompt_tokens, cached, fleet, config, whole=not overlaps.lower)
+    columns = loads.traffic
+    mean = max(_LITTLE, sum(columns) / len(columns))
     per_mean, near, busy = 1 / mean, 1 / 1024, config.pass_tokens
-    used = loads.active_blocks
-    if any(loads.shared_blocks):
-        used = list(map(sub, used, loads.shared_blocks))
+    used = loads.active_blocks if shared is None else list(map(sub, loads.active_blocks, shared))
     costs = [
         tokens * (1 + traffic * per_mean if traffic < mean else 2)
         + (waiting + busy if waiting else 0)
         + (blocks + prompt_blocks) * crowding
         + traffic * near
         for tokens, waiting, blocks, traffic, crowding in zip(
-            work, loads.prefill_tokens, used, loads.traffic, fleet.crowding(config.crowding), strict=True
+            work, loads.prefill_tokens, used, columns, fleet.crowding(config.crowding), strict=True
         )
     ]
     # Nobody below this is ahead of the others.
     ahead = config.tolerance * mean + fleet.smallest_batch
-    if max(loads.traffic) > ahead:
-        for at, traffic in enumerate(loads.traffic):
+    if max(columns) > ahead:
+        for at, traffic in enumerate(columns):
             if traffic > ahead:
-                costs[at] += _lead(config, fleet, loads, mean, at) * prompt_tokens
-    return costs
+                costs[at] += _lead(config, fleet, loads, traffic, mean, at) * prompt_tokens
+    return _Weighed(cached, columns, mean, costs)
 
 
-def _left(prompt_tokens: int, cached_blocks: float, fleet: Fleet, config: CostConfig) -> float:
-    return config.overlap_weight * max(0, prompt_tokens - int(cached_blocks * fleet.block_size))
+def _cached(fleet: Fleet, overlaps: Overlaps, shared: list[int] | None, config: CostConfig) -> list[float]:
+    """Blocks per candidate: overlap by weight of its tier, or what another request has in use there if that is more."""
+    held: list[float] = [*overlaps.device]
+    if overlaps.lower:
+        host, disk, external = config.host_weight, config.disk_weight, config.external_weight
+        held = [
+            device + (host * near + disk * below) + external * far
+            for device, near, below, far in zip(overlaps.device, *overlaps.lower, strict=True)
+        ]
+    slots = fleet.slots(overlaps.workers)
+    if slots is not None:
+        held = [held[slot] if slot >= 0 else 0 for slot in slots]
+    if shared is not None:
+        held = [here if here > used else used for here, used in zip(held, shared, strict=True)]
+    return held
 
 
-def _credit(config: CostConfig, overlap: Overlap) -> float:
-    lower = config.host_weight * overlap.host + config.disk_weight * overlap.disk
-    return overlap.device + lower + config.external_weight * overlap.external
+def _work(prompt_tokens: int, cached: list[float], fleet: Fleet, config: CostConfig, *, whole: bool) -> list[float]:
+    """What is left to compute per candidate, by weight. `whole` blocks are the usual case, and the quicker one."""
+    weight, block = config.overlap_weight, fleet.block_size
+    most = max(cached)
+    if not most:
+        return [weight * prompt_tokens] * len(cached)
+    if whole and most * block <= prompt_tokens:
+        return [weight * (prompt_tokens - blocks * block) for blocks in cached]
+    left = {blocks: weight * _left(prompt_tokens, blocks, fleet) for blocks in {*cached}}
+    return [left[blocks] for blocks in cached]
 
 
-def _mean(traffic: list[float]) -> float:
-    return max(_LITTLE, sum(traffic) / len(traffic))
+def _left(prompt_tokens: int, cached_blocks: float, fleet: Fleet) -> int:
+    return max(0, prompt_tokens - int(cached_blocks * fleet.block_size))
 
 
-def _lead(config: CostConfig, fleet: Fleet, loads: Loads, mean: float, at: int) -> float:
+def _lead(config: CostConfig, fleet: Fleet, loads: Loads, traffic: float, mean: float, at: int) -> float:
     """How often over a worker pays for the prompt anew, for being ahead of the others by more than one batch.
 
     A worker that serves nobody right now is not avoided: a lone long conversation must not wander.
@@ -283,7 +301,7 @@ def _lead(config: CostConfig, fleet: Fleet, loads: Loads, mean: float, at: int) 
     if not loads.requests[at]:
         return 0.0
     slack = fleet.batch_tokens[at]
-    return 2 * max(0.0, loads.traffic[at] - config.tolerance * mean - slack) / slack
+    return 2 * max(0.0, traffic - config.tolerance * mean - slack) / slack
 
 
 def _pick(costs: list[float], temperature: float, rng: random.Random) -> tuple[int, float | None]:
@@ -298,8 +316,9 @@ def _pick(costs: list[float], temperature: float, rng: random.Random) -> tuple[i
             if mark < 0:
                 return at, draw
         return costs.index(lowest), draw
-    if costs.count(lowest) == 1:
-        return costs.index(lowest), None
+    first = costs.index(lowest)
+    if lowest not in costs[first + 1 :]:
+        return first, None
     tied = [at for at, cost in enumerate(costs) if cost == lowest]
     draw = rng.random()
     return tied[int(draw * len(tied))], draw

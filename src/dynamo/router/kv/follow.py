@@ -172,7 +172,7 @@ class Follower:
         self._resync(rank)
 
     def _holds(self, worker: Worker, block: int) -> bool:
-        return worker in self._index.match((block,))
+        return self._index.holds(worker, block)
 
     def _changed(self, instance_id: int, instance: Instance | None) -> None:
         for key in [key for key in self._ranks if key[0] == instance_id]:

@@ -8,6 +8,7 @@ searched by doubling steps, workers with gaps block by block, so the answer is a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add
 
 from msgspec import Struct
 
@@ -15,23 +16,13 @@ from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
 from dynamo.router.kv.blocks import Blocks
 from dynamo.router.kv.hashing import sequence_hashes
-from dynamo.router.kv.search import prefix_runs, walked_runs
+from dynamo.router.kv.overlaps import Overlaps
+from dynamo.router.kv.search import prefix_depths, put, walked_runs
 from dynamo.router.kv.shelf import Shelf
-from dynamo.router.kv.slots import Slots, Worker, slots_in
+from dynamo.router.kv.slots import Slots, Worker
 
 _DEVICE = Tier.Device
 _LOWER = (Tier.Host, Tier.Disk, Tier.External)
-_Group = tuple[tuple[int, ...], int]
-"""Overlap per tier, and the workers it is true of."""
-
-
-class Overlap(Struct, frozen=True, cache_hash=True):
-    """Leading blocks of a prompt a worker holds: on the device, then each slower tier from where the last ended."""
-
-    device: int = 0
-    host: int = 0
-    disk: int = 0
-    external: int = 0
 
 
 class Applied(Struct, frozen=True):
@@ -102,23 +93,22 @@ class Index:
             self._mark(rank)
         return Applied(changed, 0, len(data.block_hashes) - changed)
 
-    def match(self, chain: Sequence[int]) -> dict[Worker, Overlap]:
-        """Each worker's overlap with the prompt whose sequence hashes these are; who holds nothing is left out."""
-        device = self._device
+    def match(self, chain: Sequence[int]) -> Overlaps:
+        """Each worker's overlap with the prompt whose sequence hashes these are."""
+        device, workers = self._device, self._slots.workers
         alive = device.get(chain[0], 0) if chain else 0
-        groups: list[_Group] = [((depth,), mask) for depth, mask in prefix_runs(device, chain, alive & ~self._holed)]
+        depths = prefix_depths(device, chain, alive & ~self._holed, len(workers))
         if alive & self._holed:
-            groups += [((end,), mask) for _, end, mask in walked_runs(device, chain, {0: alive & self._holed})]
+            for _, end, mask in walked_runs(device, chain, {0: alive & self._holed}):
+                put(depths, mask, end)
         if any(self._lower):
-            groups = self._extend(chain, groups)
-        found: dict[Worker, Overlap] = {}
-        workers = self._slots.workers
-        for counts, mask in groups:
-            overlap = Overlap(*counts)
-            for slot in slots_in(mask):
-                if (worker := workers[slot]) is not None:
-                    found[worker] = overlap
-        return found
+            return Overlaps(workers, depths, self._below(chain, depths))
+        return Overlaps(workers, depths)
+
+    def holds(self, worker: Worker, block: int) -> bool:
+        """Whether a worker holds a block on its device."""
+        rank = self._ranks.get(worker)
+        return rank is not None and bool(self._device.get(block, 0) & rank.bit)
 
     def clear(self, worker: Worker) -> int:
         """Forget what a worker holds, in all tiers; it keeps its place."""
@@ -201,25 +191,18 @@ class Index:
         else:
             self._holed &= ~rank.bit
 
-    def _extend(self, chain: Sequence[int], groups: list[_Group]) -> list[_Group]:
-        """Go on in each slower tier from where the faster ones ended."""
-        rest = (1 << len(self._slots.workers)) - 1
-        for _, mask in groups:
-            rest &= ~mask
-        groups = [*groups, ((0,), rest)]
-        for tier in _LOWER:
-            starts: dict[int, int] = {}
-            for counts, mask in groups:
-                starts[sum(counts)] = starts.get(sum(counts), 0) | mask
-            runs = walked_runs(self._blocks.holders[tier], chain, starts) if self._blocks.holders[tier] else []
-            longer: list[_Group] = []
-            for counts, mask in groups:
-                start = sum(counts)
-                for begin, end, held in runs:
-                    if begin == start and held & mask:
-                        longer.append(((*counts, end - begin), held & mask))
-                        mask &= ~held
-                if mask:
-                    longer.append(((*counts, 0), mask))
-            groups = longer
-        return [(counts, mask) for counts, mask in groups if any(counts)]
+    def _below(self, chain: Sequence[int], depths: list[int]) -> list[list[int]]:
+        """How far each worker goes on in each slower tier from where the faster ones ended."""
+        ends = depths[:]
+        columns = []
+        for holders in self._lower:
+            counts = [0] * len(ends)
+            if holders:
+                starts: dict[int, int] = {}
+                for slot, end in enumerate(ends):
+                    starts[end] = starts.get(end, 0) | 1 << slot
+                for begin, end, mask in walked_runs(holders, chain, starts):
+                    put(counts, mask, end - begin)
+                ends = list(map(add, ends, counts))
+            columns.append(counts)
+        return columns

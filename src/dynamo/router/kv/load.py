@@ -12,8 +12,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.search import prefix_runs
-from dynamo.router.kv.slots import Slots, Worker, slots_in
+from dynamo.router.kv.search import prefix_depths
+from dynamo.router.kv.slots import Slots, Worker
 
 _T = TypeVar("_T", int, float)
 
@@ -28,8 +28,16 @@ class Loads(Struct, frozen=True):
     shared_blocks: list[int]
     """Leading blocks of the prompt that are in use there already."""
     requests: list[int]
-    traffic: list[float]
-    """Prompt tokens sent there lately; each counts half after every half-life."""
+    sent: list[float]
+    """Prompt tokens sent there, the later ones counted the more."""
+    scale: float = 1.0
+    """What `sent` must be multiplied by, so that a token sent just now counts once."""
+
+    @property
+    def traffic(self) -> list[float]:
+        """Prompt tokens sent there lately; each counts half after every half-life."""
+        scale = self.scale
+        return [sent * scale for sent in self.sent]
 
 
 class _Booking(Struct):
@@ -105,11 +113,12 @@ class LoadBook:
         if slot is None or request_id in self._bookings:
             return False
         fresh = self._hold(slot, chain)
+        weight = self._inflation(now)
         self._bookings[request_id] = _Booking(worker, slot, chain, private_blocks, prefill_tokens, now)
         self._prefill[slot] += prefill_tokens
         self._blocks[slot] += fresh + private_blocks
         self._requests[slot] += 1
-        self._traffic[slot] += prompt_tokens * self._inflation(now)
+        self._traffic[slot] += prompt_tokens * weight
         return True
 
     def first_token(self, request_id: str) -> bool:
@@ -153,19 +162,17 @@ class LoadBook:
 
     def loads(self, workers: Sequence[Worker], chain: Sequence[int], now: float) -> Loads:
         """The candidates' load, for a prompt with these hashes. The sequence of workers must never be changed."""
-        shared = [0] * len(self._prefill)
         alive = self._holders.get(chain[0], 0) if chain else 0
-        for depth, mask in prefix_runs(self._holders, chain, alive):
-            for slot in slots_in(mask):
-                shared[slot] = depth
+        shared = prefix_depths(self._holders, chain, alive, len(self._prefill))
         at = self._places(workers)
-        shrink = 1 / self._inflation(now)
+        scale = 1 / self._inflation(now)
         return Loads(
             _column(self._prefill, at),
             _column(self._blocks, at),
             _column(shared, at),
             _column(self._requests, at),
-            [traffic * shrink for traffic in _column(self._traffic, at)],
+            _column(self._traffic, at),
+            scale,
         )
 
     def _places(self, workers: Sequence[Worker]) -> list[int] | None:

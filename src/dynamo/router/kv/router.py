@@ -28,8 +28,9 @@ from dynamo.router.kv.approximate import ApproximateIndex
 from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
 from dynamo.router.kv.follow import FollowConfig, Follower
 from dynamo.router.kv.hashing import prompt_hashes
-from dynamo.router.kv.index import Index, Overlap
+from dynamo.router.kv.index import Index
 from dynamo.router.kv.load import LoadBook, Loads
+from dynamo.router.kv.overlaps import Overlaps
 from dynamo.router.kv.queue import Queue, Ticket
 from dynamo.router.kv.replicas import Replicas
 from dynamo.router.kv.slots import Worker
@@ -46,7 +47,6 @@ from dynamo.runtime.plane.base import Channel
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 30.0
-_NOTHING = Overlap()
 
 
 class KvPlacement(Placement):
@@ -365,24 +365,24 @@ class KvRouter:
             worker_id=worker.worker_id,
             dp_rank=worker.dp_rank if len(self._members[worker.worker_id]) > 1 else None,
             pinned=ticket.pinned is not None,
-            considered=len(choice.costs),
+            considered=len(choice.fleet.workers),
             waited=now - ticket.arrived,
             choice=choice,
         )
         self.decisions.append(decision)
         self.stats.requests += 1
-        best = max([overlap.device for overlap in {*choice.overlaps.values()}], default=0)
+        best = max(choice.overlaps.device, default=0)
         self.stats.chosen(choice.overlap.device, best, len(ticket.chain))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("request %s: %s", ticket.request_id, decision)
         return KvPlacement(self, key, worker, ticket.chain, channel, decision)
 
-    def _overlaps(self, chain: Sequence[int], now: float) -> Mapping[Worker, Overlap]:
+    def _overlaps(self, chain: Sequence[int], now: float) -> Overlaps:
         return self.index.match(chain) if self.approximate is None else self.approximate.match(chain, now)
 
     def _uncached(self, ticket: Ticket) -> int:
         overlaps = self._overlaps(ticket.chain, asyncio.get_running_loop().time())
-        best = max([overlap.device for overlap in {*overlaps.values()}], default=0)
+        best = max(overlaps.device, default=0)
         return ticket.prompt_tokens - best * self._block_size
 
     def _candidates(self, ticket: Ticket) -> Fleet:

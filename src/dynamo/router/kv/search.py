@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+
+from dynamo.router.kv.slots import slots_in
+
+_SHORT = 16
+_STRETCH = 64
 
 
-def prefix_runs(holders: dict[int, int], chain: Sequence[int], alive: int) -> list[tuple[int, int]]:
-    """Split the workers in `alive` by how many leading blocks of `chain` they hold: [(depth, mask)], depth > 0.
+def prefix_depths(holders: dict[int, int], chain: Sequence[int], alive: int, slots: int) -> list[int]:
+    """How many leading blocks of `chain` each worker in `alive` holds, by slot.
 
     Needs the prefix property: whoever holds block i holds all before it. Then the mask only shrinks along the chain,
-    and the point where it next changes is found by doubling steps and halving back.
+    and the point where it next changes is found by doubling steps and halving back. Where it changes every few blocks,
+    the next ones are looked at one by one.
     """
-    runs: list[tuple[int, int]] = []
+    depths = [0] * slots
     end = len(chain)
     get = holders.get
-    low = 0
+    begin = low = 0
     mask = alive & get(chain[0], 0) if end else 0
     while mask:
         # All of `mask` hold block `low`; those who hold block `high` as well are `rest`, not all of them.
@@ -31,9 +38,34 @@ def prefix_runs(holders: dict[int, int], chain: Sequence[int], alive: int) -> li
                 low = at
             else:
                 high, rest = at, held
-        runs.append((high, mask ^ rest))
-        mask, low = rest, high
-    return runs
+        put(depths, mask ^ rest, high)
+        short = high - begin < _SHORT
+        mask, begin, low = rest, high, high
+        if short and mask:
+            seen = None
+            for at, held in enumerate(map(get, chain[low + 1 : low + _STRETCH], repeat(0)), low + 1):
+                if held is seen:
+                    continue
+                seen = held
+                rest = held & mask
+                if rest != mask:
+                    put(depths, mask ^ rest, at)
+                    mask, begin = rest, at
+                    if not mask:
+                        break
+            low = min(low + _STRETCH, end) - 1
+    return depths
+
+
+def put(depths: list[int], mask: int, depth: int) -> None:
+    """Write the depth of the workers in `mask`."""
+    if not mask & (mask - 1):
+        depths[mask.bit_length() - 1] = depth
+    elif mask.bit_count() == len(depths):
+        depths[:] = [depth] * len(depths)
+    else:
+        for slot in slots_in(mask):
+            depths[slot] = depth
 
 
 def walked_runs(holders: dict[int, int], chain: Sequence[int], starts: dict[int, int]) -> list[tuple[int, int, int]]:

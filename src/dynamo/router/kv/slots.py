@@ -21,7 +21,8 @@ class Slots:
     """Gives each worker the lowest free number, so the bitmask stays as wide as there are workers."""
 
     def __init__(self) -> None:
-        self.workers: list[Worker | None] = []
+        self.workers: tuple[Worker | None, ...] = ()
+        """By number. Another object after every change, so that whoever kept one can tell."""
         self._slot: dict[Worker, int] = {}
         self._free: list[int] = []
 
@@ -38,21 +39,20 @@ class Slots:
         """The worker's number, a new one if it has none."""
         slot = self._slot.get(worker)
         if slot is None:
-            if self._free:
-                slot = heapq.heappop(self._free)
-                self.workers[slot] = worker
-            else:
-                slot = len(self.workers)
-                self.workers.append(worker)
+            slot = heapq.heappop(self._free) if self._free else len(self.workers)
+            self._put(slot, worker)
             self._slot[worker] = slot
         return slot
 
     def release(self, worker: Worker) -> int | None:
         slot = self._slot.pop(worker, None)
         if slot is not None:
-            self.workers[slot] = None
+            self._put(slot, None)
             heapq.heappush(self._free, slot)
         return slot
+
+    def _put(self, slot: int, worker: Worker | None) -> None:
+        self.workers = (*self.workers[:slot], worker, *self.workers[slot + 1 :])
 
 
 def slots_in(mask: int) -> Iterable[int]:

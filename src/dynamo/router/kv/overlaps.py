@@ -1,0 +1,57 @@
+"""How much of one prompt each worker holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from dynamo.router.kv.slots import Worker
+
+
+class Overlap(Struct, frozen=True):
+    """Leading blocks of a prompt a worker holds: on the device, then each slower tier from where the last ended."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    external: int = 0
+
+
+class Overlaps(Mapping[Worker, Overlap]):
+    """Columns by slot, which is all a decision needs; read by worker they leave out those who hold nothing."""
+
+    __slots__ = ("_found", "device", "lower", "workers")
+
+    def __init__(self, workers: Sequence[Worker | None], device: list[int], lower: Sequence[list[int]] = ()) -> None:
+        self.workers = workers
+        """By slot; never changed."""
+        self.device = device
+        self.lower = lower
+        """Host, disk and external; nothing where nobody holds anything there."""
+        self._found: dict[Worker, Overlap] | None = None
+
+    @classmethod
+    def of(cls, held: Mapping[Worker, Overlap]) -> Overlaps:
+        rows = [(overlap.device, overlap.host, overlap.disk, overlap.external) for overlap in held.values()]
+        device, *lower = [[row[tier] for row in rows] for tier in range(4)]
+        return cls(tuple(held), device, lower)
+
+    def at(self, slot: int) -> Overlap:
+        return Overlap(self.device[slot], *[column[slot] for column in self.lower])
+
+    def __getitem__(self, worker: Worker) -> Overlap:
+        return self._all()[worker]
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> dict[Worker, Overlap]:
+        if self._found is None:
+            none = Overlap()
+            every = ((worker, self.at(slot)) for slot, worker in enumerate(self.workers) if worker is not None)
+            self._found = {worker: overlap for worker, overlap in every if overlap != none}
+        return self._found
