@@ -28,7 +28,7 @@ from aiohttp import web
 from dynamo.frontend.chunks import ChatChoice, Chunks
 from dynamo.frontend.exchange import Exchanges, Metered
 from dynamo.frontend.metrics import FrontendMetrics
-from dynamo.frontend.sse import EventStream
+from dynamo.frontend.sse import CORK, Cork, EventStream
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.choice import Finish
 from dynamo.pipeline.migration import Migration
@@ -157,6 +157,7 @@ class Bench:
             return await events.close()
 
         app = web.Application()
+        app[CORK] = Cork()
         app.router.add_post("/v1/chat/completions", handle)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()

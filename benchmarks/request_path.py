@@ -16,7 +16,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from dynamo.frontend.sse import DONE, EventStream
+from dynamo.frontend.sse import CORK, DONE, Cork, EventStream
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.validate import validate_chat
@@ -79,6 +79,7 @@ async def http(prompt: int, count: int, folder: Path) -> float:
         return await events.close()
 
     app = web.Application()
+    app[CORK] = Cork()
     app.router.add_post("/v1/chat/completions", handle)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
     await runner.setup()
