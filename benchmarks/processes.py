@@ -128,12 +128,11 @@ class Stack:
             if child.process.poll() is None:
                 child.process.terminate()
         for child in leaving:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.process.wait(8)
-            # Also what it leaves behind: an engine's own processes.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.process.wait()
+            try:
+                child.process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)  # with an engine's own processes
+                child.process.wait()
 
 
 def machine_busy() -> float:
