@@ -51,8 +51,8 @@ async def stages(preprocessor: Preprocessor, prompt: int, count: int) -> dict[st
     prepared = [await preprocessor.chat(one) for one in asked]
     marks.append(clock())
     for one in prepared:
-        payload = frames.encode_payload(one.request)
-        frames.frame(Kind.REQUEST, frames.Request(1, "path", "id", payload, True))
+        payload, tokens = frames.encode_request(one.request)
+        frames.frame(Kind.REQUEST, frames.Request(1, "path", "id", payload, True, tokens=tokens))
     marks.append(clock())
     decode, validate, render, chat, frame = (
         1e6 * (after - before) / count for before, after in itertools.pairwise(marks)
