@@ -174,8 +174,7 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
             self.book.free(request)
         seen = self.book.loads(self.workers, [], 0)
         assert (seen.prefill_tokens, seen.active_blocks, seen.requests) == ([0] * 3, [0] * 3, [0] * 3)
-        assert not self.book._holders
-        assert not any(self.book._again)
+        assert not self.book._active
 
 
 BookAgainstNaiveModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

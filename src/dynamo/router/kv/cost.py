@@ -141,6 +141,7 @@ class Choice(Struct, kw_only=True):
         traffic, mean, waiting = weighed.traffic[at], weighed.mean, loads.prefill_tokens[at]
         prefill = _left(self.prompt_tokens, weighed.cached[at], fleet)
         decode = loads.active_blocks[at] + self.prompt_blocks - loads.shared_blocks[at]
+        lead = _lead(traffic, config.tolerance * mean, fleet.batch_tokens[at]) if loads.requests[at] else 0.0
         return Candidate(
             worker=fleet.workers[at],
             overlap=self._overlap(at),
@@ -153,7 +154,7 @@ class Choice(Struct, kw_only=True):
             work=config.overlap_weight * prefill * (1 + min(1.0, traffic / mean)),
             waiting=waiting + config.pass_tokens if waiting else 0.0,
             crowding=decode * fleet.crowding(config.crowding)[at],
-            spreading=traffic / 1024 + _lead(config, fleet, loads, traffic, mean, at) * self.prompt_tokens,
+            spreading=traffic / 1024 + lead * self.prompt_tokens,
         )
 
     @property
@@ -243,26 +244,29 @@ def _weigh(
     per_mean, near, busy = 1 / mean, 1 / 1024, config.pass_tokens
     used = loads.active_blocks if shared is None else list(map(sub, loads.active_blocks, shared))
     costs = [
-        tokens * (1 + traffic * per_mean if traffic < mean else 2)
-        + (waiting + busy if waiting else 0)
+        tokens * (1.0 + traffic * per_mean if traffic < mean else 2.0)
+        + (waiting + busy if waiting else 0.0)
         + (blocks + prompt_blocks) * crowding
         + traffic * near
         for tokens, waiting, blocks, traffic, crowding in zip(
             work, loads.prefill_tokens, used, columns, fleet.crowding(config.crowding), strict=True
         )
     ]
+    fair = config.tolerance * mean
     # Nobody below this is ahead of the others.
-    ahead = config.tolerance * mean + fleet.smallest_batch
+    ahead = fair + fleet.smallest_batch
     if max(columns) > ahead:
-        for at, traffic in enumerate(columns):
-            if traffic > ahead:
-                costs[at] += _lead(config, fleet, loads, traffic, mean, at) * prompt_tokens
+        for at in [at for at, traffic in enumerate(columns) if traffic > ahead]:
+            if loads.requests[at]:
+                costs[at] += _lead(columns[at], fair, fleet.batch_tokens[at]) * prompt_tokens
     return _Weighed(cached, columns, mean, costs)
 
 
 def _cached(fleet: Fleet, overlaps: Overlaps, shared: list[int] | None, config: CostConfig) -> list[float]:
     """Blocks per candidate: overlap by weight of its tier, or what another request has in use there if that is more."""
     held: list[float] = [*overlaps.device]
+    if not overlaps.lower and not any(held):
+        return [0] * len(fleet.workers) if shared is None else [*shared]
     if overlaps.lower:
         host, disk, external = config.host_weight, config.disk_weight, config.external_weight
         held = [
@@ -280,12 +284,12 @@ def _cached(fleet: Fleet, overlaps: Overlaps, shared: list[int] | None, config: 
 def _work(prompt_tokens: int, cached: list[float], fleet: Fleet, config: CostConfig, *, whole: bool) -> list[float]:
     """What is left to compute per candidate, by weight. `whole` blocks are the usual case, and the quicker one."""
     weight, block = config.overlap_weight, fleet.block_size
-    most = max(cached)
-    if not most:
-        return [weight * prompt_tokens] * len(cached)
-    if whole and most * block <= prompt_tokens:
+    different = {*cached}
+    if whole and len(different) > 16 and max(different) * block <= prompt_tokens:
         return [weight * (prompt_tokens - blocks * block) for blocks in cached]
-    left = {blocks: weight * _left(prompt_tokens, blocks, fleet) for blocks in {*cached}}
+    left = {blocks: weight * _left(prompt_tokens, blocks, fleet) for blocks in different}
+    if len(left) == 1:
+        return [*left.values()] * len(cached)
     return [left[blocks] for blocks in cached]
 
 
@@ -293,15 +297,12 @@ def _left(prompt_tokens: int, cached_blocks: float, fleet: Fleet) -> int:
     return max(0, prompt_tokens - int(cached_blocks * fleet.block_size))
 
 
-def _lead(config: CostConfig, fleet: Fleet, loads: Loads, traffic: float, mean: float, at: int) -> float:
+def _lead(traffic: float, fair: float, slack: int) -> float:
     """How often over a worker pays for the prompt anew, for being ahead of the others by more than one batch.
 
-    A worker that serves nobody right now is not avoided: a lone long conversation must not wander.
+    Not for one that serves nobody right now: a lone long conversation must not wander.
     """
-    if not loads.requests[at]:
-        return 0.0
-    slack = fleet.batch_tokens[at]
-    return 2 * max(0.0, traffic - config.tolerance * mean - slack) / slack
+    return 2 * max(0.0, traffic - fair - slack) / slack
 
 
 def _pick(costs: list[float], temperature: float, rng: random.Random) -> tuple[int, float | None]:

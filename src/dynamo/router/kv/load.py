@@ -1,7 +1,6 @@
 """The load book: what this router has sent where and not yet seen finished.
 
-Blocks of active prompts are counted once per worker however many requests share them. A request books its whole chain,
-so whoever has block i active has all before it, and the shared part of a new prompt is found as in the index.
+Blocks of active prompts are counted once per worker however many requests share them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.search import prefix_depths
+from dynamo.router.kv.active import ActiveBlocks, Stretch
 from dynamo.router.kv.slots import Slots, Worker
 
 _T = TypeVar("_T", int, float)
@@ -43,7 +42,7 @@ class Loads(Struct, frozen=True):
 class _Booking(Struct):
     worker: Worker
     slot: int
-    chain: Sequence[int]
+    end: Stretch
     private_blocks: int
     prefill_tokens: int
     since: float
@@ -57,9 +56,7 @@ class LoadBook:
         self._half_life = half_life
         self._expiry = expiry
         self._bookings: dict[str, _Booking] = {}
-        self._holders: dict[int, int] = {}
-        self._again: list[dict[int, int]] = []
-        """Per slot: blocks that further requests share, and how many beyond the first."""
+        self._active = ActiveBlocks()
         self._prefill: list[int] = []
         self._blocks: list[int] = []
         self._requests: list[int] = []
@@ -77,7 +74,6 @@ class LoadBook:
         slot = self._slots.take(worker)
         self._asked = None
         if slot == len(self._prefill):
-            self._again.append({})
             self._prefill.append(0)
             self._blocks.append(0)
             self._requests.append(0)
@@ -112,9 +108,9 @@ class LoadBook:
         slot = self._slots.get(worker)
         if slot is None or request_id in self._bookings:
             return False
-        fresh = self._hold(slot, chain)
+        end, fresh = self._active.add(slot, chain)
         weight = self._inflation(now)
-        self._bookings[request_id] = _Booking(worker, slot, chain, private_blocks, prefill_tokens, now)
+        self._bookings[request_id] = _Booking(worker, slot, end, private_blocks, prefill_tokens, now)
         self._prefill[slot] += prefill_tokens
         self._blocks[slot] += fresh + private_blocks
         self._requests[slot] += 1
@@ -145,7 +141,7 @@ class LoadBook:
             return False
         slot = booking.slot
         self._prefill[slot] -= booking.prefill_tokens
-        self._blocks[slot] -= self._let_go(slot, booking.chain) + booking.private_blocks
+        self._blocks[slot] -= self._active.remove(slot, booking.end) + booking.private_blocks
         self._requests[slot] -= 1
         return True
 
@@ -162,8 +158,7 @@ class LoadBook:
 
     def loads(self, workers: Sequence[Worker], chain: Sequence[int], now: float) -> Loads:
         """The candidates' load, for a prompt with these hashes. The sequence of workers must never be changed."""
-        alive = self._holders.get(chain[0], 0) if chain else 0
-        shared = prefix_depths(self._holders, chain, alive, len(self._prefill))
+        shared = self._active.shared(chain, len(self._prefill))
         at = self._places(workers)
         scale = 1 / self._inflation(now)
         return Loads(
@@ -184,68 +179,6 @@ class LoadBook:
                 raise InvalidArgument(f"worker {unknown.worker_id} rank {unknown.dp_rank} is not in the load book")
             self._asked = (workers, None if at == [*range(len(self._prefill))] else at)
         return self._asked[1]
-
-    def _hold(self, slot: int, chain: Sequence[int]) -> int:
-        """Mark the blocks as in use; returns how many were not."""
-        bit, holders, again = 1 << slot, self._holders, self._again[slot]
-        known = self._known(chain)
-        # What nobody holds is new as a whole: no need to look at it block by block.
-        for block in chain[known:]:
-            holders[block] = bit
-        fresh = len(chain) - known
-        for block in chain[:known]:
-            mask = holders[block]
-            if mask & bit:
-                again[block] = again.get(block, 0) + 1
-            else:
-                holders[block] = mask | bit
-                fresh += 1
-        return fresh
-
-    def _let_go(self, slot: int, chain: Sequence[int]) -> int:
-        bit, holders, again = 1 << slot, self._holders, self._again[slot]
-        shared = self._shared(chain, bit, again)
-        gone = len(chain) - shared
-        for block in chain[shared:]:
-            del holders[block]
-        for block in chain[:shared]:
-            if further := again.get(block):
-                if further == 1:
-                    del again[block]
-                else:
-                    again[block] = further - 1
-                continue
-            mask = holders[block]
-            if mask == bit:
-                del holders[block]
-            else:
-                holders[block] = mask ^ bit
-            gone += 1
-        return gone
-
-    def _known(self, chain: Sequence[int]) -> int:
-        """How many leading blocks anybody has in use: whoever uses one uses all before it."""
-        holders = self._holders
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high) // 2
-            if chain[middle] in holders:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _shared(self, chain: Sequence[int], bit: int, again: dict[int, int]) -> int:
-        """How many leading blocks are in use by more than one booking."""
-        holders = self._holders
-        low, high = 0, len(chain)
-        while low < high:
-            middle = (low + high) // 2
-            if holders[chain[middle]] == bit and chain[middle] not in again:
-                high = middle
-            else:
-                low = middle + 1
-        return low
 
     def _inflation(self, now: float) -> float:
         """Growing what is added has the effect of shrinking all that was there, without touching every worker."""

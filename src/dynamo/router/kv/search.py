@@ -48,8 +48,11 @@ def prefix_depths(holders: dict[int, int], chain: Sequence[int], alive: int, slo
                     continue
                 seen = held
                 rest = held & mask
-                if rest != mask:
-                    put(depths, mask ^ rest, at)
+                if lost := mask ^ rest:
+                    if lost.bit_count() == 1:
+                        depths[lost.bit_length() - 1] = at
+                    else:
+                        put(depths, lost, at)
                     mask, begin = rest, at
                     if not mask:
                         break
@@ -59,9 +62,10 @@ def prefix_depths(holders: dict[int, int], chain: Sequence[int], alive: int, slo
 
 def put(depths: list[int], mask: int, depth: int) -> None:
     """Write the depth of the workers in `mask`."""
-    if not mask & (mask - 1):
+    count = mask.bit_count()
+    if count == 1:
         depths[mask.bit_length() - 1] = depth
-    elif mask.bit_count() == len(depths):
+    elif count == len(depths):
         depths[:] = [depth] * len(depths)
     else:
         for slot in slots_in(mask):

@@ -1,0 +1,123 @@
+"""The blocks that running requests use, worker by worker: a tree of stretches of chains.
+
+A sequence hash names its whole prefix, so two chains agree up to one place, which is found by halving. What a request
+costs here depends on how often chains part, not on how long they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dynamo.router.kv.search import put
+
+
+class Stretch:
+    """Blocks `begin` to `end` of a chain, used as a whole or not at all."""
+
+    __slots__ = ("begin", "chain", "children", "end", "mask", "parent", "requests", "users")
+
+    def __init__(self, chain: Sequence[int], begin: int, end: int, parent: Stretch | None) -> None:
+        self.chain = chain
+        self.begin = begin
+        self.end = end
+        self.parent = parent
+        self.children: dict[int, Stretch] = {}
+        """By their first block."""
+        self.requests = 0
+        self.users: dict[int, int] = {}
+        """How many requests of each worker, by slot."""
+        self.mask = 0
+        """The same slots as bits."""
+
+    def agrees(self, chain: Sequence[int]) -> int:
+        """Up to where a chain that has our first block has the others too."""
+        ours, low, high = self.chain, self.begin + 1, min(self.end, len(chain))
+        if ours[high - 1] == chain[high - 1]:
+            return high
+        while low < high:
+            middle = (low + high) // 2
+            if ours[middle] == chain[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class ActiveBlocks:
+    def __init__(self) -> None:
+        self._root = Stretch((), 0, 0, None)
+
+    def __bool__(self) -> bool:
+        return bool(self._root.children)
+
+    def shared(self, chain: Sequence[int], slots: int) -> list[int]:
+        """How many leading blocks of a chain each worker has in use, by slot."""
+        depths = [0] * slots
+        node, at = self._root, 0
+        while at < len(chain) and (child := node.children.get(chain[at])):
+            if left := node.mask & ~child.mask:
+                put(depths, left, at)
+            node, at = child, child.agrees(chain)
+            if at < node.end:
+                break
+        if node.mask:
+            put(depths, node.mask, at)
+        return depths
+
+    def add(self, slot: int, chain: Sequence[int]) -> tuple[Stretch, int]:
+        """A request uses this chain; returns its end, for `remove`, and how many blocks are new to the worker."""
+        node, at, total = self._root, 0, len(chain)
+        bit, fresh = 1 << slot, 0
+        while at < total:
+            child = node.children.get(chain[at])
+            if child is None:
+                child = node.children[chain[at]] = Stretch(chain, at, total, node)
+            elif (upto := child.agrees(chain)) < child.end:
+                child = _split(child, upto)
+            child.requests += 1
+            if child.mask & bit:
+                child.users[slot] += 1
+            else:
+                child.mask |= bit
+                child.users[slot] = 1
+                fresh += child.end - at
+            node, at = child, child.end
+        return node, fresh
+
+    def remove(self, slot: int, end: Stretch) -> int:
+        """The request has ended; returns how many blocks its worker no longer uses."""
+        node, gone = end, 0
+        while (parent := node.parent) is not None:
+            node.requests -= 1
+            if node.users[slot] > 1:
+                node.users[slot] -= 1
+            else:
+                del node.users[slot]
+                node.mask ^= 1 << slot
+                gone += node.end - node.begin
+            if not node.requests:
+                del parent.children[node.chain[node.begin]]
+            elif len(node.children) == 1:
+                _merge(node, parent)
+            node = parent
+        return gone
+
+
+def _split(node: Stretch, at: int) -> Stretch:
+    """Cut a stretch in two and return the first. The second stays what it was: requests know it as their end."""
+    parent = node.parent
+    assert parent is not None
+    first = Stretch(node.chain, node.begin, at, parent)
+    first.requests, first.users, first.mask = node.requests, {**node.users}, node.mask
+    first.children[node.chain[at]] = node
+    parent.children[node.chain[node.begin]] = first
+    node.begin, node.parent = at, first
+    return first
+
+
+def _merge(node: Stretch, parent: Stretch) -> None:
+    """Where all requests go on to the only child, the two are one stretch."""
+    (child,) = node.children.values()
+    if child.requests == node.requests:
+        parent.children[node.chain[node.begin]] = child
+        child.begin, child.parent = node.begin, parent
