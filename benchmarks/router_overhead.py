@@ -97,7 +97,10 @@ async def main(workers: int, tokens: int, number: int, repeats: int) -> None:
     prompt = [rng.randrange(150_000) for _ in range(tokens)]
 
     def the_same() -> PreprocessedRequest:
-        return PreprocessedRequest(token_ids=prompt)
+        return PreprocessedRequest(token_ids=[*prompt])
+
+    def half_the_same() -> PreprocessedRequest:
+        return PreprocessedRequest(token_ids=prompt[: tokens // 2] + another().token_ids[tokens // 2 :])
 
     def another() -> PreprocessedRequest:
         return PreprocessedRequest(token_ids=[rng.randrange(150_000) for _ in range(tokens)])
@@ -106,8 +109,8 @@ async def main(workers: int, tokens: int, number: int, repeats: int) -> None:
     print(f"{workers} workers, {tokens}-token prompts, blocks of {BLOCK}; CPU us per request, best of {repeats}")
     for name, depths, make in (
         ("nobody knows the prompt", [0] * workers, another),
-        ("4 workers hold half of it", [blocks // 2] * 4 + [0] * (workers - 4), the_same),
-        ("all hold half of it", [blocks // 2] * workers, the_same),
+        ("4 workers hold half of it", [blocks // 2] * 4 + [0] * (workers - 4), half_the_same),
+        ("all hold half of it", [blocks // 2] * workers, half_the_same),
         ("all hold some, each to another depth", [blocks * n // workers for n in range(workers)], the_same),
     ):
         router = KvRouter(RouterConfig(mode="kv"), fleet(workers), runtime, BLOCK, lambda _: card, rng=rng)

@@ -36,7 +36,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
         )
 
     def busy(
-        self, *, prefill_tokens: int, used_blocks: int, total_blocks: int | None, batch_tokens: int | None
+        self, *, prefill_tokens: float, used_blocks: float, total_blocks: int | None, batch_tokens: int | None
     ) -> bool:
         """Whether one rank is beyond any of them; a share of what is not known is never exceeded."""
         tokens, batches = self.active_prefill_tokens_threshold, self.active_prefill_tokens_threshold_frac

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.hashing import local_hashes, prompt_hashes, salt_seed, sequence_hashes
+from dynamo.router.kv.hashing import PromptHashes, local_hashes, prompt_hashes, salt_seed, sequence_hashes
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
@@ -69,3 +69,23 @@ def test_a_token_that_is_no_u32_is_named(bad: object) -> None:
 def test_a_block_size_below_one_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="block size must be at least 1, not 0"):
         local_hashes([1], 0)
+
+
+@given(
+    prompts=st.lists(st.lists(st.sampled_from([7, 8]), max_size=40), max_size=8),
+    salts=st.lists(st.sampled_from([None, "a"]), min_size=8, max_size=8),
+    block_size=st.integers(1, 5),
+    remembered=st.integers(1, 6),
+)
+def test_what_is_remembered_of_earlier_prompts_changes_no_hash(
+    prompts: list[list[int]], salts: list[str | None], block_size: int, remembered: int
+) -> None:
+    hashes = PromptHashes(block_size, stretch_tokens=8, remembered=remembered)
+    for tokens, salt in zip(prompts, salts, strict=False):
+        assert hashes.of(tokens, cache_salt=salt) == prompt_hashes(tokens, block_size, cache_salt=salt)
+        assert len(hashes._known) <= remembered
+
+
+def test_a_prompt_with_a_token_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="token 1 is -1"):
+        PromptHashes(4).of([1, -1])

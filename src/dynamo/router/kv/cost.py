@@ -141,14 +141,15 @@ class Choice(Struct, kw_only=True):
         traffic, mean, waiting = weighed.traffic[at], weighed.mean, loads.prefill_tokens[at]
         prefill = _left(self.prompt_tokens, weighed.cached[at], fleet)
         decode = loads.active_blocks[at] + self.prompt_blocks - loads.shared_blocks[at]
-        lead = _lead(traffic, config.tolerance * mean, fleet.batch_tokens[at]) if loads.requests[at] else 0.0
+        batch = fleet.batch_tokens[at]
+        lead = 2 * max(0.0, traffic - config.tolerance * mean - batch) / batch if loads.requests[at] else 0.0
         return Candidate(
             worker=fleet.workers[at],
             overlap=self._overlap(at),
             cached_blocks=weighed.cached[at],
             prefill_tokens=prefill,
-            waiting_tokens=waiting,
-            decode_blocks=decode,
+            waiting_tokens=int(waiting),
+            decode_blocks=int(decode),
             requests=loads.requests[at],
             cost=weighed.costs[at],
             work=config.overlap_weight * prefill * (1 + min(1.0, traffic / mean)),
@@ -241,24 +242,26 @@ def _weigh(
     work = _work(prompt_tokens, cached, fleet, config, whole=not overlaps.lower)
     columns = loads.traffic
     mean = max(_LITTLE, sum(columns) / len(columns))
-    per_mean, near, busy = 1 / mean, 1 / 1024, config.pass_tokens
+    per_mean, near, busy, joining = 1 / mean, 1 / 1024, config.pass_tokens, float(prompt_blocks)
     used = loads.active_blocks if shared is None else list(map(sub, loads.active_blocks, shared))
     costs = [
         tokens * (1.0 + traffic * per_mean if traffic < mean else 2.0)
         + (waiting + busy if waiting else 0.0)
-        + (blocks + prompt_blocks) * crowding
+        + (blocks + joining) * crowding
         + traffic * near
         for tokens, waiting, blocks, traffic, crowding in zip(
             work, loads.prefill_tokens, used, columns, fleet.crowding(config.crowding), strict=True
         )
     ]
     fair = config.tolerance * mean
-    # Nobody below this is ahead of the others.
+    # Nobody below this is ahead of the others; and who serves nobody right now is not avoided for having been busy: a
+    # lone long conversation must not wander.
     ahead = fair + fleet.smallest_batch
     if max(columns) > ahead:
-        for at in [at for at, traffic in enumerate(columns) if traffic > ahead]:
-            if loads.requests[at]:
-                costs[at] += _lead(columns[at], fair, fleet.batch_tokens[at]) * prompt_tokens
+        requests, batches = loads.requests, fleet.batch_tokens
+        for at, traffic in enumerate(columns):
+            if traffic > ahead and requests[at] and (over := traffic - fair - batches[at]) > 0:
+                costs[at] += 2 * over / batches[at] * prompt_tokens
     return _Weighed(cached, columns, mean, costs)
 
 
@@ -285,7 +288,7 @@ def _work(prompt_tokens: int, cached: list[float], fleet: Fleet, config: CostCon
     """What is left to compute per candidate, by weight. `whole` blocks are the usual case, and the quicker one."""
     weight, block = config.overlap_weight, fleet.block_size
     different = {*cached}
-    if whole and len(different) > 16 and max(different) * block <= prompt_tokens:
+    if whole and len(different) > 16:
         return [weight * (prompt_tokens - blocks * block) for blocks in cached]
     left = {blocks: weight * _left(prompt_tokens, blocks, fleet) for blocks in different}
     if len(left) == 1:
@@ -295,14 +298,6 @@ def _work(prompt_tokens: int, cached: list[float], fleet: Fleet, config: CostCon
 
 def _left(prompt_tokens: int, cached_blocks: float, fleet: Fleet) -> int:
     return max(0, prompt_tokens - int(cached_blocks * fleet.block_size))
-
-
-def _lead(traffic: float, fair: float, slack: int) -> float:
-    """How often over a worker pays for the prompt anew, for being ahead of the others by more than one batch.
-
-    Not for one that serves nobody right now: a lone long conversation must not wander.
-    """
-    return 2 * max(0.0, traffic - fair - slack) / slack
 
 
 def _pick(costs: list[float], temperature: float, rng: random.Random) -> tuple[int, float | None]:

@@ -37,21 +37,13 @@ def local_hashes(tokens: Sequence[int], block_size: int, seed: int = BASE_SEED, 
     """
     if block_size < 1:
         raise InvalidArgument(f"block size must be at least 1, not {block_size}")
-    packed = _pack(tokens)
+    packed = memoryview(_pack(tokens))
+    if not eagle:
+        return _hash_blocks(packed, block_size, seed)
     width = 4 * block_size
-    if eagle:
-        count = max(0, len(tokens) - 1) // block_size
-        view = memoryview(packed).cast("B")
-        return [digest(view[at : at + width + 4], seed) for at in range(0, count * width, width)]
-    count = len(tokens) // block_size
-    many = count // _AT_ONCE * _AT_ONCE
-    view, end = memoryview(packed), count * block_size
-    hashes: list[int] = []
-    # Cut and hashed in runs, so that only every 64th block is a step of Python's.
-    for run in struct.iter_unpack(f"{width}s" * _AT_ONCE, view[: many * block_size]):
-        hashes += map(digest, run, repeat(seed))
-    hashes += [digest(block, seed) for (block,) in struct.iter_unpack(f"{width}s", view[many * block_size : end])]
-    return hashes
+    count = max(0, len(tokens) - 1) // block_size
+    view = packed.cast("B")
+    return [digest(view[at : at + width + 4], seed) for at in range(0, count * width, width)]
 
 
 def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int]:
@@ -76,6 +68,51 @@ def prompt_hashes(
 ) -> list[int]:
     """The sequence hash of every complete block of a prompt."""
     return sequence_hashes(local_hashes(tokens, block_size, salt_seed(lora_name, cache_salt)))
+
+
+class PromptHashes:
+    """`prompt_hashes` for prompts that often begin alike: what was hashed before is looked up, stretch by stretch."""
+
+    def __init__(self, block_size: int, *, stretch_tokens: int = 1024, remembered: int = 2048) -> None:
+        self._block_size = block_size
+        self._stretch = max(1, stretch_tokens // block_size) * block_size
+        self._remembered = remembered
+        self._known: dict[tuple[int | None, int], list[int]] = {}
+        """By the block before a stretch and the hash of all its tokens, the longest unused first.
+
+        Empty for what was seen once: most prompts never come again, and keeping their hashes costs more than hashing.
+        """
+
+    def of(self, tokens: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None) -> list[int]:
+        seed = salt_seed(lora_name, cache_salt)
+        packed = memoryview(_pack(tokens))
+        known, stretch = self._known, self._stretch
+        chain: list[int] = []
+        parent = None
+        for at in range(0, len(packed) - stretch + 1, stretch):
+            part = packed[at : at + stretch]
+            key = (parent, digest(part, seed))
+            found = known.pop(key, None)
+            hashes = found or sequence_hashes(_hash_blocks(part, self._block_size, seed), parent)
+            if found is None and len(known) >= self._remembered:
+                del known[next(iter(known))]
+            known[key] = [] if found is None else hashes
+            chain += hashes
+            parent = chain[-1]
+        rest = packed[len(chain) * self._block_size :]
+        chain += sequence_hashes(_hash_blocks(rest, self._block_size, seed), parent)
+        return chain
+
+
+def _hash_blocks(packed: memoryview, block_size: int, seed: int) -> list[int]:
+    count = len(packed) // block_size
+    many = count // _AT_ONCE * _AT_ONCE * block_size
+    hashes: list[int] = []
+    # Cut and hashed in runs, so that only every 64th block is a step of Python's.
+    for run in struct.iter_unpack(f"{4 * block_size}s" * _AT_ONCE, packed[:many]):
+        hashes += map(digest, run, repeat(seed))
+    rest = struct.iter_unpack(f"{4 * block_size}s", packed[many : count * block_size])
+    return hashes + [digest(block, seed) for (block,) in rest]
 
 
 def _pack(tokens: Sequence[int]) -> array[int]:

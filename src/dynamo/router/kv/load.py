@@ -18,11 +18,14 @@ _T = TypeVar("_T", int, float)
 
 
 class Loads(Struct, frozen=True):
-    """Load of the candidates as columns in the order they were asked for; `shared` is for the prompt asked about."""
+    """Load of the candidates as columns in the order they were asked for; `shared` is for the prompt asked about.
 
-    prefill_tokens: list[int]
+    Whole numbers are floats where costs are computed from them: those are the quicker ones to add up.
+    """
+
+    prefill_tokens: list[float]
     """Tokens booked that have not reached their first output."""
-    active_blocks: list[int]
+    active_blocks: list[float]
     """Different blocks in use by running requests."""
     shared_blocks: list[int]
     """Leading blocks of the prompt that are in use there already."""
@@ -57,8 +60,8 @@ class LoadBook:
         self._expiry = expiry
         self._bookings: dict[str, _Booking] = {}
         self._active = ActiveBlocks()
-        self._prefill: list[int] = []
-        self._blocks: list[int] = []
+        self._prefill: list[float] = []
+        self._blocks: list[float] = []
         self._requests: list[int] = []
         self._traffic: list[float] = []
         self._epoch: float | None = None
@@ -74,8 +77,8 @@ class LoadBook:
         slot = self._slots.take(worker)
         self._asked = None
         if slot == len(self._prefill):
-            self._prefill.append(0)
-            self._blocks.append(0)
+            self._prefill.append(0.0)
+            self._blocks.append(0.0)
             self._requests.append(0)
             self._traffic.append(0.0)
 

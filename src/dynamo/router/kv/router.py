@@ -27,7 +27,7 @@ from dynamo.router.decision import Decision
 from dynamo.router.kv.approximate import ApproximateIndex
 from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
 from dynamo.router.kv.follow import FollowConfig, Follower
-from dynamo.router.kv.hashing import prompt_hashes
+from dynamo.router.kv.hashing import PromptHashes
 from dynamo.router.kv.index import Index
 from dynamo.router.kv.load import LoadBook, Loads
 from dynamo.router.kv.overlaps import Overlaps
@@ -96,6 +96,7 @@ class KvRouter:
         self._cost = config.cost
         self._runtime = runtime
         self._block_size = block_size
+        self._hashes = PromptHashes(block_size)
         self._runtime_of = runtime_of
         self._follow = follow
         self._rng = rng or random.Random()
@@ -250,9 +251,8 @@ class KvRouter:
         routing = request.routing
         return Ticket(
             request_id=request_id,
-            chain=prompt_hashes(
+            chain=self._hashes.of(
                 request.token_ids,
-                self._block_size,
                 lora_name=routing.lora_name if routing else None,
                 cache_salt=routing.cache_salt if routing else None,
             ),
