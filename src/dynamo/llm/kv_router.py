@@ -123,15 +123,15 @@ class KvRouter:
         request = prompt(token_ids, lora_name=lora_name, cache_salt=cache_salt)
         override = self._router.override(router_config_override)
         if request_id is None:
-            choice = self._router.peek(request, override)
-            return *choice.worker, choice.chosen.overlap.device
+            peeked = self._router.peek(request, override)
+            return *peeked.worker, peeked.overlap.device
         if request_id in self._held:
             raise ValueError(f"request_id '{request_id}' is booked already")
         placement = await self._router.place(request, request_id=request_id, override=override)
         self._held[request_id] = placement
         assert placement.decision.choice
-        chosen = placement.decision.choice.chosen
-        return *chosen.worker, chosen.overlap.device
+        choice = placement.decision.choice
+        return *choice.worker, choice.overlap.device
 
     async def mark_prefill_complete(self, request_id: str) -> None:
         """The first token of a booked request is there; an unknown one is no error."""

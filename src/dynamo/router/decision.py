@@ -33,7 +33,7 @@ class Decision(Struct, kw_only=True):
         """The share of the prompt that was expected in the worker's cache, where that was looked at."""
         if self.choice is None:
             return None
-        return self.choice.chosen.cached_blocks / self.choice.prompt_blocks if self.choice.prompt_blocks else 0.0
+        return self.choice.cached_blocks / self.choice.prompt_blocks if self.choice.prompt_blocks else 0.0
 
     def reasons(self, most: int = MOST) -> dict[str, Any]:
         told: dict[str, Any] = {

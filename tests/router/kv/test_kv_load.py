@@ -113,9 +113,13 @@ def test_the_same_candidates_are_looked_up_anew_after_a_change_of_workers(book: 
     assert book.loads(workers, [], 0).requests == [0, 1]
 
 
-CHAINS = st.lists(st.integers(1, 2), max_size=6).map(
-    lambda choices: [hash(tuple(choices[: at + 1])) for at in range(len(choices))]
-)
+def chain_of(choices: tuple[int, ...], length: int) -> list[int]:
+    """Three blocks after each choice, so that chains part at some places and end at any."""
+    return [hash((choices[: at // 3 + 1], at)) for at in range(min(length, 3 * len(choices)))]
+
+
+CHOICES = st.lists(st.integers(1, 2), max_size=5).map(tuple)
+CHAINS = st.builds(chain_of, CHOICES, st.integers(0, 15))
 REQUESTS = st.sampled_from("abcdefgh")
 WORKERS = st.sampled_from([Worker(1), Worker(2), Worker(2, 1)])
 
@@ -158,8 +162,8 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
 
     @invariant()
     def same_loads(self) -> None:
-        for prompt in ([1, 1, 1, 1], [1, 2, 1, 2, 2]):
-            chain = [hash(tuple(prompt[: at + 1])) for at in range(len(prompt))]
+        for choices in ((1, 1, 1, 1), (1, 2, 1, 2, 2), (2, 1)):
+            chain = chain_of(choices, 14)
             seen = self.book.loads(self.workers, chain, 0)
             for at, worker in enumerate(self.workers):
                 here = [booked for booked in self.model.values() if booked[0] == worker]
@@ -169,6 +173,18 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
                 assert seen.active_blocks[at] == len(active) + sum(booked[3] for booked in here)
                 assert seen.shared_blocks[at] == sum(block in active for block in chain)
 
+    @invariant()
+    def no_stretch_is_kept_that_could_be_left_out(self) -> None:
+        look = [*self.book._active._root.children.values()]
+        while look:
+            node = look.pop()
+            assert node.requests == sum(node.users.values()) > 0
+            assert node.mask == sum(1 << slot for slot in node.users)
+            children = list(node.children.values())
+            assert sum(child.requests for child in children) <= node.requests
+            assert len(children) != 1 or children[0].requests < node.requests
+            look += children
+
     def teardown(self) -> None:
         for request in list(self.model):
             self.book.free(request)
@@ -177,5 +193,5 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
         assert not self.book._active
 
 
-BookAgainstNaiveModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+BookAgainstNaiveModel.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 TestBookAgainstNaiveModel = BookAgainstNaiveModel.TestCase

@@ -110,8 +110,10 @@ class Choice(Struct, kw_only=True):
     at: int
     prompt_tokens: int
     prompt_blocks: int
+    cached_blocks: float
+    """What the chosen worker need not compute."""
     prefill_tokens: int
-    """What the chosen worker has to compute."""
+    """What it has to compute."""
     draw: float | None
     """The random number behind a choice by temperature or among equals; None when there was nothing to draw."""
     fleet: Fleet
@@ -225,6 +227,7 @@ def choose(
         at=at,
         prompt_tokens=prompt_tokens,
         prompt_blocks=prompt_blocks,
+        cached_blocks=weighed.cached[at],
         prefill_tokens=_left(prompt_tokens, weighed.cached[at], fleet),
         draw=draw,
         fleet=fleet,

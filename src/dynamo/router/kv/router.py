@@ -218,7 +218,8 @@ class KvRouter:
         """What this router has booked, and others have told it."""
         workers = [worker for ranks in self._members.values() for worker in ranks]
         loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
-        return [WorkerLoad(*one) for one in zip(workers, loads.active_blocks, loads.prefill_tokens, strict=True)]
+        columns = zip(workers, loads.active_blocks, loads.prefill_tokens, strict=True)
+        return [WorkerLoad(worker, int(blocks), int(tokens)) for worker, blocks, tokens in columns]
 
     @property
     def waiting_tokens(self) -> int:
