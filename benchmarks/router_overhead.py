@@ -13,6 +13,7 @@ import gc
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -107,16 +108,20 @@ async def main(workers: int, tokens: int, number: int, repeats: int) -> None:
 
     blocks = tokens // BLOCK
     print(f"{workers} workers, {tokens}-token prompts, blocks of {BLOCK}; CPU us per request, best of {repeats}")
-    for name, depths, make in (
-        ("nobody knows the prompt", [0] * workers, another),
-        ("4 workers hold half of it", [blocks // 2] * 4 + [0] * (workers - 4), half_the_same),
-        ("all hold half of it", [blocks // 2] * workers, half_the_same),
-        ("all hold some, each to another depth", [blocks * n // workers for n in range(workers)], the_same),
+    each = [blocks * n // workers for n in range(workers)]
+    for name, depths, make, seen in (
+        ("nobody knows the prompt", [0] * workers, another, True),
+        ("4 workers hold half of it", [blocks // 2] * 4 + [0] * (workers - 4), half_the_same, True),
+        ("all hold half of it", [blocks // 2] * workers, half_the_same, True),
+        ("all hold some, each to another depth", each, the_same, True),
+        ("the same, its hashes not remembered", each, the_same, False),
     ):
         router = KvRouter(RouterConfig(mode="kv"), fleet(workers), runtime, BLOCK, lambda _: card, rng=rng)
         # Not started: nobody publishes anything here, and members are learned as they would be.
         router.instances.follow(router.member_changed)
         hold(router, prompt, depths)
+        if not seen:
+            router._hashes.of = partial(prompt_hashes, block_size=BLOCK)  # type: ignore[method-assign]
         for _ in range(workers * 4):
             other = [rng.randrange(150_000) for _ in range(512)]
             await router.open(PreprocessedRequest(token_ids=other))
