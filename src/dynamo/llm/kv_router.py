@@ -171,7 +171,7 @@ class KvRouter:
     async def dump_events(self) -> str:
         """All blocks the index knows, as JSON: per rank and tier the events that would store them one by one."""
         await self._started()
-        index = self._router.core.index
+        known = self._router.core.index.snapshots()
         events = [
             {
                 "worker_id": worker.worker_id,
@@ -182,8 +182,8 @@ class KvRouter:
                     "data": {"stored": {"parent_hash": parent, "blocks": [{"block_hash": name, "sequence_hash": own}]}},
                 },
             }
-            for worker in sorted(index.workers)
-            for tier in index.snapshot(worker)
+            for worker in sorted(known)
+            for tier in known[worker]
             for at, (name, own, parent) in enumerate(
                 zip(tier.block_hashes, tier.sequence_hashes, tier.parents, strict=True)
             )

@@ -48,6 +48,10 @@ def names_of(chain: list[int], worker: Worker, kind: str) -> list[int]:
     return [block % 7 for block in chain]
 
 
+def told_of(parts: list[TierSnapshot]) -> dict[Tier, set[tuple[int, int, int | None]]]:
+    return {part.tier: set(zip(part.block_hashes, part.sequence_hashes, part.parents, strict=True)) for part in parts}
+
+
 def snapshot_of(worker: Worker, *tiers: TierSnapshot) -> Snapshot:
     return Snapshot(worker_id=worker.worker_id, dp_rank=worker.dp_rank, tiers=list(tiers))
 
@@ -178,6 +182,9 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
     @invariant()
     def the_same_workers_hold_the_same_blocks_under_the_same_names(self) -> None:
         assert set(self.index.workers) == set(self.model.held)
+        assert {worker: told_of(parts) for worker, parts in self.index.snapshots().items()} == {
+            worker: told_of(self.index.snapshot(worker)) for worker in self.index.workers
+        }
         for worker, tiers in self.model.held.items():
             told = {part.tier: part for part in self.index.snapshot(worker)}
             for tier, names in tiers.items():

@@ -7,7 +7,7 @@ searched by doubling steps, workers with gaps block by block, so the answer is a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import add
 
 from msgspec import Struct
@@ -122,15 +122,12 @@ class Index:
 
     def snapshot(self, worker: Worker) -> list[TierSnapshot]:
         rank = self._ranks.get(worker)
-        if rank is None:
-            return []
-        parts = []
-        for tier, shelf in rank.shelves.items():
-            if shelf.count:
-                names, sequences = map(list, zip(*shelf.items(), strict=True))
-                parents = [self._blocks.parents[sequence] for sequence in sequences]
-                parts.append(TierSnapshot(tier=tier, block_hashes=names, sequence_hashes=sequences, parents=parents))
-        return parts
+        return self._told(rank) if rank else []
+
+    def snapshots(self) -> dict[Worker, list[TierSnapshot]]:
+        """Those of all workers, in one go."""
+        common = {sequence: name for name, sequence in self._blocks.names.listed.items()}
+        return {worker: self._told(self._ranks[worker], common) for worker in self._slots}
 
     def replace(self, snapshot: Snapshot) -> None:
         """Make a worker hold exactly what its snapshot says. A malformed one changes nothing."""
@@ -151,6 +148,15 @@ class Index:
         if rank is None:
             rank = self._ranks[worker] = _Rank(self._slots.take(worker), self._blocks)
         return rank
+
+    def _told(self, rank: _Rank, common: Mapping[int, int] | None = None) -> list[TierSnapshot]:
+        parts = []
+        for tier, shelf in rank.shelves.items():
+            if shelf.count:
+                names, sequences = map(list, zip(*shelf.items(common), strict=True))
+                parents = [self._blocks.parents[sequence] for sequence in sequences]
+                parts.append(TierSnapshot(tier=tier, block_hashes=names, sequence_hashes=sequences, parents=parents))
+        return parts
 
     def _clear(self, rank: _Rank) -> int:
         gone = sum([shelf.clear() for shelf in rank.shelves.values()])

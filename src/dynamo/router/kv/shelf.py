@@ -7,6 +7,8 @@ down per worker. A worker that has names of its own, or several for one block, k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dynamo.protocols.kv import Tier
 from dynamo.router.kv.blocks import Blocks
 from dynamo.router.kv.chains import Chains
@@ -41,12 +43,19 @@ class Shelf:
         sequence = name if self._listed is None else self._listed.get(name)
         return sequence if sequence is not None and self._holders.get(sequence, 0) & self._bit else None
 
-    def items(self) -> list[tuple[int, int]]:
-        """All names with the blocks held under them. Looks at everybody's blocks."""
-        holders, bit = self._holders, self._bit
+    def items(self, common: Mapping[int, int] | None = None) -> list[tuple[int, int]]:
+        """All names with the blocks held under them.
+
+        Without the `common` names by block it looks through all of them, where those are used here.
+        """
+        if self._own and self._listed is not None:
+            return list(self._listed.items())
+        held = self._held()
         if self._listed is None:
-            return [(block, block) for block, mask in holders.items() if mask & bit]
-        return [(name, sequence) for name, sequence in self._listed.items() if holders.get(sequence, 0) & bit]
+            return [(block, block) for block in held]
+        if common is not None:
+            return [(common[block], block) for block in held]
+        return [(name, block) for name, block in self._listed.items() if block in held]
 
     def append(self, names: list[int], local: list[int], above: int | None) -> int:
         """Take the leading blocks that go under the block named `above`, or under none, and are in no way special.
@@ -148,7 +157,7 @@ class Shelf:
                         del listed[name]
                     else:
                         common.lost(sequence)
-            if own and listed:
+            if own and listed is not None:
                 del listed[name]
             lost.append((sequence, parent))
         self.chains.lose(lost)
@@ -157,17 +166,9 @@ class Shelf:
 
     def clear(self) -> int:
         """Hold nothing any more; returns how many names were held."""
-        held, holders, bit = self.count, self._holders, self._bit
-        left = held - sum(self._aliases.values())
-        for end in self.chains.ends:
-            block: int | None = end
-            while block is not None and holders.get(block, 0) & bit:
-                block = self._drop(block)
-                left -= 1
-        if left:
-            # Chains that bite their own tail have no end; only a malformed snapshot makes them.
-            for block in [block for block, mask in holders.items() if mask & bit]:
-                self._drop(block)
+        held = self.count
+        for block in self._held():
+            self._drop(block)
         self._begin(plain=True)
         return held
 
@@ -215,6 +216,22 @@ class Shelf:
         self.chains.lose([(sequence, self._drop(sequence, common))])
         return True
 
+    def _held(self) -> dict[int, None]:
+        """The blocks held, each after its parent."""
+        holders, parents, bit = self._holders, self._blocks.parents, self._bit
+        held: dict[int, None] = {}
+        for end in self.chains.ends:
+            path: dict[int, None] = {}
+            block: int | None = end
+            while block is not None and holders.get(block, 0) & bit and block not in held and block not in path:
+                path[block] = None
+                block = parents[block]
+            held.update(dict.fromkeys(reversed(path)))
+        if len(held) + sum(self._aliases.values()) < self.count:
+            # Chains that bite their own tail have no end; only a malformed snapshot makes them.
+            held.update(dict.fromkeys([block for block, mask in holders.items() if mask & bit]))
+        return held
+
     def _drop(self, sequence: int, name: int | None = None) -> int | None:
         """Take the bit from a block and return its parent; `name` is the block's common one, where it is known."""
         blocks, holders = self._blocks, self._holders
@@ -232,5 +249,5 @@ class Shelf:
 
     def _part(self) -> None:
         """From now on keep a table of this worker's own."""
-        self._listed = dict(self.items())
+        self._listed = dict(self.items()) if self.count else {}
         self._own = True
