@@ -16,7 +16,7 @@ docs: $(READY)
 test: $(DEV)
 	$(BIN)/python -m pytest -m "not hosts and not node"
 
-# The KV index against its naive model: 50 times 2,000 random sequences of events, about 45 minutes.
+# The KV index against its naive model: 50 times 2,000 random sequences of events, about 40 minutes.
 test-deep: $(DEV)
 	for seed in $$(seq 50); do \
 	  $(BIN)/python -m pytest --hypothesis-profile=deep --hypothesis-seed=$$seed \
