@@ -3,6 +3,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kv_naive import NaiveIndex
 
 from dynamo.protocols.errors import InvalidArgument
@@ -183,14 +185,44 @@ def test_a_malformed_snapshot_is_refused_and_changes_nothing(
     assert index.match(CHAIN) == {A: Overlap(1)}
 
 
+Row = tuple[int, int, int | None]
+SMALL = st.integers(1, 6)
+ROWS = st.lists(st.tuples(SMALL, SMALL, st.none() | SMALL), max_size=8)
+CHANGES = st.lists(st.tuples(st.integers(0, 2), ROWS), max_size=6)
+
+
+@given(CHANGES)
+def test_whatever_workers_say_of_parents_all_is_forgotten_with_them(changes: list[tuple[int, list[Row]]]) -> None:
+    """Rows of small numbers are chains that loop, join and contradict each other."""
+    index = Index()
+    for worker_id, rows in changes:
+        rows = [row for row in rows if row[1] != row[2]]
+        names, blocks, parents = ([row[column] for row in rows] for column in range(3))
+        tier = TierSnapshot(tier=Tier.Device, block_hashes=names, sequence_hashes=blocks, parents=parents)
+        index.replace(Snapshot(worker_id=worker_id, tiers=[tier]))
+        index.apply(stored(Worker(worker_id), names, blocks, *parents[:1]))
+        index.apply(removed(Worker((worker_id + 1) % 3), names[::-1]))
+        index.match(blocks)
+        for worker in index.workers:
+            told = [row for part in index.snapshot(worker) for row in part.block_hashes]
+            assert len(told) == len({*told}) == index.blocks(worker)
+    for worker in index.workers:
+        index.remove_worker(worker)
+    assert len(index) == 0
+    assert not index._device._all
+
+
 def test_blocks_that_call_each_other_their_parent_are_forgotten_like_others() -> None:
     index = Index()
     index.apply(stored(B, [11, 12], [1, 2]))
     part = TierSnapshot(
-        tier=Tier.Device, block_hashes=[5, 6, 7, 8, 9], sequence_hashes=[5, 6, 7, 8, 9], parents=[6, 5, 8, 7, 8]
+        tier=Tier.Device,
+        block_hashes=[15, 16, 17, 18, 19, 11, 12, 13],
+        sequence_hashes=[5, 6, 7, 8, 9, 1, 2, 1],
+        parents=[6, 5, 8, 7, 8, 2, 1, 2],
     )
     index.replace(Snapshot(worker_id=1, tiers=[part]))
-    assert index.clear(A) == 5
+    assert index.clear(A) == 8
     assert len(index) == 2
     assert index.match(CHAIN) == {B: Overlap(2)}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from functools import cache
 
 import msgspec
@@ -202,8 +201,8 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
         held = {block for tiers in self.model.held.values() for names in tiers.values() for block in names.values()}
         assert len(self.index) == len(held)
         blocks = self.index._blocks
-        for tier, holders in blocks.holders.items():
-            assert holders.keys() == {block for tiers in self.model.held.values() for block in tiers[tier].values()}
+        for tier, runs in blocks.runs.items():
+            assert runs.of.keys() == {block for tiers in self.model.held.values() for block in tiers[tier].values()}
         names = blocks.names
         assert names.gone.isdisjoint(held)
         assert set(names.listed.values()) <= held | names.gone
@@ -211,17 +210,25 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
         assert len(self.index._slots.workers) <= 3
 
     @invariant()
-    def ends_forks_and_gaps_of_all_chains_are_known(self) -> None:
-        for worker, tiers in self.model.held.items():
-            rank = self.index._ranks[worker]
-            for tier, names in tiers.items():
-                held = set(names.values())
-                children = Counter(parent for block in held if (parent := self.model.parents[block]) is not None)
-                chains = rank.shelves[tier].chains
-                assert chains.ends == {block for block in held if not children[block]}
-                assert chains.forks == {block: children[block] for block in held if children[block] > 1}
-                assert chains.orphans == {block: count for block, count in children.items() if block not in held}
-            assert bool(self.index._holed & rank.bit) == bool(rank.device.chains.orphans)
+    def runs_are_whole_chains_of_blocks_that_somebody_holds(self) -> None:
+        for tier, runs in self.index._blocks.runs.items():
+            assert {id(run) for run in runs.of.values()} == {id(run) for run in runs._all}
+            assert len(runs.of) == sum(len(run.blocks) for run in runs._all)
+            for run in runs._all:
+                everything = (1 << len(run.blocks)) - 1
+                for parent, block in zip([run.above, *run.blocks], run.blocks, strict=False):
+                    assert self.model.parents[block] == parent
+                    assert runs.of[block] is run
+                assert all(0 < end < len(run.blocks) and not run.full >> slot & 1 for slot, end in run.upto.items())
+                for slot, places in run.gaps.items():
+                    assert places & (places + 1)
+                    assert places < everything
+                    assert not run.full >> slot & 1
+                    assert slot not in run.upto
+            for worker, tiers in self.model.held.items():
+                slot = self.index._ranks[worker].slot
+                held = {block for run in runs._all for at, block in enumerate(run.blocks) if run.held(slot) >> at & 1}
+                assert held == {*tiers[tier].values()}
 
     def _names(self, chain: list[int], worker: Worker, kind: int) -> list[int]:
         return names_of(chain, worker, self.kinds[kind % len(self.kinds)])

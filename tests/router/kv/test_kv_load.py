@@ -175,7 +175,7 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
 
     @invariant()
     def no_stretch_is_kept_that_could_be_left_out(self) -> None:
-        look = [*self.book._active._root.children.values()]
+        look = [*self.book._used._root.children.values()]
         while look:
             node = look.pop()
             assert node.requests == sum(node.users.values()) > 0
@@ -190,7 +190,7 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
             self.book.free(request)
         seen = self.book.loads(self.workers, [], 0)
         assert (seen.prefill_tokens, seen.active_blocks, seen.requests) == ([0] * 3, [0] * 3, [0] * 3)
-        assert not self.book._active
+        assert not self.book._used
 
 
 BookAgainstNaiveModel.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

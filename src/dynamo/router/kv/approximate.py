@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 
 from dynamo.router.kv.overlaps import Overlaps
-from dynamo.router.kv.search import prefix_depths
 from dynamo.router.kv.slots import Slots, Worker
+from dynamo.router.kv.used import Stretch, UsedBlocks
 
 
 class ApproximateIndex:
-    """Forgets a block `ttl` seconds after a worker was last sent it, and the oldest ones beyond `max_blocks`.
-
-    Both keep the prefix property: a chain is touched from its end to its start, so a block never outlives its parent.
-    """
+    """Forgets a block `ttl` seconds after a worker was last sent it, and the oldest prompts beyond `max_blocks`."""
 
     def __init__(self, *, ttl: float = 120.0, max_blocks: int = 1 << 20, prune_to: float = 0.8) -> None:
         self._ttl = ttl
         self._max_blocks = max_blocks
         self._prune_to = int(max_blocks * prune_to)
         self._slots = Slots()
-        self._holders: dict[int, int] = {}
-        self._touched: OrderedDict[tuple[int, int], float] = OrderedDict()
-        """(slot, block) by time of last touch, oldest first."""
+        self._blocks = UsedBlocks()
+        self._sent: deque[tuple[float, int, Stretch]] = deque()
+        """When, to which slot and the end of the chain, oldest first."""
+        self._size = 0
 
     def __len__(self) -> int:
         """Blocks remembered, counted once per worker."""
-        return len(self._touched)
+        return self._size
 
     @property
     def workers(self) -> list[Worker]:
@@ -38,44 +35,28 @@ class ApproximateIndex:
         """A prompt with these sequence hashes goes to this worker."""
         self.expire(now)
         slot = self._slots.take(worker)
-        bit, holders, touched = 1 << slot, self._holders, self._touched
-        for block in reversed(chain):
-            key = (slot, block)
-            touched[key] = now
-            touched.move_to_end(key)
-            holders[block] = holders.get(block, 0) | bit
-        if len(touched) > self._max_blocks:
-            self._forget_oldest(len(touched) - self._prune_to)
+        end, fresh = self._blocks.add(slot, chain)
+        self._sent.append((now, slot, end))
+        self._size += fresh
+        if self._size > self._max_blocks:
+            while self._size > self._prune_to and len(self._sent) > 1:
+                self._forget_oldest()
 
     def match(self, chain: Sequence[int], now: float) -> Overlaps:
         self.expire(now)
-        alive = self._holders.get(chain[0], 0) if chain else 0
         workers = self._slots.workers
-        return Overlaps(workers, prefix_depths(self._holders, chain, alive, len(workers)))
+        return Overlaps(workers, self._blocks.shared(chain, len(workers)))
 
     def expire(self, now: float) -> None:
-        old = 0
-        for at in self._touched.values():
-            if now - at < self._ttl:
-                break
-            old += 1
-        self._forget_oldest(old)
+        while self._sent and now - self._sent[0][0] >= self._ttl:
+            self._forget_oldest()
 
     def remove_worker(self, worker: Worker) -> None:
         slot = self._slots.release(worker)
         if slot is not None:
-            for key in [key for key in self._touched if key[0] == slot]:
-                self._forget(key)
+            self._size -= sum([self._blocks.remove(slot, end) for _, at, end in self._sent if at == slot])
+            self._sent = deque([sent for sent in self._sent if sent[1] != slot])
 
-    def _forget_oldest(self, count: int) -> None:
-        for key in list(islice(self._touched, count)):
-            self._forget(key)
-
-    def _forget(self, key: tuple[int, int]) -> None:
-        slot, block = key
-        del self._touched[key]
-        mask = self._holders[block] & ~(1 << slot)
-        if mask:
-            self._holders[block] = mask
-        else:
-            del self._holders[block]
+    def _forget_oldest(self) -> None:
+        _, slot, end = self._sent.popleft()
+        self._size -= self._blocks.remove(slot, end)

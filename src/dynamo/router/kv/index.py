@@ -1,14 +1,13 @@
 """Who holds which blocks: exact for every order in which engines store and evict.
 
-Every block is known by its sequence hash, which names the whole prefix up to it; per hash one int holds the workers as
-bits. A worker that evicted a block but still holds a later one of the same chain has a gap. Workers without gaps are
-searched by doubling steps, workers with gaps block by block, so the answer is always the true consecutive depth.
+The answer is always the true consecutive depth: a worker that evicted a block but still holds later ones of the same
+chain matches up to the gap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import add
+from operator import sub
 
 from msgspec import Struct
 
@@ -17,7 +16,6 @@ from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored,
 from dynamo.router.kv.blocks import Blocks
 from dynamo.router.kv.hashing import sequence_hashes
 from dynamo.router.kv.overlaps import Overlaps
-from dynamo.router.kv.search import prefix_depths, put, walked_runs
 from dynamo.router.kv.shelf import Shelf
 from dynamo.router.kv.slots import Slots, Worker
 
@@ -42,10 +40,10 @@ class Rejected(Struct, frozen=True):
 class _Rank:
     """What one worker holds, tier by tier."""
 
-    __slots__ = ("bit", "device", "shelves")
+    __slots__ = ("device", "shelves", "slot")
 
     def __init__(self, slot: int, blocks: Blocks) -> None:
-        self.bit = 1 << slot
+        self.slot = slot
         self.shelves = {tier: Shelf(slot, blocks, tier) for tier in Tier}
         # Hashing an enum member costs more than all else on the way to a block: the busiest tier has its own door.
         self.device = self.shelves[Tier.Device]
@@ -60,13 +58,12 @@ class Index:
         self._slots = Slots()
         self._ranks: dict[tuple[int, int], _Rank] = {}
         self._blocks = Blocks()
-        self._device = self._blocks.holders[Tier.Device]
-        self._lower = [self._blocks.holders[tier] for tier in _LOWER]
-        self._holed = 0
+        self._device = self._blocks.runs[Tier.Device]
+        self._lower = [self._blocks.runs[tier] for tier in _LOWER]
 
     def __len__(self) -> int:
         """Different blocks held by anyone."""
-        return len(self._blocks.parents)
+        return len(self._blocks)
 
     @property
     def workers(self) -> list[Worker]:
@@ -89,26 +86,21 @@ class Index:
             return Applied(self._clear(rank))
         shelf = rank.device if event.tier is _DEVICE else rank.shelves[event.tier]
         changed = shelf.remove(data.block_hashes)
-        if self._holed or shelf.chains.orphans:
-            self._mark(rank)
         return Applied(changed, 0, len(data.block_hashes) - changed)
 
     def match(self, chain: Sequence[int]) -> Overlaps:
         """Each worker's overlap with the prompt whose sequence hashes these are."""
-        device, workers = self._device, self._slots.workers
-        alive = device.get(chain[0], 0) if chain else 0
-        depths = prefix_depths(device, chain, alive & ~self._holed, len(workers))
-        if alive & self._holed:
-            for _, end, mask in walked_runs(device, chain, {0: alive & self._holed}):
-                put(depths, mask, end)
-        if any(self._lower):
+        workers = self._slots.workers
+        depths = [0] * len(workers)
+        self._device.reach(chain, depths)
+        if any([runs.of for runs in self._lower]):
             return Overlaps(workers, depths, self._below(chain, depths))
         return Overlaps(workers, depths)
 
     def holds(self, worker: Worker, block: int) -> bool:
         """Whether a worker holds a block on its device."""
         rank = self._ranks.get(worker)
-        return rank is not None and bool(self._device.get(block, 0) & rank.bit)
+        return rank is not None and self._device.holds(rank.slot, block)
 
     def clear(self, worker: Worker) -> int:
         """Forget what a worker holds, in all tiers; it keeps its place."""
@@ -141,7 +133,6 @@ class Index:
         rank = self._rank(worker)
         for part in snapshot.tiers:
             rank.shelves[part.tier].fill(part.block_hashes, part.sequence_hashes, part.parents)
-        self._mark(rank)
 
     def _rank(self, worker: Worker) -> _Rank:
         rank = self._ranks.get(worker)
@@ -153,15 +144,12 @@ class Index:
         parts = []
         for tier, shelf in rank.shelves.items():
             if shelf.count:
-                names, sequences = map(list, zip(*shelf.items(common), strict=True))
-                parents = [self._blocks.parents[sequence] for sequence in sequences]
+                names, sequences, parents = map(list, zip(*shelf.rows(common), strict=True))
                 parts.append(TierSnapshot(tier=tier, block_hashes=names, sequence_hashes=sequences, parents=parents))
         return parts
 
     def _clear(self, rank: _Rank) -> int:
-        gone = sum([shelf.clear() for shelf in rank.shelves.values()])
-        self._mark(rank)
-        return gone
+        return sum([shelf.clear() for shelf in rank.shelves.values()])
 
     def _store(self, event: RouterEvent, rank: _Rank | None, stored: Stored) -> Applied | Rejected:
         names = stored.block_hashes
@@ -176,39 +164,25 @@ class Index:
             if above is not None:
                 return Rejected(f"parent block {above} is unknown")
             rank = self._rank(Worker(event.worker_id, event.dp_rank))
-        shelf = rank.device
-        new = shelf.append(names, local, above) if event.tier is _DEVICE else 0
-        changed = new
-        if new < len(names):
-            shelf = rank.shelves[event.tier]
+        changed = rank.device.append(names, local, above) if event.tier is _DEVICE else None
+        if changed is None:
             parent = None
-            if new:
-                names, local, above = names[new:], local[new:], names[new - 1]
             if above is not None and (parent := rank.meaning(above)) is None:
                 return Rejected(f"parent block {above} is unknown")
-            changed += shelf.learn(names, sequence_hashes(local, parent), parent)
-        if self._holed or shelf.chains.orphans:
-            self._mark(rank)
-        return Applied(changed, len(stored.block_hashes) - changed)
-
-    def _mark(self, rank: _Rank) -> None:
-        if rank.device.chains.orphans:
-            self._holed |= rank.bit
-        else:
-            self._holed &= ~rank.bit
+            changed = rank.shelves[event.tier].store(names, sequence_hashes(local, parent), parent)
+        return Applied(changed, len(names) - changed)
 
     def _below(self, chain: Sequence[int], depths: list[int]) -> list[list[int]]:
         """How far each worker goes on in each slower tier from where the faster ones ended."""
         ends = depths[:]
         columns = []
-        for holders in self._lower:
-            counts = [0] * len(ends)
-            if holders:
+        for runs in self._lower:
+            begins = ends[:]
+            if runs.of:
                 starts: dict[int, int] = {}
-                for slot, end in enumerate(ends):
+                for slot, end in enumerate(begins):
                     starts[end] = starts.get(end, 0) | 1 << slot
-                for begin, end, mask in walked_runs(holders, chain, starts):
-                    put(counts, mask, end - begin)
-                ends = list(map(add, ends, counts))
-            columns.append(counts)
+                for begin, workers in starts.items():
+                    runs.reach(chain, ends, workers, begin)
+            columns.append(list(map(sub, ends, begins)))
         return columns

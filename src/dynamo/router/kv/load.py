@@ -11,8 +11,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.active import ActiveBlocks, Stretch
 from dynamo.router.kv.slots import Slots, Worker
+from dynamo.router.kv.used import Stretch, UsedBlocks
 
 _T = TypeVar("_T", int, float)
 
@@ -59,7 +59,7 @@ class LoadBook:
         self._half_life = half_life
         self._expiry = expiry
         self._bookings: dict[str, _Booking] = {}
-        self._active = ActiveBlocks()
+        self._used = UsedBlocks()
         self._prefill: list[float] = []
         self._blocks: list[float] = []
         self._requests: list[int] = []
@@ -111,7 +111,7 @@ class LoadBook:
         slot = self._slots.get(worker)
         if slot is None or request_id in self._bookings:
             return False
-        end, fresh = self._active.add(slot, chain)
+        end, fresh = self._used.add(slot, chain)
         weight = self._inflation(now)
         self._bookings[request_id] = _Booking(worker, slot, end, private_blocks, prefill_tokens, now)
         self._prefill[slot] += prefill_tokens
@@ -144,7 +144,7 @@ class LoadBook:
             return False
         slot = booking.slot
         self._prefill[slot] -= booking.prefill_tokens
-        self._blocks[slot] -= self._active.remove(slot, booking.end) + booking.private_blocks
+        self._blocks[slot] -= self._used.remove(slot, booking.end) + booking.private_blocks
         self._requests[slot] -= 1
         return True
 
@@ -161,7 +161,7 @@ class LoadBook:
 
     def loads(self, workers: Sequence[Worker], chain: Sequence[int], now: float) -> Loads:
         """The candidates' load, for a prompt with these hashes. The sequence of workers must never be changed."""
-        shared = self._active.shared(chain, len(self._prefill))
+        shared = self._used.shared(chain, len(self._prefill))
         at = self._places(workers)
         scale = 1 / self._inflation(now)
         return Loads(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class CommonNames:
     """Names that mean the same block to every worker that uses them. A block has at most one."""
@@ -24,11 +26,11 @@ class CommonNames:
             return True
         return known == sequence
 
-    def lost(self, sequence: int) -> None:
-        """Nobody holds the block any more, and which name was its common one is not known here."""
+    def lost(self, blocks: Iterable[int]) -> None:
+        """Nobody holds these blocks any more, and which names were their common ones is not known here."""
         if not self.listed:
             return
-        self.gone.add(sequence)
+        self.gone.update(blocks)
         if len(self.gone) > 8 + len(self.listed) // 4:
             for name in [name for name, block in self.listed.items() if block in self.gone]:
                 del self.listed[name]

@@ -65,3 +65,15 @@ def slots_in(mask: int) -> Iterable[int]:
         found.append(low.bit_length() - 1)
         mask ^= low
     return found
+
+
+def put(column: list[int], mask: int, value: int) -> None:
+    """Write a value for all workers of a mask."""
+    count = mask.bit_count()
+    if count == 1:
+        column[mask.bit_length() - 1] = value
+    elif count == len(column):
+        column[:] = [value] * count
+    else:
+        for slot in slots_in(mask):
+            column[slot] = value

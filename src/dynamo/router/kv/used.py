@@ -1,4 +1,4 @@
-"""The blocks that running requests use, worker by worker: a tree of stretches of chains.
+"""The blocks that requests use, worker by worker: a tree of stretches of chains.
 
 A sequence hash names its whole prefix, so two chains agree up to one place, which is found by halving. What a request
 costs here depends on how often chains part, not on how long they are.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo.router.kv.search import put
+from dynamo.router.kv.slots import put
 
 
 class Stretch:
@@ -43,7 +43,7 @@ class Stretch:
         return low
 
 
-class ActiveBlocks:
+class UsedBlocks:
     def __init__(self) -> None:
         self._root = Stretch((), 0, 0, None)
 
