@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from array import array
 from collections.abc import Callable
 
 from dynamo.protocols.kv import RouterEvent, Stored
@@ -29,7 +30,7 @@ def main() -> None:
     rng = random.Random(1)
     block, workers, tokens = 16, 256, 8192
     fleet = Fleet({Worker(n): Capacity(total_blocks=16384, max_batched_tokens=8192) for n in range(workers)}, block)
-    prompt = [rng.randrange(150_000) for _ in range(tokens)]
+    prompt = array("I", [rng.randrange(150_000) for _ in range(tokens)])
     chain = prompt_hashes(prompt, block)
     config = CostConfig()
     print(f"{workers} workers, {tokens}-token prompt, blocks of {block}; CPU us, best of 7")
@@ -46,7 +47,7 @@ def main() -> None:
             if depth:
                 index.apply(RouterEvent(worker_id=n, event_id=0, data=Stored(chain[:depth], local[:depth])))
             for k in range(4):
-                other = prompt[: 16 * rng.choice((0, 64, 64, 128))] + [rng.randrange(150_000) for _ in range(512)]
+                other = [*prompt[: 16 * rng.choice((0, 64, 64, 128))], *(rng.randrange(150_000) for _ in range(512))]
                 hashes = prompt_hashes(other, block)
                 book.book(f"{n}.{k}", Worker(n), hashes, now=0.0, prompt_tokens=len(other), prefill_tokens=512)
         parts = {

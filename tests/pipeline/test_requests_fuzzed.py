@@ -21,6 +21,7 @@ from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import ResponseObject
+from dynamo.runtime.plane.frames import encode_request
 from request_bodies import BODIES
 
 DECODERS = {kind: BodyDecoder(kind) for kind in BODIES}
@@ -61,7 +62,7 @@ def served(request: Any) -> None:
     else:
         validate_chat(request)
         msgspec.json.encode([request.messages, template_arguments(request)])
-    msgspec.msgpack.encode(preprocessed(request, [1, 2, 3], MODEL))
+    encode_request(preprocessed(request, [1, 2, 3], MODEL))
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:

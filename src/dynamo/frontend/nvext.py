@@ -57,7 +57,7 @@ def annotation_events(nvext: NvExt | None, request_id: str, prepared: Prepared |
     if prepared is not None:
         if prepared.prompt is not None:
             told["formatted_prompt"] = prepared.prompt
-        told["token_ids"] = msgspec.json.encode(prepared.request.token_ids).decode()
+        told["token_ids"] = msgspec.json.encode([*prepared.request.token_ids]).decode()
     asked = dict.fromkeys(nvext.annotations)
     return b"".join(
         b"event: %b\n: %b\n\n" % (name.encode(), msgspec.json.encode(told[name])) for name in asked if name in told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -43,12 +45,16 @@ class ModelDefaults(Struct, kw_only=True, frozen=True):
 
 
 def preprocessed(
-    request: ChatRequest | CompletionRequest, token_ids: list[int], defaults: ModelDefaults, mdc_sum: str | None = None
+    request: ChatRequest | CompletionRequest,
+    token_ids: Sequence[int],
+    defaults: ModelDefaults,
+    mdc_sum: str | None = None,
 ) -> PreprocessedRequest:
     """The whole request for an engine. Refuses prompts the context has no room for."""
     return PreprocessedRequest(
         model=request.model,
-        token_ids=token_ids,
+        # Packed once, for the router's hashes and for the wire.
+        token_ids=array("I", token_ids),
         stop_conditions=stop_conditions(request, defaults, len(token_ids)),
         sampling_options=sampling_options(request, defaults.sampling),
         output_options=output_options(request),

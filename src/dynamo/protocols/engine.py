@@ -61,7 +61,7 @@ class PreprocessedRequest(Struct, kw_only=True):
 
     model: str = ""
     token_ids: Sequence[int]
-    """A list where it was made, an `array("I")` where it came over a wire."""
+    """An `array("I")` in our own pipeline and from a wire, a list from programs that make one."""
     stop_conditions: StopConditions = field(default_factory=StopConditions)
     sampling_options: SamplingOptions = field(default_factory=SamplingOptions)
     output_options: OutputOptions = field(default_factory=OutputOptions)

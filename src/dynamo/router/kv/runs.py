@@ -67,7 +67,8 @@ class Runs:
     def __init__(self) -> None:
         self.of: dict[int, Run] = {}
         """The run of each block that anybody holds."""
-        self._all: set[Run] = set()
+        self._all: dict[Run, None] = {}
+        """In the order they came, so that snapshots tell the same in the same order."""
 
     def holds(self, slot: int, block: int) -> bool:
         run = self.of.get(block)
@@ -240,7 +241,7 @@ class Runs:
             run.blocks += blocks
         else:
             run = Run(blocks, above, worker)
-            self._all.add(run)
+            self._all[run] = None
         for block in blocks:
             of[block] = run
 
@@ -269,7 +270,7 @@ class Runs:
             del self.of[block]
         del run.blocks[end:]
         if not end:
-            self._all.remove(run)
+            del self._all[run]
         elif run.upto:
             for slot in [slot for slot, upto in run.upto.items() if upto == end]:
                 del run.upto[slot]
@@ -286,7 +287,7 @@ class Runs:
         stays, leaves = (first, second) if len(first.blocks) > len(second.blocks) else (second, first)
         run.blocks, run.above, run.full = stays.blocks, stays.above, stays.full
         run.upto, run.gaps = stays.upto, stays.gaps
-        self._all.add(leaves)
+        self._all[leaves] = None
         for block in leaves.blocks:
             self.of[block] = leaves
         return run if stays is first else leaves
