@@ -71,7 +71,10 @@ class Shelf:
         """The same under a block that is held, here or in another tier."""
         if not self.count:
             self._begin(plain=names == chain)
-        if self._named(names, chain):
+        listed, gone = self._listed, self._blocks.names.gone
+        if names == chain if listed is None else self._named(listed, names, chain):
+            if gone:
+                gone.difference_update(chain)
             new = self._runs.store(self._slot, chain, parent)
             self.count += new
             return new
@@ -108,26 +111,18 @@ class Shelf:
         self._begin(plain=True)
         return held
 
-    def _named(self, names: list[int], chain: list[int]) -> bool:
+    def _named(self, listed: dict[int, int], names: list[int], chain: list[int]) -> bool:
         """Whether blocks have the names they should have; those of new ones are written down, if all is in order."""
-        listed, blocks = self._listed, self._blocks
-        if listed is None:
-            if names != chain:
-                return False
-        else:
-            size = len(listed)
-            fits = list(map(listed.setdefault, names, chain)) == chain
-            if added := len(listed) - size:
-                new = chain if added == len(chain) else list(islice(reversed(listed.values()), added))[::-1]
-                if not fits or not (self._runs.lacks(self._slot, new) if self._own else blocks.unknown(new)):
-                    for _ in range(added):
-                        listed.popitem()
-                    return False
-            elif not fits:
-                return False
-        if blocks.names.gone:
-            blocks.names.gone.difference_update(chain)
-        return True
+        size = len(listed)
+        fits = list(map(listed.setdefault, names, chain)) == chain
+        added = len(listed) - size
+        if fits and added:
+            new = chain if added == len(chain) else list(islice(reversed(listed.values()), added))[::-1]
+            fits = self._runs.lacks(self._slot, new) if self._own else self._blocks.unknown(new)
+        if not fits:
+            for _ in range(added):
+                listed.popitem()
+        return fits
 
     def _learn(self, name: int, block: int, parent: int | None) -> bool:
         known = self.meaning(name)
