@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynamo.engines.mocker import MockerArgs
-from dynamo.router.kv.cost import Capacity, CostConfig, Fleet, choose
+from dynamo.router.kv.cost import CostConfig, choose
+from dynamo.router.kv.fleet import Capacity, Fleet
 from dynamo.router.kv.index import Index, Rejected
 from dynamo.router.kv.load import LoadBook
 from dynamo.router.kv.overlaps import Overlap

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.protocols.errors import InvalidArgument, Unavailable
-from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
+from dynamo.router.kv.cost import Choice, CostConfig, choose
+from dynamo.router.kv.fleet import Capacity, Fleet
 from dynamo.router.kv.load import Loads
 from dynamo.router.kv.overlaps import Overlap, Overlaps
 from dynamo.router.kv.slots import Worker

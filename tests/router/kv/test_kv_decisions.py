@@ -8,7 +8,8 @@ import pytest
 
 from dynamo.protocols.kv import RouterEvent, Stored
 from dynamo.router.kv.approximate import ApproximateIndex
-from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
+from dynamo.router.kv.cost import Choice, CostConfig, choose
+from dynamo.router.kv.fleet import Capacity, Fleet
 from dynamo.router.kv.hashing import local_hashes, prompt_hashes
 from dynamo.router.kv.index import Index
 from dynamo.router.kv.load import LoadBook

@@ -5,9 +5,10 @@ What is exported here is the pure core: no sockets, no tasks, no clock; callers 
 """
 
 from dynamo.router.kv.approximate import ApproximateIndex
-from dynamo.router.kv.cost import Candidate, Capacity, Choice, CostConfig, Fleet, choose
+from dynamo.router.kv.cost import Candidate, Choice, CostConfig, choose
 from dynamo.router.kv.cursor import Cursor, Order
 from dynamo.router.kv.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
+from dynamo.router.kv.fleet import Capacity, Fleet
 from dynamo.router.kv.hashing import local_hashes, prompt_hashes, salt_seed, sequence_hashes
 from dynamo.router.kv.index import Applied, Index, Rejected
 from dynamo.router.kv.load import LoadBook, Loads

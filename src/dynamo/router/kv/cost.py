@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
 from operator import sub
 
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument, Unavailable
+from dynamo.router.kv.fleet import Fleet
 from dynamo.router.kv.load import Loads
 from dynamo.router.kv.overlaps import Overlap, Overlaps
 from dynamo.router.kv.slots import Worker
@@ -44,43 +44,6 @@ class CostConfig(Struct, frozen=True, kw_only=True):
                 raise InvalidArgument(f"{name} must be a finite number of at least 0, not {getattr(self, name)}")
         if not 1 <= self.tolerance < math.inf:
             raise InvalidArgument(f"tolerance must be a finite number of at least 1, not {self.tolerance}")
-
-
-class Capacity(Struct, frozen=True, kw_only=True):
-    """What a worker's card says of its size; None where it says nothing."""
-
-    total_blocks: int | None = None
-    max_batched_tokens: int | None = None
-
-
-class Fleet:
-    """The candidates with their sizes, laid out once per change of membership and not once per request."""
-
-    def __init__(self, capacities: Mapping[Worker, Capacity], block_size: int) -> None:
-        if block_size < 1:
-            raise InvalidArgument(f"block size must be at least 1, not {block_size}")
-        self.block_size = block_size
-        self.workers = list(capacities)
-        # A card that says nothing stands for 256k tokens of cache and batches of 8k.
-        self.total_blocks = [size.total_blocks or (1 << 18) // block_size for size in capacities.values()]
-        self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
-        self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
-        self._slots: tuple[Sequence[Worker | None] | None, list[int] | None] = (None, None)
-        self.smallest_batch = min(self.batch_tokens, default=0)
-
-    def crowding(self, full: float) -> list[float]:
-        """What each block in use costs per worker, when all of them together cost `full`."""
-        if self._crowding[0] != full:
-            self._crowding = (full, [full / total for total in self.total_blocks])
-        return self._crowding[1]
-
-    def slots(self, workers: Sequence[Worker | None]) -> list[int] | None:
-        """Where the candidates stand among workers by slot, -1 for nowhere; None if they stand in the same order."""
-        if self._slots[0] is not workers:
-            slot_of = {worker: slot for slot, worker in enumerate(workers)}
-            same = list(workers) == self.workers
-            self._slots = (workers, None if same else [slot_of.get(worker, -1) for worker in self.workers])
-        return self._slots[1]
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -25,7 +25,8 @@ from dynamo.protocols.instance import Instance
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
 from dynamo.router.kv.approximate import ApproximateIndex
-from dynamo.router.kv.cost import Capacity, Choice, CostConfig, Fleet, choose
+from dynamo.router.kv.cost import Choice, CostConfig, choose
+from dynamo.router.kv.fleet import Capacity, Fleet, Members
 from dynamo.router.kv.follow import FollowConfig, Follower
 from dynamo.router.kv.hashing import PromptHashes
 from dynamo.router.kv.index import Index
@@ -104,10 +105,8 @@ class KvRouter:
         self._queue = Queue(config.queue_policy)
         self._thresholds = config.thresholds()
         self._reported: ReportedLoads | None = None
-        self._members: dict[int, dict[Worker, Capacity]] = {}
+        self._members = Members(block_size)
         self._places: dict[int, Place] = {}
-        self._fleets: dict[tuple[int, ...], Fleet] = {}
-        self._asked: tuple[Sequence[int], Fleet] = ((), Fleet({}, block_size))
         self._watch: Watch | None = None
         """On the choice being made."""
         self._forget: Callable[[], None] = lambda: None
@@ -143,7 +142,7 @@ class KvRouter:
                 self._runtime,
                 self.instances,
                 self.index,
-                lambda instance_id: len(self._members[instance_id]),
+                self._members.ranks,
                 self.stats,
                 block_size=self._block_size,
                 config=self._follow,
@@ -216,7 +215,7 @@ class KvRouter:
 
     def loads(self) -> list[WorkerLoad]:
         """What this router has booked, and others have told it."""
-        workers = [worker for ranks in self._members.values() for worker in ranks]
+        workers = self._members.workers
         loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
         columns = zip(workers, loads.active_blocks, loads.prefill_tokens, strict=True)
         return [WorkerLoad(worker, int(blocks), int(tokens)) for worker, blocks, tokens in columns]
@@ -364,7 +363,7 @@ class KvRouter:
             time=time.time(),
             mode="kv",
             worker_id=worker.worker_id,
-            dp_rank=worker.dp_rank if len(self._members[worker.worker_id]) > 1 else None,
+            dp_rank=worker.dp_rank if self._members.ranks(worker.worker_id) > 1 else None,
             pinned=ticket.pinned is not None,
             considered=len(choice.fleet.workers),
             waited=now - ticket.arrived,
@@ -392,7 +391,7 @@ class KvRouter:
             ids: Sequence[int] = (ticket.pinned,)
         else:
             ids = self.instances.fit(ticket.avoid)
-        fleet = self._fleet(ids)
+        fleet = self._members.fleet(ids)
         if ticket.dp_rank is not None:
             fleet = self._of_rank(fleet, ticket.dp_rank)
         if not fleet.workers:
@@ -402,24 +401,10 @@ class KvRouter:
     def _of_rank(self, fleet: Fleet, dp_rank: int) -> Fleet:
         if all(worker.dp_rank == dp_rank for worker in fleet.workers):
             return fleet
-        ranks = self._capacities(worker for worker in fleet.workers if worker.dp_rank == dp_rank)
+        ranks = [worker for worker in fleet.workers if worker.dp_rank == dp_rank]
         if not ranks:
             raise InvalidRequest(f"nvext.dp_rank: no worker has a rank {dp_rank}.", "nvext.dp_rank", "invalid_value")
-        return Fleet(ranks, self._block_size)
-
-    def _fleet(self, ids: Sequence[int]) -> Fleet:
-        """The ranks of these instances, laid out; the same instances are asked for again and again."""
-        if ids is self._asked[0]:
-            return self._asked[1]
-        key = tuple(ids)
-        fleet = self._fleets.get(key)
-        if fleet is None:
-            if len(self._fleets) >= 16:
-                self._fleets.clear()
-            members = [rank for id in ids for rank in self._members.get(id, {}).items()]
-            fleet = self._fleets[key] = Fleet(dict(members), self._block_size)
-        self._asked = (ids, fleet)
-        return fleet
+        return self._members.only(ranks)
 
     def _free_of(self, fleet: Fleet, ticket: Ticket) -> Fleet:
         """Those of the ranks that are below the thresholds."""
@@ -430,7 +415,7 @@ class KvRouter:
             raise ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
         if len(free) == len(fleet.workers):
             return fleet
-        return Fleet(self._capacities(free), self._block_size)
+        return self._members.only(free)
 
     def _busy(self, fleet: Fleet, loads: Loads, at: int) -> bool:
         worker = fleet.workers[at]
@@ -444,25 +429,18 @@ class KvRouter:
             prefill_tokens=prefill, used_blocks=used, total_blocks=total, batch_tokens=fleet.batch_tokens[at]
         )
 
-    def _capacities(self, workers: Iterable[Worker]) -> dict[Worker, Capacity]:
-        return {worker: self._members[worker.worker_id][worker] for worker in workers}
-
     def member_changed(self, instance_id: int, instance: Instance | None) -> None:
-        for worker in self._members.pop(instance_id, {}):
+        for worker in self._members.drop(instance_id):
             self.book.remove_worker(worker)
             if self.approximate is not None:
                 self.approximate.remove_worker(worker)
-        self._fleets.clear()
-        self._asked = ((), Fleet({}, self._block_size))
         if instance is None:
             self._places.pop(instance_id, None)
         else:
             size = self._runtime_of(instance_id)
             capacity = Capacity(total_blocks=size.total_kv_blocks, max_batched_tokens=size.max_num_batched_tokens)
-            ranks = [Worker(instance_id, rank) for rank in range(max(1, size.data_parallel_size))]
-            self._members[instance_id] = dict.fromkeys(ranks, capacity)
             self._places[instance_id] = (instance.namespace, instance.component)
-            for worker in ranks:
+            for worker in self._members.put(instance_id, max(1, size.data_parallel_size), capacity):
                 self.book.add_worker(worker)
         self._eased()
 

@@ -1,0 +1,96 @@
+"""Who may be chosen: the ranks of all instances with their sizes, laid out as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.kv.slots import Worker
+
+_REMEMBERED = 16
+"""Sets of instances whose fleet is kept: the same ones are asked for again and again."""
+
+
+class Capacity(Struct, frozen=True, kw_only=True):
+    """What a worker's card says of its size; None where it says nothing."""
+
+    total_blocks: int | None = None
+    max_batched_tokens: int | None = None
+
+
+class Fleet:
+    """The candidates with their sizes, laid out once per change of membership and not once per request."""
+
+    def __init__(self, capacities: Mapping[Worker, Capacity], block_size: int) -> None:
+        if block_size < 1:
+            raise InvalidArgument(f"block size must be at least 1, not {block_size}")
+        self.block_size = block_size
+        self.workers = list(capacities)
+        # A card that says nothing stands for 256k tokens of cache and batches of 8k.
+        self.total_blocks = [size.total_blocks or (1 << 18) // block_size for size in capacities.values()]
+        self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
+        self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
+        self._slots: tuple[Sequence[Worker | None] | None, list[int] | None] = (None, None)
+        self.smallest_batch = min(self.batch_tokens, default=0)
+
+    def crowding(self, full: float) -> list[float]:
+        """What each block in use costs per worker, when all of them together cost `full`."""
+        if self._crowding[0] != full:
+            self._crowding = (full, [full / total for total in self.total_blocks])
+        return self._crowding[1]
+
+    def slots(self, workers: Sequence[Worker | None]) -> list[int] | None:
+        """Where the candidates stand among workers by slot, -1 for nowhere; None if they stand in the same order."""
+        if self._slots[0] is not workers:
+            slot_of = {worker: slot for slot, worker in enumerate(workers)}
+            same = list(workers) == self.workers
+            self._slots = (workers, None if same else [slot_of.get(worker, -1) for worker in self.workers])
+        return self._slots[1]
+
+
+class Members:
+    """The instances of one model, each with its data-parallel ranks."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._ranks: dict[int, dict[Worker, Capacity]] = {}
+        self._fleets: dict[tuple[int, ...], Fleet] = {}
+        self._asked: tuple[Sequence[int], Fleet] = ((), Fleet({}, block_size))
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [worker for ranks in self._ranks.values() for worker in ranks]
+
+    def ranks(self, instance_id: int) -> int:
+        return len(self._ranks[instance_id])
+
+    def put(self, instance_id: int, ranks: int, capacity: Capacity) -> list[Worker]:
+        """An instance came, or is another than it was; returns its ranks."""
+        self.drop(instance_id)
+        self._ranks[instance_id] = {Worker(instance_id, rank): capacity for rank in range(ranks)}
+        return list(self._ranks[instance_id])
+
+    def drop(self, instance_id: int) -> list[Worker]:
+        """An instance left; returns the ranks it had."""
+        self._fleets.clear()
+        self._asked = ((), Fleet({}, self._block_size))
+        return list(self._ranks.pop(instance_id, {}))
+
+    def fleet(self, ids: Sequence[int]) -> Fleet:
+        """All ranks of these instances. The sequence must never be changed."""
+        if ids is self._asked[0]:
+            return self._asked[1]
+        key = tuple(ids)
+        fleet = self._fleets.get(key)
+        if fleet is None:
+            if len(self._fleets) >= _REMEMBERED:
+                self._fleets.clear()
+            ranks = [rank for id in ids for rank in self._ranks.get(id, {}).items()]
+            fleet = self._fleets[key] = Fleet(dict(ranks), self._block_size)
+        self._asked = (ids, fleet)
+        return fleet
+
+    def only(self, workers: Iterable[Worker]) -> Fleet:
+        return Fleet({worker: self._ranks[worker.worker_id][worker] for worker in workers}, self._block_size)
