@@ -147,7 +147,10 @@ class Engine:
                     if not self._times[name]:
                         del self._times[name]
             case "AllBlocksCleared":
-                self._times.clear()
+                self.clear()
+
+    def clear(self) -> None:
+        self._times.clear()
 
 
 class Fleet:
@@ -194,6 +197,12 @@ class Fleet:
             if not told or time.monotonic() > deadline:
                 return told, [len(engine.held) for engine in self.engines.values()], unknown, imagined
             await asyncio.sleep(0.2)
+
+    async def emptied(self) -> None:
+        """All caches have been emptied: an engine at rest tells of it with its next step only."""
+        for engine in self.engines.values():
+            await engine.catch_up(self._context)
+            engine.clear()
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -277,6 +286,7 @@ def start_frontend(stack: Stack, mode: str, workers: int) -> None:
 
 async def measure(fleet: Fleet, stack: Stack, mode: str, number: int, work: Workload, options: Any) -> Run:
     await asyncio.to_thread(start_frontend, stack, mode, options.workers)
+    await fleet.emptied()
     if mode == "kv" and number == 0 and options.serial:
         replies = await one_at_a_time(stack.url, work.talks, options.serial)
         wrong = mismatches(replies, options.block_size)
@@ -287,6 +297,7 @@ async def measure(fleet: Fleet, stack: Stack, mode: str, number: int, work: Work
         show(wrong)
         show((await fleet.differences())[0])
         await asyncio.to_thread(clear, stack.url)
+        await fleet.emptied()
     began = time.monotonic()
     replies = await converse([stack.url], work.talks)
     took = time.monotonic() - began
