@@ -67,7 +67,7 @@ def plain_cost(size: Capacity, held: Overlap, load: Load, loads: list[Load], con
     cost = config.overlap_weight * left * share
     cost += load.waiting + config.pass_tokens if load.waiting else 0
     in_use = load.blocks - load.shared + TOKENS // BLOCK
-    cost += in_use * (config.crowding / (size.total_blocks or (1 << 18) // BLOCK))
+    cost += in_use * (config.crowding / (size.total_blocks or (1 << 18) // BLOCK)) + 32 * load.requests
     cost += load.traffic / 1024
     batch = size.max_batched_tokens or 8192
     if load.requests and load.traffic > config.tolerance * mean + least:
@@ -244,14 +244,16 @@ def test_a_lone_conversation_does_not_wander() -> None:
 def test_a_worker_without_room_is_avoided() -> None:
     choice = pick(Loads([0, 0], [950, 0], [0, 0], [9, 0], [8000.0, 8000.0]), {0: Overlap(50)}, total_blocks=1000)
     assert choice.at == 1
-    assert choice.passed_over == "worker 0 rank 0 holds 50 blocks more, but 1050 of its blocks are in use"
+    assert (
+        choice.passed_over == "worker 0 rank 0 holds 50 blocks more, but 9 requests run there, with 1050 blocks in use"
+    )
 
 
 def test_the_worked_example_of_the_documentation_holds() -> None:
     loads = Loads([3000, 0, 0], [200, 140, 0], [0, 0, 0], [2, 1, 0], [8000.0, 8000.0, 2000.0])
     choice = pick(loads, {0: Overlap(90), 1: Overlap(60)})
     assert choice.at == 1
-    assert [round(cost, 1) for cost in choice.costs] == [4042.8, 1347.8, 2160.3]
+    assert [round(cost, 1) for cost in choice.costs] == [4106.8, 1379.8, 2160.3]
     assert choice.passed_over == "worker 0 rank 0 holds 30 blocks more, but 3000 prompt tokens wait there"
 
 

@@ -34,12 +34,14 @@ class CostConfig(Struct, frozen=True, kw_only=True):
     """What it costs to come to a worker that is computing a prompt, whatever its length: its pass must end first."""
     crowding: float = 4096.0
     """What a worker with all its blocks in use costs, in tokens."""
+    request_tokens: float = 32.0
+    """What each request costs that a worker is serving already: they share every step."""
     tolerance: float = 1.25
     """How far above the mean a worker's recent traffic may lie before prompts are moved away from it."""
 
     def __post_init__(self) -> None:
         weights = ("overlap_weight", "host_weight", "disk_weight", "external_weight")
-        for name in (*weights, "temperature", "pass_tokens", "crowding"):
+        for name in (*weights, "temperature", "pass_tokens", "crowding", "request_tokens"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidArgument(f"{name} must be a finite number of at least 0, not {getattr(self, name)}")
         if not 1 <= self.tolerance < math.inf:
@@ -119,7 +121,7 @@ class Choice(Struct, kw_only=True):
             cost=weighed.costs[at],
             work=config.overlap_weight * prefill * (1 + min(1.0, traffic / mean)),
             waiting=waiting + config.pass_tokens if waiting else 0.0,
-            crowding=decode * fleet.crowding(config.crowding)[at],
+            crowding=decode * fleet.crowding(config.crowding)[at] + loads.requests[at] * config.request_tokens,
             spreading=traffic / 1024 + lead * self.prompt_tokens,
         )
 
@@ -141,7 +143,8 @@ class Choice(Struct, kw_only=True):
             return f"{head} and costs no more: the draw went elsewhere"
         reasons = {
             f"{best.waiting_tokens} prompt tokens wait there": best.waiting - chosen.waiting,
-            f"{best.decode_blocks} of its blocks are in use": best.crowding - chosen.crowding,
+            f"{best.requests} requests run there, with {best.decode_blocks} blocks in use": best.crowding
+            - chosen.crowding,
             "it has had more than its share of the traffic": best.spreading - chosen.spreading,
             "computing there delays others more": best.work - chosen.work,
         }
@@ -208,15 +211,16 @@ def _weigh(
     work = _work(prompt_tokens, cached, fleet, config, whole=not overlaps.lower)
     columns = loads.traffic
     mean = max(_LITTLE, sum(columns) / len(columns))
-    per_mean, near, busy, joining = 1 / mean, 1 / 1024, config.pass_tokens, float(prompt_blocks)
+    per_mean, near, joining = 1 / mean, 1 / 1024, float(prompt_blocks)
+    busy, beside = config.pass_tokens, config.request_tokens
     used = loads.active_blocks if shared is None else list(map(sub, loads.active_blocks, shared))
     costs = [
         tokens * (1.0 + traffic * per_mean if traffic < mean else 2.0)
         + (waiting + busy if waiting else 0.0)
-        + (blocks + joining) * crowding
+        + ((blocks + joining) * crowding + requests * beside)
         + traffic * near
-        for tokens, waiting, blocks, traffic, crowding in zip(
-            work, loads.prefill_tokens, used, columns, fleet.crowding(config.crowding), strict=True
+        for tokens, waiting, blocks, requests, traffic, crowding in zip(
+            work, loads.prefill_tokens, used, loads.requests, columns, fleet.crowding(config.crowding), strict=True
         )
     ]
     fair = config.tolerance * mean
