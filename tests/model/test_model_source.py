@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import models
-from dynamo.model import HubConfig, ModelError, default_name, resolve
+from dynamo.model import BUNDLED, HubConfig, ModelError, bundled, default_name, resolve
 from hub import COMMIT, Hub
 
 
@@ -39,6 +39,15 @@ def test_a_folder_is_used_where_it_is(tmp_path: Path, offline: HubConfig) -> Non
     folder = models.byte_level_model(tmp_path / "tiny")
     local = resolve(str(folder), config=offline)
     assert (local.path, local.source, local.is_gguf) == (folder, str(folder), False)
+
+
+def test_tiny_is_the_bundled_model_unless_a_folder_is_called_so(
+    tmp_path: Path, offline: HubConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve(BUNDLED, config=offline).path == bundled()
+    folder = models.byte_level_model(tmp_path / BUNDLED)
+    assert resolve(BUNDLED, config=offline).path == folder
 
 
 def test_a_relative_folder_without_a_slash_is_found(

@@ -46,7 +46,11 @@ _ENGINE_FLAGS: dict[str, tuple[type[Any], str]] = {
 
 def parser() -> argparse.ArgumentParser:
     flags = FlagParser("python -m dynamo.mocker", __doc__)
-    flags.add_argument("--model-path", required=True, help="where the tokenizer is: a folder or Hugging Face id")
+    flags.add_argument(
+        "--model-path",
+        required=True,
+        help="where the tokenizer is: a folder, a Hugging Face id, or tiny, the bundled one",
+    )
     flags.add_argument("--model-name", help="the name to serve it under (the folder's)")
     flags.add_argument("--endpoint", default="dyn://dynamo.backend.generate", help="where to serve (%(default)s)")
     flags.add_argument("--num-workers", type=int, default=1, help="workers in this process (1)")

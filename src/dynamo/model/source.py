@@ -8,6 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from dynamo.model.bundled import NAME as BUNDLED
+from dynamo.model.bundled import bundled
 from dynamo.model.errors import ModelError
 
 _HUB = "https://huggingface.co"
@@ -69,6 +71,8 @@ def default_name(source: str) -> str:
 def resolve(source: str, *, config: HubConfig, weights: bool = True, tokenizer: bool = True) -> LocalModel:
     """Bring a model onto this machine; blocks while it downloads.
 
+    `tiny` is the bundled one, unless a folder is called so.
+
     `weights=False` fetches only what a frontend needs. `tokenizer=False` accepts a folder without tokenizer.json, for
     engines that take text.
     """
@@ -80,12 +84,14 @@ def resolve(source: str, *, config: HubConfig, weights: bool = True, tokenizer: 
         path = Path(source).expanduser()
         if path.is_file():
             return LocalModel(source=source, path=_checked_gguf(path).resolve())
-        if not path.is_dir():
-            if _looks_like_path(source):
-                raise ModelError(_no_such_path(source, path))
-            folder = _download(source, config, weights)
-        else:
+        if path.is_dir():
             folder = path.resolve()
+        elif source == BUNDLED:
+            folder = bundled()
+        elif _looks_like_path(source):
+            raise ModelError(_no_such_path(source, path))
+        else:
+            folder = _download(source, config, weights)
     _check_folder(folder, source, tokenizer=tokenizer)
     return LocalModel(source=source, path=folder)
 
