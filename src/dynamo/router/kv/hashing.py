@@ -63,6 +63,23 @@ def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int
     return out
 
 
+def agreement(one: Sequence[int], place: int, other: Sequence[int], at: int, most: int) -> int:
+    """How many of `most` blocks two chains have in common from these places on, where the first is the same.
+
+    A sequence hash names all before it, so they agree up to one place, which is found by halving.
+    """
+    if one[place + most - 1] == other[at + most - 1]:
+        return most
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        if one[place + middle] == other[at + middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 def prompt_hashes(
     tokens: Sequence[int], block_size: int, *, lora_name: str | None = None, cache_salt: str | None = None
 ) -> list[int]:

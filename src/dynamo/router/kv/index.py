@@ -50,6 +50,8 @@ class _Rank:
 
     def meaning(self, name: int) -> int | None:
         """The block held under this name, in the fastest tier where there is one."""
+        if (block := self.device.meaning(name)) is not None:
+            return block
         return next((block for shelf in self.shelves.values() if (block := shelf.meaning(name)) is not None), None)
 
 
@@ -164,12 +166,11 @@ class Index:
             if above is not None:
                 return Rejected(f"parent block {above} is unknown")
             rank = self._rank(Worker(event.worker_id, event.dp_rank))
-        changed = rank.device.append(names, local, above) if event.tier is _DEVICE else None
-        if changed is None:
-            parent = None
-            if above is not None and (parent := rank.meaning(above)) is None:
-                return Rejected(f"parent block {above} is unknown")
-            changed = rank.shelves[event.tier].store(names, sequence_hashes(local, parent), parent)
+        parent = None
+        if above is not None and (parent := rank.meaning(above)) is None:
+            return Rejected(f"parent block {above} is unknown")
+        shelf = rank.device if event.tier is _DEVICE else rank.shelves[event.tier]
+        changed = shelf.store(names, sequence_hashes(local, parent), parent)
         return Applied(changed, len(names) - changed)
 
     def _below(self, chain: Sequence[int], depths: list[int]) -> list[list[int]]:

@@ -1,17 +1,17 @@
 """Which workers hold which blocks, as runs of consecutive ones: what an event costs depends on where chains part.
 
-A block is known by its sequence hash, which names the whole prefix up to it. Two chains agree up to one place, found by
-halving, and a worker that holds a whole run is one bit.
+A block is known by its sequence hash, which names the whole prefix up to it. Who holds a whole run is one bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from dynamo.router.kv.hashing import agreement
 from dynamo.router.kv.slots import put, slots_in
 
 _FEW = 2
-"""With at most so many workers that hold a whole run it may grow, and they no longer do but one."""
+"""A run that more workers hold as a whole does not grow: all others would have to be written down one by one."""
 
 
 class Run:
@@ -50,17 +50,7 @@ class Run:
 
     def agrees(self, place: int, chain: Sequence[int], at: int) -> int:
         """How many blocks from `place` on are those of a chain from `at` on, where the first one is."""
-        blocks = self.blocks
-        low, high = 1, min(len(blocks) - place, len(chain) - at)
-        if blocks[place + high - 1] == chain[at + high - 1]:
-            return high
-        while low < high:
-            middle = (low + high) // 2
-            if blocks[place + middle] == chain[at + middle]:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return agreement(self.blocks, place, chain, at, min(len(self.blocks) - place, len(chain) - at))
 
 
 class Runs:

@@ -11,7 +11,6 @@ from itertools import islice
 
 from dynamo.protocols.kv import Tier
 from dynamo.router.kv.blocks import Blocks
-from dynamo.router.kv.hashing import sequence_hashes
 
 
 class Shelf:
@@ -55,20 +54,8 @@ class Shelf:
             common = {block: name for name, block in self._listed.items() if block in held}
         return [(common[block], block, parent) for block, parent in held.items()]
 
-    def append(self, names: list[int], local: list[int], above: int | None) -> int | None:
-        """Consecutive blocks came under the one named `above`, or under none.
-
-        Returns how many of the names mean something new; None, and nothing happens, if that block is not held here.
-        """
-        parent, listed = None, self._listed
-        if above is not None:
-            parent = above if listed is None else listed.get(above)
-            if parent is None or not self._runs.holds(self._slot, parent):
-                return None
-        return self.store(names, sequence_hashes(local, parent), parent)
-
     def store(self, names: list[int], chain: list[int], parent: int | None) -> int:
-        """The same under a block that is held, here or in another tier."""
+        """Consecutive blocks came under another, or under none; returns how many of the names mean something new."""
         if not self.count:
             self._begin(plain=names == chain)
         listed, gone = self._listed, self._blocks.names.gone

@@ -1,13 +1,13 @@
 """The blocks that requests use, worker by worker: a tree of stretches of chains.
 
-A sequence hash names its whole prefix, so two chains agree up to one place, which is found by halving. What a request
-costs here depends on how often chains part, not on how long they are.
+What a request costs here depends on how often chains part, not on how long they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dynamo.router.kv.hashing import agreement
 from dynamo.router.kv.slots import put
 
 
@@ -31,16 +31,8 @@ class Stretch:
 
     def agrees(self, chain: Sequence[int]) -> int:
         """Up to where a chain that has our first block has the others too."""
-        ours, low, high = self.chain, self.begin + 1, min(self.end, len(chain))
-        if ours[high - 1] == chain[high - 1]:
-            return high
-        while low < high:
-            middle = (low + high) // 2
-            if ours[middle] == chain[middle]:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        begin = self.begin
+        return begin + agreement(self.chain, begin, chain, begin, min(self.end, len(chain)) - begin)
 
 
 class UsedBlocks:
