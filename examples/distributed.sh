@@ -21,8 +21,12 @@ ask() {
         -d '{"model": "example", "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
 }
 
-until curl -s "http://127.0.0.1:$PORT/v1/models" | grep -q '"example"'; do sleep 0.2; done
+workers() {
+    curl -s "http://127.0.0.1:$PORT/health" | grep -o '"instance_id"' | wc -l
+}
+
+until [ "$(workers)" -eq 2 ]; do sleep 0.2; done
 echo "both workers:" && ask && echo
 kill $first && wait $first
-until [ "$(curl -s "http://127.0.0.1:$PORT/health" | grep -o '"instance_id"' | wc -l)" -eq 1 ]; do sleep 0.2; done
+until [ "$(workers)" -eq 1 ]; do sleep 0.2; done
 echo "one has left:" && ask && echo
