@@ -13,9 +13,10 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import CannotConnect, DynamoException, EngineShutdown
 from dynamo.router import Placement, Router
+from dynamo.router.router import on_rank
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 
@@ -206,11 +207,6 @@ def continuation(request: PreprocessedRequest, generated: list[int]) -> Preproce
             min_tokens=_rest(conditions.min_tokens, generated),
         ),
     )
-
-
-def on_rank(request: PreprocessedRequest, dp_rank: int) -> PreprocessedRequest:
-    """The request for one rank of its worker; choices share a request, so it is not written into."""
-    return structs.replace(request, routing=structs.replace(request.routing or Routing(), dp_rank=dp_rank))
 
 
 def _rest(limit: int | None, generated: list[int]) -> int | None:

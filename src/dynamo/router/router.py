@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.decision import Decision
 from dynamo.router.kv.slots import Worker
@@ -102,3 +103,8 @@ def pinned_channel(instances: InstanceSet, instance_id: int) -> Channel:
         message = f"there is no instance {instance_id} of {instances.name} (any more)."
         raise InvalidRequest(message, "nvext.backend_instance_id", "instance_not_found")
     return instances.channel(instance_id)
+
+
+def on_rank(request: PreprocessedRequest, dp_rank: int) -> PreprocessedRequest:
+    """The request for one rank of its worker; choices share a request, so it is not written into."""
+    return structs.replace(request, routing=structs.replace(request.routing or Routing(), dp_rank=dp_rank))

@@ -12,13 +12,13 @@ import msgspec
 from msgspec import structs
 
 from dynamo.protocols.card import ModelCard, RuntimeConfig
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import CannotConnect, DynamoException, InvalidArgument
 from dynamo.router.config import RouterConfig
 from dynamo.router.kv.cost import Choice, CostConfig
 from dynamo.router.kv.overlaps import Overlap
 from dynamo.router.kv.router import KvRouter
-from dynamo.router.router import Placement
+from dynamo.router.router import Placement, on_rank
 from dynamo.runtime import Context, DistributedRuntime, EndpointId, records
 from dynamo.runtime.discovery import Delete, DiscoveryError, Put, Synced
 from dynamo.runtime.instances import InstanceSet
@@ -218,10 +218,6 @@ class BookedSink:
     def fail(self, error: DynamoException) -> None:
         self._placement.release()
         self._sink.fail(error)
-
-
-def on_rank(request: PreprocessedRequest, dp_rank: int) -> PreprocessedRequest:
-    return structs.replace(request, routing=structs.replace(request.routing or Routing(), dp_rank=dp_rank))
 
 
 def prompt(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from msgspec import Struct
 
+from dynamo.protocols.errors import DynamoException
 from dynamo.router.router import Placement
 
 
@@ -27,10 +28,14 @@ class Ticket(Struct, kw_only=True, eq=False):
 
 
 class Queue:
-    """`fcfs`: higher priority first, then who came first. `wspt`: priority over tokens to compute, shortest first."""
+    """`fcfs`: higher priority first, then who came first. `wspt`: priority over tokens to compute, shortest first.
 
-    def __init__(self, policy: str) -> None:
+    `place` finds and books a place for a ticket, None when there is none yet; it raises when there will be none.
+    """
+
+    def __init__(self, policy: str, place: Callable[[Ticket], Placement | None]) -> None:
         self._wspt = policy == "wspt"
+        self._place = place
         self._tickets: list[Ticket] = []
         self._arrivals = 0
 
@@ -39,6 +44,48 @@ class Queue:
 
     def __iter__(self) -> Iterator[Ticket]:
         return iter(tuple(self._tickets))
+
+    async def wait(self, ticket: Ticket, uncached_tokens: int) -> Placement:
+        """A place, when the ticket's turn has come."""
+        ticket.placed = asyncio.get_running_loop().create_future()
+        self.add(ticket, uncached_tokens)
+        # A place may be free for this one although others wait: they may be pinned elsewhere.
+        self.eased()
+        try:
+            return await ticket.placed
+        except asyncio.CancelledError:
+            if ticket.placed.done() and not ticket.placed.cancelled() and not ticket.placed.exception():
+                ticket.placed.result().release()
+            raise
+        finally:
+            self.remove(ticket)
+
+    def eased(self) -> None:
+        """Something ended or came: whoever waits and can go now, goes."""
+        if not self._tickets:
+            return
+        blocked = False
+        for ticket in self:
+            if blocked and ticket.pinned is None:
+                continue
+            assert ticket.placed
+            if ticket.placed.done():
+                continue
+            try:
+                placement = self._place(ticket)
+            except DynamoException as error:
+                self.refuse(ticket, error)
+                continue
+            if placement:
+                self.remove(ticket)
+                ticket.placed.set_result(placement)
+            elif ticket.pinned is None:
+                blocked = True
+
+    def refuse(self, ticket: Ticket, error: DynamoException) -> None:
+        self.remove(ticket)
+        if ticket.placed and not ticket.placed.done():
+            ticket.placed.set_exception(error)
 
     def add(self, ticket: Ticket, uncached_tokens: int) -> None:
         self._arrivals += 1

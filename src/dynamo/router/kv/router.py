@@ -8,7 +8,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import count
 from time import perf_counter
 from typing import Any
 
@@ -30,16 +29,15 @@ from dynamo.router.kv.fleet import Capacity, Fleet, Members
 from dynamo.router.kv.follow import FollowConfig, Follower
 from dynamo.router.kv.hashing import PromptHashes
 from dynamo.router.kv.index import Index
+from dynamo.router.kv.ledger import Booked, Ledger
 from dynamo.router.kv.load import LoadBook, Loads
 from dynamo.router.kv.overlaps import Overlaps
 from dynamo.router.kv.queue import Queue, Ticket
 from dynamo.router.kv.replicas import Replicas
-from dynamo.router.kv.slots import Worker
 from dynamo.router.overhead import Overhead, Watch
 from dynamo.router.reported import ReportedLoads
 from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel
 from dynamo.router.stats import RouterStats
-from dynamo.router.subjects import Place
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
@@ -51,25 +49,17 @@ SWEEP_SECONDS = 30.0
 
 
 class KvPlacement(Placement):
-    __slots__ = ("_router", "chain", "computed", "key", "worker")
+    __slots__ = ("booked",)
 
-    def __init__(
-        self, router: KvRouter, key: str, worker: Worker, chain: Sequence[int], channel: Channel, decision: Decision
-    ) -> None:
-        super().__init__(worker.worker_id, channel, decision, decision.dp_rank)
-        self._router = router
-        self.key = key
-        self.worker = worker
-        self.chain = chain
-        self.computed = False
+    def __init__(self, booked: Booked, channel: Channel, decision: Decision) -> None:
+        super().__init__(booked.worker.worker_id, channel, decision, decision.dp_rank)
+        self.booked = booked
 
     def first_token(self) -> None:
-        if not self.computed and not self.released:
-            self.computed = True
-            self._router.computed(self)
+        self.booked.first_token()
 
     def _freed(self) -> None:
-        self._router.ended(self)
+        self.booked.release()
 
 
 class KvRouter:
@@ -91,8 +81,6 @@ class KvRouter:
         self.index = Index()
         self.approximate = None if config.use_kv_events else ApproximateIndex(ttl=config.ttl)
         self.book = LoadBook()
-        self.follower: Follower | None = None
-        self.replicas: Replicas | None = None
         self._config = config
         self._cost = config.cost
         self._runtime = runtime
@@ -101,16 +89,23 @@ class KvRouter:
         self._runtime_of = runtime_of
         self._follow = follow
         self._rng = rng or random.Random()
-        self._keys = count()
-        self._queue = Queue(config.queue_policy)
+        self._queue = Queue(config.queue_policy, self._try)
+        self._ledger = Ledger(self.book, self.approximate, self._queue.eased)
         self._thresholds = config.thresholds()
         self._reported: ReportedLoads | None = None
         self._members = Members(block_size)
-        self._places: dict[int, Place] = {}
         self._watch: Watch | None = None
         """On the choice being made."""
         self._forget: Callable[[], None] = lambda: None
         self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def follower(self) -> Follower | None:
+        return self._ledger.follower
+
+    @property
+    def replicas(self) -> Replicas | None:
+        return self._ledger.replicas
 
     @property
     def thresholds(self) -> Thresholds:
@@ -138,7 +133,7 @@ class KvRouter:
     def start(self) -> None:
         self._forget = self.instances.follow(self.member_changed)
         if self.approximate is None and self._config.overlap_weight:
-            self.follower = Follower(
+            follower = self._ledger.follower = Follower(
                 self._runtime,
                 self.instances,
                 self.index,
@@ -147,10 +142,10 @@ class KvRouter:
                 block_size=self._block_size,
                 config=self._follow,
             )
-            self.follower.start()
+            follower.start()
         if self._config.replica_sync:
-            self.replicas = Replicas(
-                self._runtime.events, self.instances, self.book, self.approximate, self.stats, self._eased
+            self._ledger.replicas = Replicas(
+                self._runtime.events, self.instances, self.book, self.approximate, self.stats, self._queue.eased
             )
         self._sweeping = asyncio.create_task(self._sweep())
         self._listen_to_reports()
@@ -158,13 +153,13 @@ class KvRouter:
     async def close(self) -> None:
         self._forget()
         for ticket in self._queue:
-            self._refuse(ticket, self.instances.nobody())
+            self._queue.refuse(ticket, self.instances.nobody())
         if self._sweeping:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
             self._sweeping = None
         follower, replicas, reported = self.follower, self.replicas, self._reported
-        self.follower = self.replicas = self._reported = None
+        self._ledger.follower = self._ledger.replicas = self._reported = None
         for part in (follower, replicas, reported):
             if part:
                 await part.close()
@@ -224,23 +219,6 @@ class KvRouter:
     def waiting_tokens(self) -> int:
         return sum(ticket.prompt_tokens for ticket in self._queue)
 
-    def computed(self, placement: KvPlacement) -> None:
-        """The prompt of a placement reached its first token."""
-        self.book.first_token(placement.key)
-        place = self._places.get(placement.instance_id)
-        if self.replicas and place:
-            self.replicas.prefill_done(place, placement.key)
-        self._eased()
-
-    def ended(self, placement: KvPlacement) -> None:
-        self.book.free(placement.key)
-        place = self._places.get(placement.instance_id)
-        if self.replicas and place:
-            self.replicas.freed(place, placement.key)
-        if self.follower and placement.computed:
-            self.follower.expect(placement.worker, placement.chain)
-        self._eased()
-
     def _ticket(self, request: Any, request_id: str, pinned: int | None, avoid: Collection[int]) -> Ticket:
         arrived = asyncio.get_running_loop().time()
         if not isinstance(request, PreprocessedRequest):
@@ -276,46 +254,8 @@ class KvRouter:
             self.stats.rejected += 1
             self.stats.queue_full += 1
             raise RouterQueueLimitExceeded(f"{len(self._queue)} requests wait already. Please retry shortly.")
-        ticket.placed = asyncio.get_running_loop().create_future()
-        self._queue.add(ticket, self._uncached(ticket))
         self.stats.queued += 1
-        # A place may be free for this one although others wait: they may be pinned elsewhere.
-        self._eased()
-        try:
-            return await ticket.placed
-        except asyncio.CancelledError:
-            if ticket.placed.done() and not ticket.placed.cancelled() and not ticket.placed.exception():
-                ticket.placed.result().release()
-            raise
-        finally:
-            self._queue.remove(ticket)
-
-    def _eased(self) -> None:
-        """Something ended or came: whoever waits and can go now, goes."""
-        if not self._queue:
-            return
-        blocked = False
-        for ticket in self._queue:
-            if blocked and ticket.pinned is None:
-                continue
-            assert ticket.placed
-            if ticket.placed.done():
-                continue
-            try:
-                placement = self._try(ticket)
-            except DynamoException as error:
-                self._refuse(ticket, error)
-                continue
-            if placement:
-                self._queue.remove(ticket)
-                ticket.placed.set_result(placement)
-            elif ticket.pinned is None:
-                blocked = True
-
-    def _refuse(self, ticket: Ticket, error: DynamoException) -> None:
-        self._queue.remove(ticket)
-        if ticket.placed and not ticket.placed.done():
-            ticket.placed.set_exception(error)
+        return await self._queue.wait(ticket, self._uncached(ticket))
 
     def _try(self, ticket: Ticket, *, arriving: bool = False) -> Placement | None:
         """Choose and book; None when all that come into question have too much waiting."""
@@ -342,22 +282,15 @@ class KvRouter:
         return self._booked(ticket, choice, now)
 
     def _booked(self, ticket: Ticket, choice: Choice, now: float) -> Placement:
-        worker, prefill_tokens = choice.worker, choice.prefill_tokens
+        worker = choice.worker
         channel = self.instances.channel(worker.worker_id)
-        key = str(next(self._keys))
-        self.book.book(
-            key,
+        booked = self._ledger.book(
             worker,
             ticket.chain,
             now=now,
             prompt_tokens=ticket.prompt_tokens,
-            prefill_tokens=prefill_tokens,
+            prefill_tokens=choice.prefill_tokens,
         )
-        if self.approximate is not None:
-            self.approximate.record(worker, ticket.chain, now)
-        if self.replicas:
-            place = self._places[worker.worker_id]
-            self.replicas.added(place, key, worker, ticket.chain, ticket.prompt_tokens, prefill_tokens)
         decision = Decision(
             request_id=ticket.request_id,
             time=time.time(),
@@ -375,7 +308,7 @@ class KvRouter:
         self.stats.chosen(choice.overlap.device, best, len(ticket.chain))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("request %s: %s", ticket.request_id, decision)
-        return KvPlacement(self, key, worker, ticket.chain, channel, decision)
+        return KvPlacement(booked, channel, decision)
 
     def _overlaps(self, chain: Sequence[int], now: float) -> Overlaps:
         return self.index.match(chain) if self.approximate is None else self.approximate.match(chain, now)
@@ -435,14 +368,14 @@ class KvRouter:
             if self.approximate is not None:
                 self.approximate.remove_worker(worker)
         if instance is None:
-            self._places.pop(instance_id, None)
+            self._ledger.places.pop(instance_id, None)
         else:
             size = self._runtime_of(instance_id)
             capacity = Capacity(total_blocks=size.total_kv_blocks, max_batched_tokens=size.max_num_batched_tokens)
-            self._places[instance_id] = (instance.namespace, instance.component)
+            self._ledger.places[instance_id] = (instance.namespace, instance.component)
             for worker in self._members.put(instance_id, max(1, size.data_parallel_size), capacity):
                 self.book.add_worker(worker)
-        self._eased()
+        self._queue.eased()
 
     def _listen_to_reports(self) -> None:
         """Reports are only listened to once somebody has set a threshold."""
@@ -457,7 +390,7 @@ class KvRouter:
                 self.replicas.expire(now)
             if self.approximate is not None:
                 self.approximate.expire(now)
-            self._eased()
+            self._queue.eased()
 
 
 def rough_tokens(request: Any) -> int:

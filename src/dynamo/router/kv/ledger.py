@@ -1,0 +1,79 @@
+"""What was sent where, written down wherever it must be known: the load book, what is learned, the other routers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from dynamo.router.kv.approximate import ApproximateIndex
+from dynamo.router.kv.follow import Follower
+from dynamo.router.kv.load import LoadBook
+from dynamo.router.kv.replicas import Replicas
+from dynamo.router.kv.slots import Worker
+from dynamo.router.subjects import Place
+
+
+class Booked:
+    """One prompt on its worker. Whoever holds it says when it is computed and, in whatever way it ended, `release`."""
+
+    __slots__ = ("_ledger", "chain", "computed", "key", "released", "worker")
+
+    def __init__(self, ledger: Ledger, key: str, worker: Worker, chain: Sequence[int]) -> None:
+        self._ledger = ledger
+        self.key = key
+        self.worker = worker
+        self.chain = chain
+        self.computed = False
+        self.released = False
+
+    def first_token(self) -> None:
+        if not self.computed and not self.released:
+            self.computed = True
+            self._ledger.computed(self)
+
+    def release(self) -> None:
+        if not self.released:
+            self.released = True
+            self._ledger.ended(self)
+
+
+class Ledger:
+    """`changed` is called when a prompt was computed or has ended."""
+
+    def __init__(self, book: LoadBook, learned: ApproximateIndex | None, changed: Callable[[], None]) -> None:
+        self.replicas: Replicas | None = None
+        self.follower: Follower | None = None
+        self.places: dict[int, Place] = {}
+        """Where each instance belongs, which is where others listen."""
+        self._book = book
+        self._learned = learned
+        self._changed = changed
+        self._keys = count()
+
+    def book(
+        self, worker: Worker, chain: Sequence[int], *, now: float, prompt_tokens: int, prefill_tokens: int
+    ) -> Booked:
+        key = str(next(self._keys))
+        self._book.book(key, worker, chain, now=now, prompt_tokens=prompt_tokens, prefill_tokens=prefill_tokens)
+        if self._learned is not None:
+            self._learned.record(worker, chain, now)
+        if self.replicas:
+            place = self.places[worker.worker_id]
+            self.replicas.added(place, key, worker, chain, prompt_tokens, prefill_tokens)
+        return Booked(self, key, worker, chain)
+
+    def computed(self, booked: Booked) -> None:
+        self._book.first_token(booked.key)
+        place = self.places.get(booked.worker.worker_id)
+        if self.replicas and place:
+            self.replicas.prefill_done(place, booked.key)
+        self._changed()
+
+    def ended(self, booked: Booked) -> None:
+        self._book.free(booked.key)
+        place = self.places.get(booked.worker.worker_id)
+        if self.replicas and place:
+            self.replicas.freed(place, booked.key)
+        if self.follower and booked.computed:
+            self.follower.expect(booked.worker, booked.chain)
+        self._changed()
