@@ -41,8 +41,6 @@ class SimWorker:
     def __init__(self, number: int, args: MockerArgs, publish: Callable[[RouterEvent], None]) -> None:
         self.number = number
         self.busy = False
-        self.tokens = 0
-        """Of all prompts and answers so far."""
         self._args = args
         self._ranks = Ranks(args)
         self._publish = publish
@@ -73,5 +71,4 @@ class SimWorker:
                 self._begun.add(number)
                 self._asked[number].on_first(iteration.ends)
         for done in iteration.finished:
-            self.tokens += done.prompt_tokens + done.completion_tokens
             self._asked.pop(done.request_id).on_end(iteration.ends, done.cached_tokens)

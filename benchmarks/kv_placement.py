@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynamo.engines.mocker import MockerArgs
-from dynamo.router.kv.cost import CostConfig, choose
+from dynamo.router.kv.copies import LEAST_SHARING, LEAST_TOKENS, idle_places
+from dynamo.router.kv.cost import Choice, CostConfig, choose
 from dynamo.router.kv.fleet import Capacity, Fleet
 from dynamo.router.kv.index import Index, Rejected
 from dynamo.router.kv.load import LoadBook
@@ -27,6 +28,7 @@ from dynamo.router.kv.slots import Worker
 from kv_fleet import Asked, Prompt, SimWorker
 
 BLOCK = 64
+ANSWER = 32
 TEMPLATE = 6
 """Tokens a chat template puts around one message."""
 
@@ -62,8 +64,16 @@ VARIANTS = [
     Variant("100 systems of 3000 tokens, 1024 blocks, 8 workers", 1024, 1.0, 0.03, 0.5, 3000, 100, 300, 5, 8),
 ]
 
-Rule = Callable[["Router", Prompt, float], tuple[int, int]]
-"""Picks a worker and says how many tokens to book there as waiting to be computed."""
+Rule = Callable[["Router", Prompt, float], "Picked"]
+
+
+@dataclass(frozen=True)
+class Picked:
+    number: int
+    prefill_tokens: int
+    """To be booked there as waiting to be computed."""
+    choice: Choice | None = None
+    """Of a rule that makes copies."""
 
 
 class Router:
@@ -81,24 +91,24 @@ class Router:
         self.rng = random.Random(seed)
         self.turn = itertools.count()
 
-    def least(self, costs: list[float], prompt: Prompt) -> tuple[int, int]:
+    def least(self, costs: list[float], prompt: Prompt) -> Picked:
         best = min(costs)
         return self.uncached(self.rng.choice([number for number, cost in enumerate(costs) if cost == best]), prompt)
 
-    def uncached(self, number: int, prompt: Prompt) -> tuple[int, int]:
+    def uncached(self, number: int, prompt: Prompt) -> Picked:
         held = self.index.match(prompt.chain).get(self.workers[number], Overlap()).device
-        return number, max(0, prompt.length - held * BLOCK)
+        return Picked(number, max(0, prompt.length - held * BLOCK))
 
 
-def round_robin(router: Router, prompt: Prompt, now: float) -> tuple[int, int]:
+def round_robin(router: Router, prompt: Prompt, now: float) -> Picked:
     return router.uncached(next(router.turn) % len(router.workers), prompt)
 
 
-def least_loaded(router: Router, prompt: Prompt, now: float) -> tuple[int, int]:
+def least_loaded(router: Router, prompt: Prompt, now: float) -> Picked:
     return router.least([float(n) for n in router.book.loads(router.workers, prompt.chain, now).requests], prompt)
 
 
-def upstream(router: Router, prompt: Prompt, now: float) -> tuple[int, int]:
+def upstream(router: Router, prompt: Prompt, now: float) -> Picked:
     """Booked prefill + own uncached prefill + active decode blocks, all in blocks of equal weight."""
     loads = router.book.loads(router.workers, prompt.chain, now)
     found = router.index.match(prompt.chain)
@@ -111,11 +121,11 @@ def upstream(router: Router, prompt: Prompt, now: float) -> tuple[int, int]:
     return router.least(costs, prompt)
 
 
-def ours(router: Router, prompt: Prompt, now: float) -> tuple[int, int]:
+def ours(router: Router, prompt: Prompt, now: float) -> Picked:
     loads = router.book.loads(router.fleet.workers, prompt.chain, now)
     found = router.index.match(prompt.chain)
     choice = choose(prompt.length, len(prompt.chain), router.fleet, found, loads, CostConfig(), router.rng)
-    return choice.at, choice.chosen.prefill_tokens
+    return Picked(choice.at, choice.prefill_tokens, choice)
 
 
 RULES: dict[str, Rule] = {"round-robin": round_robin, "least-loaded": least_loaded, "upstream": upstream, "ours": ours}
@@ -148,6 +158,8 @@ class Result:
     ttft: list[float]
     tokens: list[int]
     rejected: int
+    copied: float
+    """Tokens computed ahead, as a share of the prompts'."""
 
     @property
     def mean(self) -> float:
@@ -172,7 +184,8 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
     agenda: list[tuple[float, int, Callable[[float], None]]] = []
     order = itertools.count()
     ttft: list[float] = []
-    cached_tokens = 0
+    tokens = [0] * variant.workers
+    cached_tokens = copied_tokens = 0
 
     def at(when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(agenda, (when, next(order), what))
@@ -192,15 +205,8 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
         prompts, think = talks[number]
         prompt = prompts[turn]
         name = f"{number}.{turn}"
-        chosen, prefill_tokens = rule(router, prompt, now)
-        router.book.book(
-            name,
-            router.workers[chosen],
-            prompt.chain,
-            now=now,
-            prompt_tokens=prompt.length,
-            prefill_tokens=prefill_tokens,
-        )
+        picked = rule(router, prompt, now)
+        book(name, picked.number, prompt, now, picked.prefill_tokens, prompt.length)
 
         def first(then: float) -> None:
             router.book.first_token(name)
@@ -209,12 +215,48 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
         def end(then: float, cached: int) -> None:
             nonlocal cached_tokens
             cached_tokens += cached
+            tokens[picked.number] += prompt.length + ANSWER
             router.book.free(name)
             if turn + 1 < len(prompts):
                 at(then + think[turn], lambda later: ask(number, turn + 1, later))
 
-        fleet[chosen].ask(next(order), prompt, 32, Asked(first, end))
-        advance(fleet[chosen], now)
+        send(picked.number, prompt, ANSWER, Asked(first, end), now)
+        if picked.choice:
+            copy(name, prompt, picked.choice, now)
+
+    def book(name: str, number: int, prompt: Prompt, now: float, prefill_tokens: int, prompt_tokens: int) -> None:
+        router.book.book(
+            name,
+            router.workers[number],
+            prompt.chain,
+            now=now,
+            prompt_tokens=prompt_tokens,
+            prefill_tokens=prefill_tokens,
+        )
+
+    def send(number: int, prompt: Prompt, length: int, asked: Asked, now: float) -> None:
+        fleet[number].ask(next(order), prompt, length, asked)
+        advance(fleet[number], now)
+
+    def copy(name: str, prompt: Prompt, choice: Choice, now: float) -> None:
+        nonlocal copied_tokens
+        depth, sharing = router.book.sharing(name, LEAST_SHARING)
+        if depth * BLOCK < LEAST_TOKENS:
+            return
+        prefix = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth])
+        for number in idle_places(choice, depth, sharing):
+            missing = int(depth - choice.cached()[number]) * BLOCK
+            copied_tokens += missing
+            booked = f"copy {next(order)}"
+            book(booked, number, prefix, now, missing, 0)
+
+            def first(then: float, booked: str = booked) -> None:
+                router.book.first_token(booked)
+
+            def end(then: float, cached: int, booked: str = booked) -> None:
+                router.book.free(booked)
+
+            send(number, prefix, 1, Asked(first, end), now)
 
     for number in range(len(talks)):
         at(number * variant.stagger, lambda now, number=number: ask(number, 0, now))  # type: ignore[misc]
@@ -224,7 +266,7 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
 
     prompts = [prompt for talk, _ in talks for prompt in talk]
     total = sum(prompt.length for prompt in prompts)
-    return Result(cached_tokens / total, optimum(prompts), ttft, [w.tokens for w in fleet], rejected)
+    return Result(cached_tokens / total, optimum(prompts), ttft, tokens, rejected, copied_tokens / total)
 
 
 def optimum(prompts: list[Prompt], block: int = BLOCK) -> float:
@@ -262,7 +304,8 @@ def main() -> None:
             print(
                 f"  {name:14} cached {cached:5.1f} % (worst {low:.1f}) of {best:.1f}   "
                 f"TTFT {spread([r.mean for r in results])}, p99 {spread([r.p99 for r in results])} ms   "
-                f"most tokens / mean {uneven:.2f}",
+                f"most tokens / mean {uneven:.2f}   "
+                f"computed ahead {100 * statistics.fmean(r.copied for r in results):.1f} %",
                 flush=True,
             )
         for name in [name for name in RULES if name != "ours"]:

@@ -39,6 +39,18 @@ _NUMBERS: tuple[tuple[str, str, str, Callable[[Router], int]], ...] = (
     (f"{_PREFIX}_kv_events_total", "counter", "KV events applied", lambda router: router.stats.events),
     (f"{_PREFIX}_kv_snapshots_total", "counter", "Snapshots asked of workers", lambda router: router.stats.snapshots),
     (
+        f"{_PREFIX}_prefix_copies_total",
+        "counter",
+        "Shared prefixes that idle workers were told to compute ahead",
+        lambda router: router.stats.copies,
+    ),
+    (
+        f"{_PREFIX}_copied_blocks_total",
+        "counter",
+        "KV blocks computed ahead",
+        lambda router: router.stats.copied_blocks,
+    ),
+    (
         f"{_PREFIX}_active_requests",
         "gauge",
         "Requests placed that have not ended, those included that other frontends told of",

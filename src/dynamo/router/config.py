@@ -125,6 +125,13 @@ SETTINGS = (
         "tell other frontends what is sent where (false)",
     ),
     Setting(
+        "copy_prefixes",
+        "--router-copy-prefixes",
+        ("DYN_ROUTER_COPY_PREFIXES",),
+        boolean,
+        "kv, with events: idle workers compute ahead what many running requests begin with (true)",
+    ),
+    Setting(
         "active_decode_blocks_threshold",
         "--active-decode-blocks-threshold",
         ("DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",),
@@ -179,6 +186,7 @@ class RouterConfig(Struct, frozen=True, kw_only=True):
     use_kv_events: bool = True
     ttl: float = 120.0
     replica_sync: bool = False
+    copy_prefixes: bool = True
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None
     active_prefill_tokens_threshold_frac: float | None = None

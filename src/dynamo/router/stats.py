@@ -30,6 +30,9 @@ class RouterStats(Struct):
     hit_rate_counts: list[int] = field(default_factory=lambda: [0] * (len(HIT_RATE_BOUNDS) + 1))
     """Choices by share of the prompt that was cached, each bounded above by HIT_RATE_BOUNDS."""
     hit_rate_sum: float = 0.0
+    copies: int = 0
+    """Shared prefixes that idle workers were told to compute ahead."""
+    copied_blocks: int = 0
     overhead: Overhead | None = None
     """For routers that look at caches."""
     events: int = 0

@@ -100,12 +100,16 @@ class Choice(Struct, kw_only=True):
     def chosen(self) -> Candidate:
         return self.candidate(self.at)
 
+    def cached(self) -> list[float]:
+        """Blocks of the prompt that each candidate need not compute."""
+        return self.weighed.cached if self.weighed else _cached(self.fleet, self.overlaps, self.loads, self.config)[0]
+
     def candidates(self) -> list[Candidate]:
         return [self.candidate(at) for at in range(len(self.fleet.workers))]
 
     def candidate(self, at: int) -> Candidate:
         weighed, fleet, loads, config = self._weighed(), self.fleet, self.loads, self.config
-        traffic, mean, waiting = weighed.traffic[at], weighed.mean, loads.prefill_tokens[at]
+        traffic, mean, waiting = weighed.traffic[at], weighed.mean, weighed.waiting[at]
         prefill = _left(self.prompt_tokens, weighed.cached[at], fleet)
         decode = loads.active_blocks[at] + self.prompt_blocks - loads.shared_blocks[at]
         batch = fleet.batch_tokens[at]
@@ -115,7 +119,7 @@ class Choice(Struct, kw_only=True):
             overlap=self._overlap(at),
             cached_blocks=weighed.cached[at],
             prefill_tokens=prefill,
-            waiting_tokens=int(waiting),
+            waiting_tokens=int(loads.prefill_tokens[at]),
             decode_blocks=int(decode),
             requests=loads.requests[at],
             cost=weighed.costs[at],
@@ -168,6 +172,8 @@ class _Weighed(Struct):
 
     cached: list[float]
     """Blocks of the prompt that need not be computed."""
+    waiting: list[float]
+    """Tokens to be computed before it, by weight."""
     traffic: list[float]
     mean: float
     costs: list[float]
@@ -206,21 +212,21 @@ def choose(
 def _weigh(
     prompt_tokens: int, prompt_blocks: int, fleet: Fleet, overlaps: Overlaps, loads: Loads, config: CostConfig
 ) -> _Weighed:
-    shared = loads.shared_blocks if any(loads.shared_blocks) else None
-    cached = _cached(fleet, overlaps, shared, config)
+    cached, waiting = _cached(fleet, overlaps, loads, config)
     work = _work(prompt_tokens, cached, fleet, config, whole=not overlaps.lower)
     columns = loads.traffic
     mean = max(_LITTLE, sum(columns) / len(columns))
     per_mean, near, joining = 1 / mean, 1 / 1024, float(prompt_blocks)
     busy, beside = config.pass_tokens, config.request_tokens
-    used = loads.active_blocks if shared is None else list(map(sub, loads.active_blocks, shared))
+    shared = loads.shared_blocks
+    used = list(map(sub, loads.active_blocks, shared)) if any(shared) else loads.active_blocks
     costs = [
         tokens * (1.0 + traffic * per_mean if traffic < mean else 2.0)
-        + (waiting + busy if waiting else 0.0)
+        + (before + busy if before else 0.0)
         + ((blocks + joining) * crowding + requests * beside)
         + traffic * near
-        for tokens, waiting, blocks, requests, traffic, crowding in zip(
-            work, loads.prefill_tokens, used, loads.requests, columns, fleet.crowding(config.crowding), strict=True
+        for tokens, before, blocks, requests, traffic, crowding in zip(
+            work, waiting, used, loads.requests, columns, fleet.crowding(config.crowding), strict=True
         )
     ]
     fair = config.tolerance * mean
@@ -232,26 +238,42 @@ def _weigh(
         for at, traffic in enumerate(columns):
             if traffic > ahead and requests[at] and (over := traffic - fair - batches[at]) > 0:
                 costs[at] += 2 * over / batches[at] * prompt_tokens
-    return _Weighed(cached, columns, mean, costs)
+    return _Weighed(cached, waiting, columns, mean, costs)
 
 
-def _cached(fleet: Fleet, overlaps: Overlaps, shared: list[int] | None, config: CostConfig) -> list[float]:
-    """Blocks per candidate: overlap by weight of its tier, or what another request has in use there if that is more."""
+def _cached(fleet: Fleet, overlaps: Overlaps, loads: Loads, config: CostConfig) -> tuple[list[float], list[float]]:
+    """Blocks that each candidate need not compute for this prompt, and the tokens it must compute before.
+
+    What another request has in use counts as cached. Where it is only being computed, it is the prompt's own beginning
+    that must be waited for, half of which will be done on average: that half does not count as waiting.
+    """
+    waiting = loads.prefill_tokens
+    shared = loads.shared_blocks if any(loads.shared_blocks) else None
+    held = _held(fleet, overlaps, config)
+    if shared is None:
+        return held, waiting
+    half, block = min(1.0, config.overlap_weight) / 2, fleet.block_size
+    if half and any(waiting):
+        waiting = [
+            tokens - half * min(tokens, (used - here) * block) if used > here and tokens else tokens
+            for tokens, used, here in zip(waiting, shared, held, strict=True)
+        ]
+    return [here if here > used else used for here, used in zip(held, shared, strict=True)], waiting
+
+
+def _held(fleet: Fleet, overlaps: Overlaps, config: CostConfig) -> list[float]:
+    """What the candidates have cached, by weight of its tier."""
     held: list[float] = [*overlaps.device]
-    if not overlaps.lower and not any(held):
-        return [0] * len(fleet.workers) if shared is None else [*shared]
     if overlaps.lower:
         host, disk, external = config.host_weight, config.disk_weight, config.external_weight
         held = [
             device + (host * near + disk * below) + external * far
             for device, near, below, far in zip(overlaps.device, *overlaps.lower, strict=True)
         ]
+    elif not any(held):
+        return [0.0] * len(fleet.workers)
     slots = fleet.slots(overlaps.workers)
-    if slots is not None:
-        held = [held[slot] if slot >= 0 else 0 for slot in slots]
-    if shared is not None:
-        held = [here if here > used else used for here, used in zip(held, shared, strict=True)]
-    return held
+    return held if slots is None else [held[slot] if slot >= 0 else 0 for slot in slots]
 
 
 def _work(prompt_tokens: int, cached: list[float], fleet: Fleet, config: CostConfig, *, whole: bool) -> list[float]:

@@ -66,6 +66,10 @@ class Members:
     def ranks(self, instance_id: int) -> int:
         return len(self._ranks[instance_id])
 
+    def told_rank(self, worker: Worker) -> int | None:
+        """The rank a worker must be told to use; None where it has only one."""
+        return worker.dp_rank if self.ranks(worker.worker_id) > 1 else None
+
     def put(self, instance_id: int, ranks: int, capacity: Capacity) -> list[Worker]:
         """An instance came, or is another than it was; returns its ranks."""
         self.drop(instance_id)

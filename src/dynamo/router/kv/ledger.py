@@ -62,6 +62,10 @@ class Ledger:
             self.replicas.added(place, key, worker, chain, prompt_tokens, prefill_tokens)
         return Booked(self, key, worker, chain)
 
+    def sharing(self, booked: Booked, least: int) -> tuple[int, int]:
+        """How many leading blocks of a prompt at least so many running requests share, and how many requests do."""
+        return self._book.sharing(booked.key, least)
+
     def computed(self, booked: Booked) -> None:
         self._book.first_token(booked.key)
         place = self.places.get(booked.worker.worker_id)

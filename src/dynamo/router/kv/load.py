@@ -148,6 +148,14 @@ class LoadBook:
         self._requests[slot] -= 1
         return True
 
+    def sharing(self, request_id: str, least: int) -> tuple[int, int]:
+        """How many leading blocks of its prompt at least so many requests use, and how many requests do."""
+        booking = self._bookings.get(request_id)
+        node = booking.end if booking else None
+        while node is not None and node.requests < least:
+            node = node.parent
+        return (node.end, node.requests) if node is not None else (0, 0)
+
     def expire(self, now: float) -> list[str]:
         """Free what was booked too long ago: its end was lost."""
         old = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -15,6 +16,7 @@ from dynamo.router.router import Placement
 class Ticket(Struct, kw_only=True, eq=False):
     """A request that wants a place."""
 
+    request: Any
     request_id: str
     chain: Sequence[int]
     prompt_tokens: int

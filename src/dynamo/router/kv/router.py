@@ -24,6 +24,7 @@ from dynamo.protocols.instance import Instance
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
 from dynamo.router.kv.approximate import ApproximateIndex
+from dynamo.router.kv.copies import Copies
 from dynamo.router.kv.cost import Choice, CostConfig, choose
 from dynamo.router.kv.fleet import Capacity, Fleet, Members
 from dynamo.router.kv.follow import FollowConfig, Follower
@@ -49,17 +50,17 @@ SWEEP_SECONDS = 30.0
 
 
 class KvPlacement(Placement):
-    __slots__ = ("booked",)
+    __slots__ = ("_booked",)
 
     def __init__(self, booked: Booked, channel: Channel, decision: Decision) -> None:
         super().__init__(booked.worker.worker_id, channel, decision, decision.dp_rank)
-        self.booked = booked
+        self._booked = booked
 
     def first_token(self) -> None:
-        self.booked.first_token()
+        self._booked.first_token()
 
     def _freed(self) -> None:
-        self.booked.release()
+        self._booked.release()
 
 
 class KvRouter:
@@ -93,6 +94,7 @@ class KvRouter:
         self._ledger = Ledger(self.book, self.approximate, self._queue.eased)
         self._thresholds = config.thresholds()
         self._reported: ReportedLoads | None = None
+        self._copies: Copies | None = None
         self._members = Members(block_size)
         self._watch: Watch | None = None
         """On the choice being made."""
@@ -143,6 +145,8 @@ class KvRouter:
                 config=self._follow,
             )
             follower.start()
+            if self._config.copy_prefixes:
+                self._copies = Copies(self._ledger, self.instances, self._members, self.stats)
         if self._config.replica_sync:
             self._ledger.replicas = Replicas(
                 self._runtime.events, self.instances, self.book, self.approximate, self.stats, self._queue.eased
@@ -158,9 +162,9 @@ class KvRouter:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
             self._sweeping = None
-        follower, replicas, reported = self.follower, self.replicas, self._reported
-        self._ledger.follower = self._ledger.replicas = self._reported = None
-        for part in (follower, replicas, reported):
+        follower, replicas, reported, copies = self.follower, self.replicas, self._reported, self._copies
+        self._ledger.follower = self._ledger.replicas = self._reported = self._copies = None
+        for part in (copies, follower, replicas, reported):
             if part:
                 await part.close()
 
@@ -224,10 +228,17 @@ class KvRouter:
         if not isinstance(request, PreprocessedRequest):
             tokens = rough_tokens(request)
             return Ticket(
-                request_id=request_id, chain=(), prompt_tokens=tokens, pinned=pinned, avoid=avoid, arrived=arrived
+                request=request,
+                request_id=request_id,
+                chain=(),
+                prompt_tokens=tokens,
+                pinned=pinned,
+                avoid=avoid,
+                arrived=arrived,
             )
         routing = request.routing
         return Ticket(
+            request=request,
             request_id=request_id,
             chain=self._hashes.of(
                 request.token_ids,
@@ -291,12 +302,14 @@ class KvRouter:
             prompt_tokens=ticket.prompt_tokens,
             prefill_tokens=choice.prefill_tokens,
         )
+        if self._copies and ticket.pinned is None:
+            self._copies.consider(ticket.request, booked, choice, ticket.request_id)
         decision = Decision(
             request_id=ticket.request_id,
             time=time.time(),
             mode="kv",
             worker_id=worker.worker_id,
-            dp_rank=worker.dp_rank if self._members.ranks(worker.worker_id) > 1 else None,
+            dp_rank=self._members.told_rank(worker),
             pinned=ticket.pinned is not None,
             considered=len(choice.fleet.workers),
             waited=now - ticket.arrived,
