@@ -255,7 +255,9 @@ def _cached(fleet: Fleet, overlaps: Overlaps, loads: Loads, config: CostConfig) 
     half, block = min(1.0, config.overlap_weight) / 2, fleet.block_size
     if half and any(waiting):
         waiting = [
-            tokens - half * min(tokens, (used - here) * block) if used > here and tokens else tokens
+            tokens - half * (coming if (coming := (used - here) * block) < tokens else tokens)
+            if used > here
+            else tokens
             for tokens, used, here in zip(waiting, shared, held, strict=True)
         ]
     return [here if here > used else used for here, used in zip(held, shared, strict=True)], waiting
