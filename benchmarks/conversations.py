@@ -36,7 +36,7 @@ from tokenizers import Tokenizer
 from figures import percentile, table
 from kv_placement import BLOCK, VARIANTS, Variant
 from load import connect
-from processes import Stack, machine_busy
+from processes import Stack, counted, machine_busy
 from talks import Workload, converse, request, uneven_requests, uneven_tokens
 from words import MODEL, Prompts, make_model
 
@@ -78,6 +78,8 @@ class Run(Struct):
     """The load average before it began."""
     others: float
     """Cores that processes not of this run used meanwhile."""
+    ahead: float = 0.0
+    """Prompt tokens computed ahead on idle workers, in percent of all."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -107,6 +109,7 @@ def one_run(folder: Path, model: Path, variant: Variant, setup: Setup, seed: int
     with Stack(folder, setup.python, ours=setup.side == "ours") as stack:
         urls = start(stack, model, variant, setup)
         replies = uvloop.run(converse(urls, work.talks))
+        ahead = BLOCK * sum(counted(url, "dynamo_component_router_copied_blocks_total") for url in urls)
         used = sum(child.cpu() for child in stack.children.values()) + time.process_time() - own
         others = (machine_busy() - busy - used) / (time.monotonic() - begun)
     good = [reply for reply in replies if reply.error is None]
@@ -132,6 +135,7 @@ def one_run(folder: Path, model: Path, variant: Variant, setup: Setup, seed: int
         seconds=time.monotonic() - begun,
         load=load,
         others=max(0.0, others),
+        ahead=100 * ahead / max(1, asked),
     )
 
 
@@ -164,12 +168,32 @@ def report(runs: Sequence[Run]) -> str:
     rows = []
     for variant, setups in found.items():
         for setup, some in setups.items():
-            names = ("optimum", "cached", "ttft_mean", "ttft_p50", "ttft_p99", "uneven_tokens", "uneven_requests")
+            names = (
+                "optimum",
+                "cached",
+                "ahead",
+                "ttft_mean",
+                "ttft_p50",
+                "ttft_p99",
+                "uneven_tokens",
+                "uneven_requests",
+            )
             cells = [_span([getattr(run, name) for run in some], 2 if "uneven" in name else 1) for name in names]
             counts = [len(some), sum(run.errors for run in some)]
             cells += [*map(str, counts), _span([run.load for run in some], 1), _span([run.others for run in some], 2)]
             rows.append([variant, setup, *cells])
-    head = ["variant", "", "optimum %", "cached %", "TTFT mean", "p50", "p99", "tokens max/mean", "requests max/mean"]
+    head = [
+        "variant",
+        "",
+        "optimum %",
+        "cached %",
+        "ahead %",
+        "TTFT mean",
+        "p50",
+        "p99",
+        "tokens max/mean",
+        "requests max/mean",
+    ]
     return f"{table([*head, 'runs', 'errors', 'load', 'others'], rows)}\n\n{_paired(found)}"
 
 

@@ -153,6 +153,12 @@ def fetch(url: str, path: str) -> bytes:
         connection.close()
 
 
+def counted(url: str, name: str) -> float:
+    """The sum of a metric of a server, 0 where it has none of that name."""
+    lines = fetch(url, "/metrics").decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+
 def _tree(pid: int) -> list[int]:
     found, left = [], [pid]
     while left:

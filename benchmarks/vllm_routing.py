@@ -44,12 +44,13 @@ from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from figures import percentile, table
 from kv_placement import Variant
 from load import Reply, Users, connect, requests
-from processes import REPOSITORY, Stack
+from processes import REPOSITORY, Stack, counted
 from talks import Talk, Workload, converse, uneven_tokens
 from words import MODEL, Prompts, make_model
 
 MODES = {
     "kv": ("--router-mode", "kv"),
+    "kv-without-copies": ("--router-mode", "kv", "--no-router-copy-prefixes"),
     "approximate": ("--router-mode", "kv", "--use-kv-events", "false"),
     **{name: ("--router-mode", name) for name in ("round-robin", "random", "least-loaded", "power-of-two")},
 }
@@ -91,6 +92,8 @@ class Run(Struct):
     imagined: int
     """Blocks the router believed in that no engine held."""
     seconds: float
+    ahead: float
+    """Prompt tokens computed ahead on idle workers, in percent of all."""
 
 
 class Engine:
@@ -302,6 +305,7 @@ async def measure(fleet: Fleet, stack: Stack, mode: str, number: int, work: Work
     replies = await converse([stack.url], work.talks)
     took = time.monotonic() - began
     wrong, held, unknown, imagined = await fleet.differences()
+    ahead = options.block_size * counted(stack.url, "dynamo_component_router_copied_blocks_total")
     stack.stop("frontend")
     good = [reply for reply in replies if reply.error is None]
     for error in {reply.error for reply in replies if reply.error}:
@@ -329,6 +333,7 @@ async def measure(fleet: Fleet, stack: Stack, mode: str, number: int, work: Work
         unknown=unknown,
         imagined=imagined,
         seconds=took,
+        ahead=100 * ahead / max(1, sum(reply.prompt_tokens for reply in good)),
     )
 
 
@@ -342,6 +347,7 @@ def report(runs: Sequence[Run]) -> str:
         [
             f"{run.mode}",
             f"{run.cached:.1f} of {run.optimum:.1f}",
+            f"{run.ahead:.1f}",
             f"{run.ttft_mean:.1f}",
             f"{run.ttft_p50:.1f}",
             f"{run.ttft_p99:.1f}",
@@ -354,7 +360,7 @@ def report(runs: Sequence[Run]) -> str:
         ]
         for run in runs
     ]
-    head = ["mode", "cached %", "TTFT mean", "p50", "p99", "tokens max/mean", "exact / more / less"]
+    head = ["mode", "cached %", "ahead %", "TTFT mean", "p50", "p99", "tokens max/mean", "exact / more / less"]
     return table([*head, "blocks held: unknown / imagined", "requests", "errors", "s"], rows)
 
 
