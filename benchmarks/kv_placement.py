@@ -1,6 +1,6 @@
 """How much of the traffic each placement rule finds cached, beside the best anyone could do. Pure simulation.
 
-usage: PYTHONPATH=src python benchmarks/kv_placement.py [--seeds 5] [--first-seed 42] [--only NAME]
+usage: PYTHONPATH=src python benchmarks/kv_placement.py [--seeds 5] [--first-seed 42] [--only NAME] [--rules ours,…]
 
 The conversations are those of the end-to-end benchmark: 40 over 10 system prompts, 5 turns, canned history, staggered
 starts, exponential thinking time. `optimum` is an upper bound for every rule and every cache size: each different block
@@ -244,11 +244,10 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
         if depth * BLOCK < LEAST_TOKENS:
             return
         prefix = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth])
-        for number in idle_places(choice, depth, sharing):
-            missing = int(depth - choice.cached()[number]) * BLOCK
-            copied_tokens += missing
+        for number, missing in idle_places(choice, depth, sharing):
+            copied_tokens += missing * BLOCK
             booked = f"copy {next(order)}"
-            book(booked, number, prefix, now, missing, 0)
+            book(booked, number, prefix, now, missing * BLOCK, 0)
 
             def first(then: float, booked: str = booked) -> None:
                 router.book.first_token(booked)
@@ -289,13 +288,15 @@ def main() -> None:
     ap.add_argument("--seeds", type=int, default=5)
     ap.add_argument("--first-seed", type=int, default=42)
     ap.add_argument("--only", default="")
+    ap.add_argument("--rules", default=",".join(RULES))
     o = ap.parse_args()
     for variant in VARIANTS:
         if o.only not in variant.name:
             continue
         print(f"\n{variant.name}")
         found = {}
-        for name, rule in RULES.items():
+        for name in o.rules.split(","):
+            rule = RULES[name]
             results = found[name] = [simulate(variant, rule, o.first_seed + seed) for seed in range(o.seeds)]
             cached = 100 * statistics.fmean(r.cached for r in results)
             low = 100 * min(r.cached for r in results)
@@ -308,7 +309,7 @@ def main() -> None:
                 f"computed ahead {100 * statistics.fmean(r.copied for r in results):.1f} %",
                 flush=True,
             )
-        for name in [name for name in RULES if name != "ours"]:
+        for name in [name for name in found if name != "ours" and "ours" in found]:
             pairs = list(zip(found["ours"], found[name], strict=True))
             mean, p99 = [a.mean - b.mean for a, b in pairs], [a.p99 - b.p99 for a, b in pairs]
             print(f"  ours - {name}: TTFT {spread(mean)}, p99 {spread(p99)} ms, seed by seed")

@@ -37,8 +37,10 @@ def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
     loads = Loads([0.0] * len(rows), [0.0] * len(rows), nothing, requests, [row[2] for row in rows])
     held = Overlaps.of({Worker(n): Overlap(row[1]) for n, row in enumerate(rows)})
     choice = choose(1600, 100, fleet, held, loads, CostConfig(), random.Random(1))
-    places = idle_places(choice, depth, sharing)
+    found = idle_places(choice, depth, sharing)
+    places = [at for at, _ in found]
     assert choice.at not in places
+    assert [missing for _, missing in found] == [depth - rows[at][1] for at in places]
     for at in places:
         running, cached, _, total = rows[at]
         assert running == 0

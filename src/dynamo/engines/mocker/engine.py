@@ -193,7 +193,8 @@ class MockerEngine:
         if self._loop is None:
             return
         if self._computed is not None:
-            self._timer = self._loop.call_at(self._computed.ends, self._tick)
+            # Timers are late, by a millisecond in the mean: set for a little before, they are late by less.
+            self._timer = self._loop.call_at(self._computed.ends - _SLACK / 2, self._tick)
         elif self.ranks.busy:
             self._timer = self._loop.call_soon(self._tick)
         else:

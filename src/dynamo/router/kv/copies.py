@@ -30,10 +30,11 @@ AGAIN_SECONDS = 60.0
 """A worker that has lost its copy, or never kept it, gets no other one of that prefix before."""
 
 
-def idle_places(choice: Choice, depth: int, sharing: int) -> list[int]:
+def idle_places(choice: Choice, depth: int, sharing: int) -> list[tuple[int, int]]:
     """Which candidates should compute the first `depth` blocks ahead, when so many requests share them.
 
     So many that those who hold them get no more of the running requests than others do, each one request at least.
+    Each comes with how many of the blocks it lacks.
     """
     fleet, requests = choice.fleet, choice.loads.requests
     if 0 not in requests:
@@ -46,7 +47,8 @@ def idle_places(choice: Choice, depth: int, sharing: int) -> list[int]:
     if wanted <= 0:
         return []
     idle = [at for at in lacking if not requests[at] and 2 * depth <= fleet.total_blocks[at]]
-    return sorted(idle, key=choice.loads.sent.__getitem__)[:wanted]
+    first = sorted(idle, key=choice.loads.sent.__getitem__)[:wanted]
+    return [(at, depth - int(cached[at])) for at in first]
 
 
 class Copies:
@@ -70,21 +72,22 @@ class Copies:
         block_size = choice.fleet.block_size
         if depth * block_size < LEAST_TOKENS or not _plain(request):
             return
-        for at in idle_places(choice, depth, sharing):
+        for at, missing in idle_places(choice, depth, sharing):
             worker = choice.fleet.workers[at]
             now = asyncio.get_running_loop().time()
             if not self._may(worker, booked.chain[0], now):
                 continue
-            tokens = int((depth - choice.cached()[at]) * block_size)
-            copy = self._ledger.book(worker, booked.chain[:depth], now=now, prompt_tokens=0, prefill_tokens=tokens)
+            copy = self._ledger.book(
+                worker, booked.chain[:depth], now=now, prompt_tokens=0, prefill_tokens=missing * block_size
+            )
             self._stats.copies += 1
-            self._stats.copied_blocks += tokens // block_size
+            self._stats.copied_blocks += missing
             log.debug(
                 "request %s: worker %x rank %d is idle and computes its first %d blocks ahead: %d running requests "
                 "share them", request_id, worker.worker_id, worker.dp_rank, depth, sharing,
             )  # fmt: skip
             ahead = prefix_of(request, depth * block_size, self._members.told_rank(worker))
-            task = asyncio.create_task(self._send(ahead, copy, Context(f"copy-of-{request_id}")))
+            task = asyncio.create_task(self._send(ahead, copy, Context(f"copy-{copy.key}-of-{request_id}")))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
