@@ -160,11 +160,14 @@ class Index:
         if not names:
             return Applied()
         local, above = stored.tokens_hashes, stored.parent_hash
-        if above is not None and above in names:
-            return Rejected(f"block {above} is stored as its own parent")
-        if rank is None:
-            if above is not None:
+        if above is not None:
+            if rank is None:
                 return Rejected(f"parent block {above} is unknown")
+            if event.tier is _DEVICE and rank.device.go_on(names, local, above):
+                return Applied(len(names))
+            if above in names:
+                return Rejected(f"block {above} is stored as its own parent")
+        elif rank is None:
             rank = self._rank(Worker(event.worker_id, event.dp_rank))
         parent = None
         if above is not None and (parent := rank.meaning(above)) is None:

@@ -138,6 +138,35 @@ class Runs:
             at += count
         return new
 
+    def append(self, slot: int, chain: list[int], parent: int) -> bool:
+        """The same for blocks that nobody holds, at the end of a run that only this worker holds as a whole.
+
+        False, and nothing happens, if this is not so.
+        """
+        of = self.of
+        run = of.get(parent)
+        if run is None or run.full != 1 << slot or run.blocks[-1] != parent or not of.keys().isdisjoint(chain):
+            return False
+        run.blocks += chain
+        for block in chain:
+            of[block] = run
+        return True
+
+    def advance(self, slot: int, chain: list[int]) -> bool:
+        """The same for blocks of a run whose beginning this worker holds, just up to there; False as above."""
+        run = self.of.get(chain[0])
+        if run is None or not (place := run.upto.get(slot, 0)):
+            return False
+        blocks, end = run.blocks, place + len(chain)
+        if blocks[place] != chain[0] or end > len(blocks) or blocks[end - 1] != chain[-1]:
+            return False
+        if end < len(blocks):
+            run.upto[slot] = end
+        else:
+            del run.upto[slot]
+            run.full |= 1 << slot
+        return True
+
     def cut(self, slot: int, blocks: Sequence[int | None]) -> list[int] | None:
         """A worker loses the end of what it holds of a run, last block first.
 

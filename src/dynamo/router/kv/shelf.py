@@ -11,6 +11,7 @@ from itertools import islice
 
 from dynamo.protocols.kv import Tier
 from dynamo.router.kv.blocks import Blocks
+from dynamo.router.kv.hashing import sequence_hashes
 
 
 class Shelf:
@@ -66,6 +67,36 @@ class Shelf:
             self.count += new
             return new
         return sum([self._learn(*row) for row in zip(names, chain, [parent, *chain], strict=False)])
+
+    def go_on(self, names: list[int], local: list[int], above: int) -> bool:
+        """The usual event, in short: blocks come under the last of those that came before them.
+
+        False, and nothing happens, if anything about it is unusual: then it is for `store`.
+        """
+        slot, runs, listed = self._slot, self._runs, self._listed
+        parent = above if listed is None else listed.get(above)
+        if parent is None:
+            return False
+        chain = sequence_hashes(local, parent)
+        gone = self._blocks.names.gone
+        if listed is None:
+            fits = names == chain and (runs.append(slot, chain, parent) or runs.advance(slot, chain))
+        else:
+            size = len(listed)
+            fits = list(map(listed.setdefault, names, chain)) == chain
+            added = len(listed) - size
+            if fits and added == len(chain) and not any(self._elsewhere) and (not gone or gone.isdisjoint(chain)):
+                fits = runs.append(slot, chain, parent) or (self._own and runs.advance(slot, chain))
+            else:
+                fits = fits and not added and not self._own and runs.advance(slot, chain)
+            if not fits:
+                for _ in range(added):
+                    listed.popitem()
+        if fits:
+            self.count += len(chain)
+            if gone:
+                gone.difference_update(chain)
+        return fits
 
     def fill(self, names: list[int], blocks: list[int], parents: list[int | None]) -> None:
         """Blocks came in any order, with their parents."""
