@@ -14,6 +14,7 @@ import heapq
 import itertools
 import random
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -185,6 +186,8 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
     order = itertools.count()
     ttft: list[float] = []
     tokens = [0] * variant.workers
+    running: Counter[int] = Counter()
+    """Copies under way, by the block they begin with."""
     cached_tokens = copied_tokens = 0
 
     def at(when: float, what: Callable[[float], None]) -> None:
@@ -240,11 +243,13 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
 
     def copy(name: str, prompt: Prompt, choice: Choice, now: float) -> None:
         nonlocal copied_tokens
-        depth, sharing = router.book.sharing(name, LEAST_SHARING)
+        copies = running[prompt.chain[0]]
+        depth, sharing = router.book.sharing(name, LEAST_SHARING + copies)
         if depth * BLOCK < LEAST_TOKENS:
             return
         prefix = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth])
-        for number, missing in idle_places(choice, depth, sharing):
+        for number, missing in idle_places(choice, depth, sharing - copies):
+            running[prompt.chain[0]] += 1
             copied_tokens += missing * BLOCK
             booked = f"copy {next(order)}"
             book(booked, number, prefix, now, missing * BLOCK, 0)
@@ -254,6 +259,7 @@ def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
 
             def end(then: float, cached: int, booked: str = booked) -> None:
                 router.book.free(booked)
+                running[prompt.chain[0]] -= 1
 
             send(number, prefix, 1, Asked(first, end), now)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -59,6 +61,8 @@ class Copies:
         self._stats = stats
         self._made: dict[tuple[Worker, int], float] = {}
         """When each worker last got a copy of what begins with a block, oldest first."""
+        self._running: Counter[int] = Counter()
+        """Copies under way, by the block they begin with."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -68,68 +72,86 @@ class Copies:
 
     def consider(self, request: Any, booked: Booked, choice: Choice, request_id: str) -> None:
         """A request has just been placed: does its prefix want further copies?"""
-        depth, sharing = self._ledger.sharing(booked, LEAST_SHARING)
-        block_size = choice.fleet.block_size
-        if depth * block_size < LEAST_TOKENS or not _plain(request):
+        if not booked.chain or not _plain(request):
             return
-        for at, missing in idle_places(choice, depth, sharing):
+        first, block_size = booked.chain[0], choice.fleet.block_size
+        copies = self._running[first]
+        depth, sharing = self._ledger.sharing(booked, LEAST_SHARING + copies)
+        if depth * block_size < LEAST_TOKENS:
+            return
+        for at, missing in idle_places(choice, depth, sharing - copies):
             worker = choice.fleet.workers[at]
             now = asyncio.get_running_loop().time()
-            if not self._may(worker, booked.chain[0], now):
+            if not self._may(worker, first, now):
                 continue
-            copy = self._ledger.book(
-                worker, booked.chain[:depth], now=now, prompt_tokens=0, prefill_tokens=missing * block_size
+            prefix, tokens = booked.chain[:depth], missing * block_size
+            copy = _Copy(
+                self._ledger.book(worker, prefix, now=now, prompt_tokens=0, prefill_tokens=tokens), self._running
             )
             self._stats.copies += 1
             self._stats.copied_blocks += missing
             log.debug(
                 "request %s: worker %x rank %d is idle and computes its first %d blocks ahead: %d running requests "
-                "share them", request_id, worker.worker_id, worker.dp_rank, depth, sharing,
+                "share them", request_id, worker.worker_id, worker.dp_rank, depth, sharing - copies,
             )  # fmt: skip
             ahead = prefix_of(request, depth * block_size, self._members.told_rank(worker))
-            task = asyncio.create_task(self._send(ahead, copy, Context(f"copy-{copy.key}-of-{request_id}")))
+            task = asyncio.create_task(self._send(ahead, copy, f"copy-{copy.booked.key}-of-{request_id}"))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._sent, copy))
 
     def _may(self, worker: Worker, first: int, now: float) -> bool:
         for key, made in list(self._made.items()):
             if now - made < AGAIN_SECONDS:
                 break
             del self._made[key]
-        return self._made.setdefault((worker, first), now) == now
+        if (worker, first) in self._made:
+            return False
+        self._made[worker, first] = now
+        return True
 
-    async def _send(self, request: PreprocessedRequest, booked: Booked, context: Context) -> None:
-        sink = _Unread(booked)
+    async def _send(self, request: PreprocessedRequest, copy: _Copy, name: str) -> None:
         try:
-            channel = self._instances.channel(booked.worker.worker_id)
+            channel = self._instances.channel(copy.booked.worker.worker_id)
             if not channel.ready:
                 await channel.open()
-            channel.send(request, context, sink, item_type=EngineOutput, columnar=True)
+            channel.send(request, Context(name), copy, item_type=EngineOutput, columnar=True)
         except DynamoException as error:
-            sink.fail(error)
-        except BaseException:
-            booked.release()
-            raise
+            copy.fail(error)
+
+    def _sent(self, copy: _Copy, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            copy.end()
+        elif error := task.exception():
+            copy.end()
+            log.error("a prefix could not be computed ahead: %s", error, exc_info=error)
 
 
-class _Unread:
-    """Where the answer to a copy goes: only its coming counts."""
+class _Copy:
+    """A copy under way, and where its answer goes: only its coming counts."""
 
-    def __init__(self, booked: Booked) -> None:
-        self._booked = booked
+    def __init__(self, booked: Booked, running: Counter[int]) -> None:
+        self.booked = booked
+        self._running = running
+        running[booked.chain[0]] += 1
 
     def tokens(self, ids: list[int]) -> None:
-        self._booked.first_token()
+        self.booked.first_token()
 
     def item(self, value: Any) -> None:
-        self._booked.first_token()
+        self.booked.first_token()
 
     def end(self) -> None:
-        self._booked.release()
+        if not self.booked.released:
+            self.booked.release()
+            first = self.booked.chain[0]
+            self._running[first] -= 1
+            if not self._running[first]:
+                del self._running[first]
 
     def fail(self, error: DynamoException) -> None:
-        self._booked.release()
-        log.debug("worker %x computes nothing ahead: %s", self._booked.worker.worker_id, error)
+        self.end()
+        log.debug("worker %x computes nothing ahead: %s", self.booked.worker.worker_id, error)
 
 
 def _plain(request: Any) -> bool:

@@ -62,6 +62,10 @@ class Index:
         self._blocks = Blocks()
         self._device = self._blocks.runs[Tier.Device]
         self._lower = [self._blocks.runs[tier] for tier in _LOWER]
+        self._known = self._device.of
+        self._slower = [runs.of for runs in self._lower]
+        self._nothing = Overlaps((), [])
+        """The answer for prompts nobody knows: always the same, as long as the workers are."""
 
     def __len__(self) -> int:
         """Different blocks held by anyone."""
@@ -92,10 +96,14 @@ class Index:
 
     def match(self, chain: Sequence[int]) -> Overlaps:
         """Each worker's overlap with the prompt whose sequence hashes these are."""
-        workers = self._slots.workers
+        workers, below = self._slots.workers, any(self._slower)
+        if not below and (not chain or chain[0] not in self._known):
+            if self._nothing.workers is not workers:
+                self._nothing = Overlaps(workers, [0] * len(workers))
+            return self._nothing
         depths = [0] * len(workers)
         self._device.reach(chain, depths)
-        if any([runs.of for runs in self._lower]):
+        if below:
             return Overlaps(workers, depths, self._below(chain, depths))
         return Overlaps(workers, depths)
 
