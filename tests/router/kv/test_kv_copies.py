@@ -120,6 +120,16 @@ async def test_the_third_request_that_begins_alike_brings_copies_to_idle_workers
             await until(lambda worker=worker: here.side.same_as(worker))
 
 
+async def test_copies_that_are_not_done_bring_no_further_ones() -> None:
+    async with AsyncExitStack() as stack:
+        here = await party(stack, 20)
+        for asked in range(1, 8):
+            await here.ask()
+            assert here.side.router.stats.copies < asked
+        await until(lambda: len(here.copies()) == here.side.router.stats.copies > 2)
+        await here.end()
+
+
 async def test_a_copy_carries_adapter_and_salt_and_names_the_rank() -> None:
     async with AsyncExitStack() as stack:
         here = await party(stack, 2, card=RuntimeConfig(data_parallel_size=2))
