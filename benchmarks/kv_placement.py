@@ -17,8 +17,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from dynamo.engines.mocker import MockerArgs
+from dynamo.protocols.kv import RouterEvent
 from dynamo.router.kv.copies import LEAST_SHARING, LEAST_TOKENS, idle_places
 from dynamo.router.kv.cost import Choice, CostConfig, choose
 from dynamo.router.kv.fleet import Capacity, Fleet
@@ -171,107 +173,110 @@ class Result:
         return 1000 * sorted(self.ttft)[int(0.99 * len(self.ttft))]
 
 
-def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
-    router = Router(variant, seed)
-    rejected = 0
+class Simulation:
+    """One workload under one rule, in virtual time."""
 
-    def publish(event: object) -> None:
-        nonlocal rejected
-        rejected += isinstance(router.index.apply(event), Rejected)  # type: ignore[arg-type]
+    def __init__(self, variant: Variant, rule: Rule, seed: int) -> None:
+        self.router = Router(variant, seed)
+        self.rejected = 0
+        self.ttft: list[float] = []
+        self.tokens = [0] * variant.workers
+        self.cached_tokens = self.copied_tokens = 0
+        self._rule = rule
+        args = MockerArgs(block_size=BLOCK, num_gpu_blocks=variant.blocks, speedup_ratio=variant.speed, watermark=0)
+        self._fleet = [SimWorker(number, args, self._publish) for number in range(variant.workers)]
+        self._talks = conversations(variant, seed)
+        self._agenda: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = itertools.count()
+        self._copies: Counter[int] = Counter()
+        """Those under way, by the block they begin with."""
+        for number in range(len(self._talks)):
+            self._at(number * variant.stagger, partial(self._ask, number, 0))
 
-    args = MockerArgs(block_size=BLOCK, num_gpu_blocks=variant.blocks, speedup_ratio=variant.speed, watermark=0)
-    fleet = [SimWorker(number, args, publish) for number in range(variant.workers)]
-    talks = conversations(variant, seed)
-    agenda: list[tuple[float, int, Callable[[float], None]]] = []
-    order = itertools.count()
-    ttft: list[float] = []
-    tokens = [0] * variant.workers
-    running: Counter[int] = Counter()
-    """Copies under way, by the block they begin with."""
-    cached_tokens = copied_tokens = 0
+    def run(self) -> Result:
+        while self._agenda:
+            now, _, what = heapq.heappop(self._agenda)
+            what(now)
+        prompts = [prompt for talk, _ in self._talks for prompt in talk]
+        total = sum(prompt.length for prompt in prompts)
+        cached, copied = self.cached_tokens / total, self.copied_tokens / total
+        return Result(cached, optimum(prompts), self.ttft, self.tokens, self.rejected, copied)
 
-    def at(when: float, what: Callable[[float], None]) -> None:
-        heapq.heappush(agenda, (when, next(order), what))
+    def _ask(self, number: int, turn: int, now: float) -> None:
+        prompts, think = self._talks[number]
+        prompt, name = prompts[turn], f"{number}.{turn}"
+        picked = self._rule(self.router, prompt, now)
+        self._book(name, picked.number, prompt, now, picked.prefill_tokens, prompt.length)
 
-    def advance(worker: SimWorker, now: float) -> None:
+        def first(then: float) -> None:
+            self.router.book.first_token(name)
+            self.ttft.append(then - now)
+
+        def end(then: float, cached: int) -> None:
+            self.cached_tokens += cached
+            self.tokens[picked.number] += prompt.length + ANSWER
+            self.router.book.free(name)
+            if turn + 1 < len(prompts):
+                self._at(then + think[turn], partial(self._ask, number, turn + 1))
+
+        self._send(picked.number, prompt, ANSWER, Asked(first, end), now)
+        if picked.choice:
+            self._copy(name, prompt, picked.choice, now)
+
+    def _copy(self, name: str, prompt: Prompt, choice: Choice, now: float) -> None:
+        """What router/kv/copies.py does with requests of its own."""
+        begin = prompt.chain[0]
+        depth, sharing = self.router.book.sharing(name, LEAST_SHARING + self._copies[begin])
+        if depth * BLOCK < LEAST_TOKENS:
+            return
+        prefix = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth])
+        for number, missing in idle_places(choice, depth, sharing - self._copies[begin]):
+            self._copies[begin] += 1
+            self.copied_tokens += missing * BLOCK
+            copy = f"copy {next(self._order)}"
+            self._book(copy, number, prefix, now, missing * BLOCK, 0)
+
+            def first(then: float, copy: str = copy) -> None:
+                self.router.book.first_token(copy)
+
+            def end(then: float, cached: int, copy: str = copy) -> None:
+                self.router.book.free(copy)
+                self._copies[begin] -= 1
+
+            self._send(number, prefix, 1, Asked(first, end), now)
+
+    def _book(
+        self, name: str, number: int, prompt: Prompt, now: float, prefill_tokens: int, prompt_tokens: int
+    ) -> None:
+        worker = self.router.workers[number]
+        self.router.book.book(
+            name, worker, prompt.chain, now=now, prompt_tokens=prompt_tokens, prefill_tokens=prefill_tokens
+        )
+
+    def _send(self, number: int, prompt: Prompt, length: int, asked: Asked, now: float) -> None:
+        self._fleet[number].ask(next(self._order), prompt, length, asked)
+        self._advance(self._fleet[number], now)
+
+    def _advance(self, worker: SimWorker, now: float) -> None:
         iteration = worker.begin(now)
         if iteration is None:
             return
 
         def done(now: float) -> None:
             worker.finish(iteration)
-            advance(worker, now)
+            self._advance(worker, now)
 
-        at(iteration.ends, done)
+        self._at(iteration.ends, done)
 
-    def ask(number: int, turn: int, now: float) -> None:
-        prompts, think = talks[number]
-        prompt = prompts[turn]
-        name = f"{number}.{turn}"
-        picked = rule(router, prompt, now)
-        book(name, picked.number, prompt, now, picked.prefill_tokens, prompt.length)
+    def _at(self, when: float, what: Callable[[float], None]) -> None:
+        heapq.heappush(self._agenda, (when, next(self._order), what))
 
-        def first(then: float) -> None:
-            router.book.first_token(name)
-            ttft.append(then - now)
+    def _publish(self, event: RouterEvent) -> None:
+        self.rejected += isinstance(self.router.index.apply(event), Rejected)
 
-        def end(then: float, cached: int) -> None:
-            nonlocal cached_tokens
-            cached_tokens += cached
-            tokens[picked.number] += prompt.length + ANSWER
-            router.book.free(name)
-            if turn + 1 < len(prompts):
-                at(then + think[turn], lambda later: ask(number, turn + 1, later))
 
-        send(picked.number, prompt, ANSWER, Asked(first, end), now)
-        if picked.choice:
-            copy(name, prompt, picked.choice, now)
-
-    def book(name: str, number: int, prompt: Prompt, now: float, prefill_tokens: int, prompt_tokens: int) -> None:
-        router.book.book(
-            name,
-            router.workers[number],
-            prompt.chain,
-            now=now,
-            prompt_tokens=prompt_tokens,
-            prefill_tokens=prefill_tokens,
-        )
-
-    def send(number: int, prompt: Prompt, length: int, asked: Asked, now: float) -> None:
-        fleet[number].ask(next(order), prompt, length, asked)
-        advance(fleet[number], now)
-
-    def copy(name: str, prompt: Prompt, choice: Choice, now: float) -> None:
-        nonlocal copied_tokens
-        copies = running[prompt.chain[0]]
-        depth, sharing = router.book.sharing(name, LEAST_SHARING + copies)
-        if depth * BLOCK < LEAST_TOKENS:
-            return
-        prefix = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth])
-        for number, missing in idle_places(choice, depth, sharing - copies):
-            running[prompt.chain[0]] += 1
-            copied_tokens += missing * BLOCK
-            booked = f"copy {next(order)}"
-            book(booked, number, prefix, now, missing * BLOCK, 0)
-
-            def first(then: float, booked: str = booked) -> None:
-                router.book.first_token(booked)
-
-            def end(then: float, cached: int, booked: str = booked) -> None:
-                router.book.free(booked)
-                running[prompt.chain[0]] -= 1
-
-            send(number, prefix, 1, Asked(first, end), now)
-
-    for number in range(len(talks)):
-        at(number * variant.stagger, lambda now, number=number: ask(number, 0, now))  # type: ignore[misc]
-    while agenda:
-        now, _, what = heapq.heappop(agenda)
-        what(now)
-
-    prompts = [prompt for talk, _ in talks for prompt in talk]
-    total = sum(prompt.length for prompt in prompts)
-    return Result(cached_tokens / total, optimum(prompts), ttft, tokens, rejected, copied_tokens / total)
+def simulate(variant: Variant, rule: Rule, seed: int) -> Result:
+    return Simulation(variant, rule, seed).run()
 
 
 def optimum(prompts: list[Prompt], block: int = BLOCK) -> float:
