@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import models
 from dynamo.engines.base import EngineError, RankLoad
 from dynamo.engines.mocker import MockerEngine
+from dynamo.engines.mocker.from_spec import words_of
 from dynamo.engines.registry import EngineSpec, make_engine
-from dynamo.model import LocalModel
+from dynamo.model import HubConfig, LocalModel, build_card, open_card
+from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from sinks import Kept
 
@@ -38,6 +41,19 @@ async def test_out_mocker_follows_flags_and_file_and_answers_in_the_models_words
     assert len(kept.ids) == 20
     assert all(3 <= token < 600 for token in kept.ids)
     await engine.stop()
+
+
+@pytest.mark.parametrize("make", [models.byte_level_model, models.sentencepiece_model])
+def test_every_word_of_an_answer_is_text_by_itself(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    hub = HubConfig(cache=tmp_path, offline=True)
+    folder = make(tmp_path / "toy")
+    card = build_card(LocalModel(source=str(folder), path=folder), name="toy", model_type=ModelType.Backend)
+    loaded = open_card(card, hub)
+    words = words_of(loaded).words
+    assert words
+    assert all(loaded.tokenizer.decoder().push([word]) for word in words)
+    assert {word for word in words if "\ufffd" in loaded.tokenizer.decode([word])} == set()
+    assert len(words) < loaded.tokenizer.vocab_size - len(loaded.tokenizer.special_ids)
 
 
 @pytest.mark.parametrize(

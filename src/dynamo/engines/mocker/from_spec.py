@@ -38,6 +38,15 @@ def _words(model: LocalModel) -> Vocabulary:
 
 
 def words_of(loaded: LoadedModel) -> Vocabulary:
-    """Ids that are neither an end nor special, so that answers run to their length."""
+    """Ids that are neither an end nor special, so that answers run to their length, and that are text by themselves.
+
+    A part of a character is shown when the rest has come: what a client sees of the first token would be the second.
+    """
     tokenizer = loaded.tokenizer
-    return Vocabulary(0, tokenizer.vocab_size, frozenset(tokenizer.special_ids) | set(loaded.eos_token_ids))
+    ends = frozenset(tokenizer.special_ids) | set(loaded.eos_token_ids)
+
+    def whole(word: int) -> bool:
+        text = tokenizer.decode([word])
+        return bool(text) and "\ufffd" not in text
+
+    return Vocabulary(0, tokenizer.vocab_size, ends, fit=whole)

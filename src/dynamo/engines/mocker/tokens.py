@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from zlib import adler32
 
 from dynamo.protocols.engine import PreprocessedRequest
@@ -29,12 +29,19 @@ _MOST_WORDS = 8192
 class Vocabulary:
     """The ids answers are made of: from `low` up to `high`, without `avoid` (end of sequence and other specials)."""
 
-    def __init__(self, low: int = 1000, high: int = 2000, avoid: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        low: int = 1000,
+        high: int = 2000,
+        avoid: Collection[int] = (),
+        *,
+        fit: Callable[[int], bool] = lambda word: True,
+    ) -> None:
         if not 0 <= low < high <= 2**32:
             raise InvalidArgument(f"vocabulary range must be 0 <= low < high <= 2**32, not {low}..{high}")
         banned = frozenset(avoid)
         stride = -(-(high - low) // _MOST_WORDS)
-        self.words = tuple(word for word in range(low, high, stride) if word not in banned)
+        self.words = tuple(word for word in range(low, high, stride) if word not in banned and fit(word))
         if not self.words:
             raise InvalidArgument(f"vocabulary range {low}..{high} holds nothing but tokens to avoid")
         self._set = frozenset(self.words)
