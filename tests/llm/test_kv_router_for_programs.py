@@ -121,6 +121,23 @@ async def test_a_request_may_weigh_overlap_otherwise(mockers: dict[int, Mocker],
         await kv.best_worker(PROMPT, {"router_temperature": -1})
 
 
+async def test_a_request_that_weighs_otherwise_passes_over_who_cannot_be_reached(
+    local: Local, mockers: dict[int, Mocker], runtime: DistributedRuntime
+) -> None:
+    kv = router(runtime)
+    home, away = mockers
+    await tokens(await kv.generate(PROMPT, stop_conditions={"max_tokens": 1}, worker_id=home))
+    await until_known(kv, home, 10)
+    path = f"ns/backend/generate/{home:x}"
+    route = local.hub.routes.pop(path)
+    try:
+        told = {"router_temperature": 0}
+        assert len(await tokens(await kv.generate(PROMPT, "", {"max_tokens": 2}, router_config_override=told))) == 2
+        assert (await kv.best_worker(PROMPT, told, request_id="a"))[0] == away
+    finally:
+        local.hub.routes[path] = route
+
+
 async def test_wrong_input_is_refused_by_name(mockers: dict[int, Mocker], runtime: DistributedRuntime) -> None:
     endpoint = runtime.endpoint("ns.backend.generate")
     with pytest.raises(ValueError, match="block_size"):

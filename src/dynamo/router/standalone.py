@@ -99,14 +99,10 @@ class StandaloneRouter:
         self, request: PreprocessedRequest, *, request_id: str = "", override: CostConfig | None = None
     ) -> Placement:
         pinned = request.routing.backend_instance_id if request.routing else None
-        if override is not None:
-            choice = self.core.peek(request, pinned=pinned, cost=override)
-            pinned = choice.worker.worker_id
-            request = on_rank(request, choice.worker.dp_rank)
-        return await self.core.open(request, request_id=request_id, pinned=pinned)
+        return await self.core.open(request, request_id=request_id, pinned=pinned, cost=override)
 
     def peek(self, request: PreprocessedRequest, override: CostConfig | None = None) -> Choice:
-        return self.core.peek(request, cost=override)
+        return self.core.peek(request, override)
 
     def override(self, told: Mapping[str, Any] | None) -> CostConfig | None:
         """The costs a request asks for by `router_config_override`; names what it cannot follow."""

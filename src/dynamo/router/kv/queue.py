@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from dynamo.protocols.errors import DynamoException
+from dynamo.router.kv.cost import CostConfig
 from dynamo.router.router import Placement
 
 
@@ -24,6 +25,8 @@ class Ticket(Struct, kw_only=True, eq=False):
     pinned: int | None = None
     dp_rank: int | None = None
     avoid: Collection[int] = ()
+    cost: CostConfig | None = None
+    """What this request asks for instead of the router's own."""
     arrived: float = 0.0
     order: tuple[float, int] = (0.0, 0)
     placed: asyncio.Future[Placement] | None = None

@@ -169,10 +169,18 @@ class KvRouter:
                 await part.close()
 
     async def open(
-        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
+        self,
+        request: Any,
+        *,
+        request_id: str = "",
+        pinned: int | None = None,
+        avoid: Collection[int] = (),
+        cost: CostConfig | None = None,
     ) -> Placement:
+        """As `Router` says; `cost` is what this request is chosen by instead of the router's own."""
         watch = self._watch = self.overhead.watch()
         ticket = self._ticket(request, request_id, pinned, avoid)
+        ticket.cost = cost
         if watch:
             watch.hashed = perf_counter()
         last: DynamoException | None = None
@@ -201,11 +209,9 @@ class KvRouter:
             else:
                 return placement
 
-    def peek(
-        self, request: PreprocessedRequest, *, pinned: int | None = None, cost: CostConfig | None = None
-    ) -> Choice:
+    def peek(self, request: PreprocessedRequest, cost: CostConfig | None = None) -> Choice:
         """What would be chosen now; nothing is booked, nobody waits."""
-        ticket = self._ticket(request, "", pinned, ())
+        ticket = self._ticket(request, "", None, ())
         fleet = self._candidates(ticket)
         now = asyncio.get_running_loop().time()
         loads = self.book.loads(fleet.workers, ticket.chain, now)
@@ -285,7 +291,8 @@ class KvRouter:
         overlaps = self._overlaps(ticket.chain, now)
         if self._watch:
             self._watch.matched = perf_counter()
-        choice = choose(ticket.prompt_tokens, len(ticket.chain), fleet, overlaps, loads, self._cost, self._rng)
+        cost = ticket.cost or self._cost
+        choice = choose(ticket.prompt_tokens, len(ticket.chain), fleet, overlaps, loads, cost, self._rng)
         if ticket.pinned is None and self.instances.channel(choice.worker.worker_id).draining:
             # Whoever leaves says so once; asking all of them each time would cost more than choosing again.
             ticket.avoid = {*ticket.avoid, choice.worker.worker_id}
