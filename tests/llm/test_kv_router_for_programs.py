@@ -3,13 +3,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.llm import KvRouter, KvRouterConfig, compute_block_hash_for_seq
-from dynamo.llm.exceptions import InvalidArgument, Unavailable
+from dynamo.llm.exceptions import InvalidArgument, ResourceExhausted, Unavailable
 from dynamo.router import RouterConfig
 from dynamo.router.service import serve_router
 from dynamo.router.standalone import StandaloneRouter, prompt
@@ -136,6 +137,29 @@ async def test_a_request_that_weighs_otherwise_passes_over_who_cannot_be_reached
         assert (await kv.best_worker(PROMPT, told, request_id="a"))[0] == away
     finally:
         local.hub.routes[path] = route
+
+
+async def test_what_is_only_booked_sends_nothing_to_anybody(local: Local, runtime: DistributedRuntime) -> None:
+    large = MockerArgs(block_size=4, num_gpu_blocks=4096, speedup_ratio=0)
+    async with AsyncExitStack() as stack:
+        mockers = [await stack.enter_async_context(Mocker(NETWORK, local, large)) for _ in range(6)]
+        kv = router(runtime)
+        for at in range(4):
+            await kv.best_worker([*range(2000), at], request_id=str(at))
+        # Whatever was sent to a worker came before this, and has left its blocks.
+        for mocker in mockers:
+            await tokens(await kv.generate(PROMPT, "", {"max_tokens": 1}, worker_id=mocker.worker_id))
+            assert len(mocker.cached()) == 10
+
+
+async def test_all_settings_of_the_router_can_be_given(mockers: dict[int, Mocker], runtime: DistributedRuntime) -> None:
+    kv = router(runtime, active_prefill_tokens_threshold=39, router_copy_prefixes=False, router_queue_policy="wspt")
+    for name in ("a", "b"):
+        await kv.best_worker(PROMPT, request_id=name, router_config_override={"overlap_score_weight": 0})
+    with pytest.raises(ResourceExhausted):
+        await kv.best_worker(PROMPT, request_id="c")
+    settings = {field for field in RouterConfig.__struct_fields__ if field != "mode"}
+    assert len(KvRouterConfig.__struct_fields__) == len(settings)
 
 
 async def test_wrong_input_is_refused_by_name(mockers: dict[int, Mocker], runtime: DistributedRuntime) -> None:

@@ -28,17 +28,33 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     use_kv_events: bool = True
     router_replica_sync: bool = False
     router_ttl_secs: float = 120.0
+    router_host_cache_hit_weight: float = 0.75
+    router_disk_cache_hit_weight: float = 0.25
+    router_copy_prefixes: bool = True
     router_queue_threshold: float | None = None
+    router_queue_policy: str = "fcfs"
+    router_queue_limit: int = 256
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
 
     def router_config(self) -> RouterConfig:
         return RouterConfig(
             mode="kv",
             overlap_weight=self.overlap_score_weight,
             temperature=self.router_temperature,
+            host_weight=self.router_host_cache_hit_weight,
+            disk_weight=self.router_disk_cache_hit_weight,
             use_kv_events=self.use_kv_events,
             replica_sync=self.router_replica_sync,
             ttl=self.router_ttl_secs,
+            copy_prefixes=self.router_copy_prefixes,
             queue_threshold=self.router_queue_threshold,
+            queue_policy=self.router_queue_policy,
+            queue_limit=self.router_queue_limit,
+            active_decode_blocks_threshold=self.active_decode_blocks_threshold,
+            active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
+            active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
         )
 
 
@@ -127,7 +143,7 @@ class KvRouter:
             return *peeked.worker, peeked.overlap.device
         if request_id in self._held:
             raise ValueError(f"request_id '{request_id}' is booked already")
-        placement = await self._router.place(request, request_id=request_id, override=override)
+        placement = await self._router.book(request, request_id=request_id, override=override)
         self._held[request_id] = placement
         assert placement.decision.choice
         choice = placement.decision.choice

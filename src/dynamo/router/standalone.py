@@ -84,7 +84,8 @@ class StandaloneRouter:
         self, request: PreprocessedRequest, context: Context, sink: Sink, override: CostConfig | None = None
     ) -> Placement:
         """Place a request and push its answer into `sink`; its booking ends with it."""
-        placement = await self.place(request, request_id=context.id(), override=override)
+        pinned = request.routing.backend_instance_id if request.routing else None
+        placement = await self.core.open(request, request_id=context.id(), pinned=pinned, cost=override)
         if placement.dp_rank is not None:
             request = on_rank(request, placement.dp_rank)
         booked = BookedSink(placement, sink)
@@ -95,11 +96,11 @@ class StandaloneRouter:
             raise
         return placement
 
-    async def place(
+    async def book(
         self, request: PreprocessedRequest, *, request_id: str = "", override: CostConfig | None = None
     ) -> Placement:
-        pinned = request.routing.backend_instance_id if request.routing else None
-        return await self.core.open(request, request_id=request_id, pinned=pinned, cost=override)
+        """Place a request that somebody else will send; so nothing is sent to any worker on its account."""
+        return await self.core.open(request, request_id=request_id, cost=override, copies=False)
 
     def peek(self, request: PreprocessedRequest, override: CostConfig | None = None) -> Choice:
         return self.core.peek(request, override)

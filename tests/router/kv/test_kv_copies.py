@@ -159,6 +159,19 @@ async def test_no_copies_where_they_are_not_wanted_or_nobody_would_know_of_them(
         assert not here.copies()
 
 
+async def test_what_is_only_booked_brings_no_copies() -> None:
+    async with AsyncExitStack() as stack:
+        here = await party(stack, 8)
+        request = PreprocessedRequest(token_ids=SYSTEM)
+        booked = [await here.side.kv.open(request, copies=False) for _ in range(6)]
+        assert here.side.router.stats.copies == 0
+        (await here.side.kv.open(request)).release()
+        assert here.side.router.stats.copies > 0, "they count among those that share it"
+        for placement in booked:
+            placement.release()
+        await here.end()
+
+
 async def test_different_prompts_and_one_conversation_alone_bring_no_copies() -> None:
     async with AsyncExitStack() as stack:
         here = await party(stack, 8)

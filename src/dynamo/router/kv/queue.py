@@ -27,6 +27,8 @@ class Ticket(Struct, kw_only=True, eq=False):
     avoid: Collection[int] = ()
     cost: CostConfig | None = None
     """What this request asks for instead of the router's own."""
+    copies: bool = True
+    """Whether its prefix may be computed ahead elsewhere."""
     arrived: float = 0.0
     order: tuple[float, int] = (0.0, 0)
     placed: asyncio.Future[Placement] | None = None

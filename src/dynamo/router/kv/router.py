@@ -176,11 +176,12 @@ class KvRouter:
         pinned: int | None = None,
         avoid: Collection[int] = (),
         cost: CostConfig | None = None,
+        copies: bool = True,
     ) -> Placement:
-        """As `Router` says; `cost` is what this request is chosen by instead of the router's own."""
+        """As `Router` says. `cost` is this request's own; `copies`: what it begins with may be computed ahead."""
         watch = self._watch = self.overhead.watch()
         ticket = self._ticket(request, request_id, pinned, avoid)
-        ticket.cost = cost
+        ticket.cost, ticket.copies = cost, copies and pinned is None
         if watch:
             watch.hashed = perf_counter()
         last: DynamoException | None = None
@@ -309,7 +310,7 @@ class KvRouter:
             prompt_tokens=ticket.prompt_tokens,
             prefill_tokens=choice.prefill_tokens,
         )
-        if self._copies and ticket.pinned is None:
+        if self._copies and ticket.copies:
             self._copies.consider(ticket.request, booked, choice, ticket.request_id)
         decision = Decision(
             request_id=ticket.request_id,
