@@ -14,14 +14,13 @@ import heapq
 import itertools
 import random
 import statistics
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.kv import RouterEvent
-from dynamo.router.kv.copies import LEAST_SHARING, LEAST_TOKENS, idle_places
+from dynamo.router.kv.copies import LEAST_SHARING, LEAST_TOKENS, Made, idle_places
 from dynamo.router.kv.cost import Choice, CostConfig, choose
 from dynamo.router.kv.fleet import Capacity, Fleet
 from dynamo.router.kv.index import Index, Rejected
@@ -188,8 +187,7 @@ class Simulation:
         self._talks = conversations(variant, seed)
         self._agenda: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
-        self._copies: Counter[int] = Counter()
-        """Those under way, by the block they begin with."""
+        self._made = Made()
         for number in range(len(self._talks)):
             self._at(number * variant.stagger, partial(self._ask, number, 0))
 
@@ -225,32 +223,43 @@ class Simulation:
 
     def _copy(self, name: str, prompt: Prompt, choice: Choice, now: float) -> None:
         """What router/kv/copies.py does with requests of its own."""
-        begin = prompt.chain[0]
-        depth, sharing = self.router.book.sharing(name, LEAST_SHARING + self._copies[begin])
+        depth, sharing = self.router.book.sharing(name, LEAST_SHARING)
         if depth * BLOCK < LEAST_TOKENS:
             return
-        prefix = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth])
-        for number, missing in idle_places(choice, depth, sharing - self._copies[begin]):
-            self._copies[begin] += 1
+        prefix, last = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth]), prompt.chain[depth - 1]
+        for number, missing in idle_places(choice, depth, sharing, self._made.of(last, now)):
+            self._made.add(self.router.workers[number], last, now)
             self.copied_tokens += missing * BLOCK
             copy = f"copy {next(self._order)}"
-            self._book(copy, number, prefix, now, missing * BLOCK, 0)
+            self._book(copy, number, prefix, now, missing * BLOCK, 0, extra=True)
 
             def first(then: float, copy: str = copy) -> None:
                 self.router.book.first_token(copy)
 
             def end(then: float, cached: int, copy: str = copy) -> None:
                 self.router.book.free(copy)
-                self._copies[begin] -= 1
 
             self._send(number, prefix, 1, Asked(first, end), now)
 
     def _book(
-        self, name: str, number: int, prompt: Prompt, now: float, prefill_tokens: int, prompt_tokens: int
+        self,
+        name: str,
+        number: int,
+        prompt: Prompt,
+        now: float,
+        prefill_tokens: int,
+        prompt_tokens: int,
+        *,
+        extra: bool = False,
     ) -> None:
-        worker = self.router.workers[number]
         self.router.book.book(
-            name, worker, prompt.chain, now=now, prompt_tokens=prompt_tokens, prefill_tokens=prefill_tokens
+            name,
+            self.router.workers[number],
+            prompt.chain,
+            now=now,
+            prompt_tokens=prompt_tokens,
+            prefill_tokens=prefill_tokens,
+            extra=extra,
         )
 
     def _send(self, number: int, prompt: Prompt, length: int, asked: Asked, now: float) -> None:

@@ -104,6 +104,8 @@ class BookingAdded(Struct, frozen=True, kw_only=True, tag="add", omit_defaults=T
     prompt_tokens: Count
     prefill_tokens: Count
     sequence_hashes: list[U64] = []
+    extra: bool = False
+    """A copy, or one more choice of a request."""
 
 
 class BookingPrefillDone(Struct, frozen=True, kw_only=True, tag="prefill_done"):

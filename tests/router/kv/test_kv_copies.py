@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from dynamo.protocols.card import RuntimeConfig
-from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
+from dynamo.protocols.engine import PreprocessedRequest, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.errors import Unknown
 from dynamo.router.kv.copies import LEAST_TOKENS, idle_places
 from dynamo.router.kv.cost import CostConfig, choose
@@ -27,9 +28,14 @@ SHARED = len(SYSTEM) // BLOCK * BLOCK
 ROW = st.tuples(st.integers(0, 3), st.sampled_from([0, 50, 90, 100]), st.floats(0, 1e5), st.sampled_from([150, 16384]))
 
 
-@given(rows=st.lists(ROW, min_size=1, max_size=8), sharing=st.integers(3, 9), depth=st.integers(64, 100))
+@given(
+    rows=st.lists(ROW, min_size=1, max_size=8),
+    sharing=st.integers(3, 9),
+    depth=st.integers(64, 100),
+    told=st.integers(0, 8),
+)
 def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
-    rows: list[tuple[int, int, float, int]], sharing: int, depth: int
+    rows: list[tuple[int, int, float, int]], sharing: int, depth: int, told: int
 ) -> None:
     fleet = Fleet({Worker(n): Capacity(total_blocks=row[3]) for n, row in enumerate(rows)}, 16)
     requests = [row[0] for row in rows]
@@ -37,9 +43,17 @@ def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
     loads = Loads([0.0] * len(rows), [0.0] * len(rows), nothing, requests, [row[2] for row in rows])
     held = Overlaps.of({Worker(n): Overlap(row[1]) for n, row in enumerate(rows)})
     choice = choose(1600, 100, fleet, held, loads, CostConfig(), random.Random(1))
-    found = idle_places(choice, depth, sharing)
+    found = idle_places(choice, depth, sharing, lambda worker: worker.worker_id == told)
     places = [at for at, _ in found]
     assert choice.at not in places
+    assert told not in places
+    everybody = idle_places(choice, depth, sharing, lambda _: False)
+    fit = [
+        at
+        for at, row in enumerate(rows)
+        if not row[0] and (depth - row[1]) * 16 >= LEAST_TOKENS and depth <= row[3] / 2
+    ]
+    assert len(found) == min(len(everybody), len({*fit} - {choice.at, told}))
     assert [missing for _, missing in found] == [depth - rows[at][1] for at in places]
     for at in places:
         running, cached, _, total = rows[at]
@@ -162,10 +176,9 @@ async def test_no_copies_where_they_are_not_wanted_or_nobody_would_know_of_them(
 async def test_what_is_only_booked_brings_no_copies() -> None:
     async with AsyncExitStack() as stack:
         here = await party(stack, 8)
-        request = PreprocessedRequest(token_ids=SYSTEM)
-        booked = [await here.side.kv.open(request, copies=False) for _ in range(6)]
+        booked = [await here.side.kv.open(PreprocessedRequest(token_ids=[*SYSTEM]), copies=False) for _ in range(6)]
         assert here.side.router.stats.copies == 0
-        (await here.side.kv.open(request)).release()
+        (await here.side.kv.open(PreprocessedRequest(token_ids=[*SYSTEM]))).release()
         assert here.side.router.stats.copies > 0, "they count among those that share it"
         for placement in booked:
             placement.release()
@@ -184,6 +197,36 @@ async def test_different_prompts_and_one_conversation_alone_bring_no_copies() ->
             await here.ask()
             await here.end()
         assert here.side.router.stats.copies == 0
+
+
+async def test_the_choices_of_one_request_are_not_many_that_begin_alike() -> None:
+    async with AsyncExitStack() as stack:
+        here = await party(stack, 8)
+        request = PreprocessedRequest(token_ids=SYSTEM, stop_conditions=StopConditions(max_tokens=3))
+        for seed in range(8):
+            choice = structs.replace(request, sampling_options=SamplingOptions(seed=seed))
+            here.asked.append(Asked(here.side.router, choice))
+            await here.asked[-1].start()
+        assert here.side.router.stats.copies == 0
+        await here.end()
+        assert not here.side.kv._ledger._prompts
+
+
+async def test_prefixes_that_only_begin_alike_are_copied_each_for_itself() -> None:
+    async with AsyncExitStack() as stack:
+        here = await party(stack, 2)
+        for made, system in enumerate((20_000, 30_000), 1):
+            tokens = [*range(BLOCK), *range(system, system + 4000)]
+            places = []
+            for pinned in (here.workers[0].id, None, None):
+                places.append(await here.side.kv.open(PreprocessedRequest(token_ids=[*tokens]), pinned=pinned))
+                places[-1].first_token()
+            assert {place.instance_id for place in places} == {here.workers[0].id}
+            assert here.side.router.stats.copies == made
+            for place in places:
+                place.release()
+            (await here.workers[1].held.get()).answer()
+            await until(lambda: here.side.kv.active == 0)
 
 
 async def test_a_worker_that_keeps_nothing_is_not_asked_again_and_again() -> None:

@@ -121,6 +121,8 @@ def chain_of(choices: tuple[int, ...], length: int) -> list[int]:
 CHOICES = st.lists(st.integers(1, 2), max_size=5).map(tuple)
 CHAINS = st.builds(chain_of, CHOICES, st.integers(0, 15))
 REQUESTS = st.sampled_from("abcdefgh")
+EXTRA = 3
+"""So many private blocks mark a booking that stands for no further request."""
 WORKERS = st.sampled_from([Worker(1), Worker(2), Worker(2, 1)])
 
 
@@ -136,7 +138,14 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
     @rule(request=REQUESTS, worker=WORKERS, chain=CHAINS, prefill=st.integers(0, 50), private=st.integers(0, 3))
     def add(self, request: str, worker: Worker, chain: list[int], prefill: int, private: int) -> None:
         fresh = self.book.book(
-            request, worker, chain, now=0, prompt_tokens=1, prefill_tokens=prefill, private_blocks=private
+            request,
+            worker,
+            chain,
+            now=0,
+            prompt_tokens=1,
+            prefill_tokens=prefill,
+            private_blocks=private,
+            extra=private == EXTRA,
         )
         assert fresh == (request not in self.model)
         self.model.setdefault(request, (worker, chain, prefill, private))
@@ -172,6 +181,13 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
                 assert seen.prefill_tokens[at] == sum(booked[2] for booked in here)
                 assert seen.active_blocks[at] == len(active) + sum(booked[3] for booked in here)
                 assert seen.shared_blocks[at] == sum(block in active for block in chain)
+
+    @invariant()
+    def same_sharing(self) -> None:
+        counted = [{*chain} for _, chain, _, private in self.model.values() if private != EXTRA]
+        for request, (_, chain, _, _) in self.model.items():
+            shared = [number for block in chain if (number := sum(block in other for other in counted)) >= 2]
+            assert self.book.sharing(request, 2) == (len(shared), shared[-1] if shared else 0)
 
     @invariant()
     def no_stretch_is_kept_that_could_be_left_out(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from math import ceil
 from typing import Any
@@ -32,11 +32,30 @@ AGAIN_SECONDS = 60.0
 """A worker that has lost its copy, or never kept it, gets no other one of that prefix before."""
 
 
-def idle_places(choice: Choice, depth: int, sharing: int) -> list[tuple[int, int]]:
+class Made:
+    """Who was told lately to compute which prefix, known by its last block."""
+
+    def __init__(self) -> None:
+        self._when: dict[tuple[Worker, int], float] = {}
+        """Oldest first."""
+
+    def add(self, worker: Worker, last: int, now: float) -> None:
+        self._when[worker, last] = now
+
+    def of(self, last: int, now: float) -> Callable[[Worker], bool]:
+        """Whether a worker was told of this prefix within AGAIN_SECONDS."""
+        for key, when in list(self._when.items()):
+            if now - when < AGAIN_SECONDS:
+                break
+            del self._when[key]
+        return lambda worker: (worker, last) in self._when
+
+
+def idle_places(choice: Choice, depth: int, sharing: int, told: Callable[[Worker], bool]) -> list[tuple[int, int]]:
     """Which candidates should compute the first `depth` blocks ahead, when so many requests share them.
 
     So many that those who hold them get no more of the running requests than others do, each one request at least.
-    Each comes with how many of the blocks it lacks.
+    Each comes with how many of the blocks it lacks. Who was `told` already is left out.
     """
     fleet, requests = choice.fleet, choice.loads.requests
     if 0 not in requests:
@@ -48,7 +67,9 @@ def idle_places(choice: Choice, depth: int, sharing: int) -> list[tuple[int, int
     wanted = min(sharing, ceil(sharing * len(cached) / (sum(requests) + 1))) - holders
     if wanted <= 0:
         return []
-    idle = [at for at in lacking if not requests[at] and 2 * depth <= fleet.total_blocks[at]]
+    idle = [
+        at for at in lacking if not requests[at] and 2 * depth <= fleet.total_blocks[at] and not told(fleet.workers[at])
+    ]
     first = sorted(idle, key=choice.loads.sent.__getitem__)[:wanted]
     return [(at, depth - int(cached[at])) for at in first]
 
@@ -59,10 +80,7 @@ class Copies:
         self._instances = instances
         self._members = members
         self._stats = stats
-        self._made: dict[tuple[Worker, int], float] = {}
-        """When each worker last got a copy of what begins with a block, oldest first."""
-        self._running: Counter[int] = Counter()
-        """Copies under way, by the block they begin with."""
+        self._made = Made()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -74,40 +92,29 @@ class Copies:
         """A request has just been placed: does its prefix want further copies?"""
         if not booked.chain or not _plain(request):
             return
-        first, block_size = booked.chain[0], choice.fleet.block_size
-        copies = self._running[first]
-        depth, sharing = self._ledger.sharing(booked, LEAST_SHARING + copies)
+        block_size = choice.fleet.block_size
+        depth, sharing = self._ledger.sharing(booked, LEAST_SHARING)
         if depth * block_size < LEAST_TOKENS:
             return
-        for at, missing in idle_places(choice, depth, sharing - copies):
+        now = asyncio.get_running_loop().time()
+        prefix, last = booked.chain[:depth], booked.chain[depth - 1]
+        for at, missing in idle_places(choice, depth, sharing, self._made.of(last, now)):
             worker = choice.fleet.workers[at]
-            now = asyncio.get_running_loop().time()
-            if not self._may(worker, first, now):
-                continue
-            prefix, tokens = booked.chain[:depth], missing * block_size
+            self._made.add(worker, last, now)
+            tokens = missing * block_size
             copy = _Copy(
-                self._ledger.book(worker, prefix, now=now, prompt_tokens=0, prefill_tokens=tokens), self._running
+                self._ledger.book(worker, prefix, now=now, prompt_tokens=0, prefill_tokens=tokens, tokens=None)
             )
             self._stats.copies += 1
             self._stats.copied_blocks += missing
             log.debug(
                 "request %s: worker %x rank %d is idle and computes its first %d blocks ahead: %d running requests "
-                "share them", request_id, worker.worker_id, worker.dp_rank, depth, sharing - copies,
+                "share them", request_id, worker.worker_id, worker.dp_rank, depth, sharing,
             )  # fmt: skip
             ahead = prefix_of(request, depth * block_size, self._members.told_rank(worker))
             task = asyncio.create_task(self._send(ahead, copy, f"copy-{copy.booked.key}-of-{request_id}"))
             self._tasks.add(task)
             task.add_done_callback(partial(self._sent, copy))
-
-    def _may(self, worker: Worker, first: int, now: float) -> bool:
-        for key, made in list(self._made.items()):
-            if now - made < AGAIN_SECONDS:
-                break
-            del self._made[key]
-        if (worker, first) in self._made:
-            return False
-        self._made[worker, first] = now
-        return True
 
     async def _send(self, request: PreprocessedRequest, copy: _Copy, name: str) -> None:
         try:
@@ -130,10 +137,8 @@ class Copies:
 class _Copy:
     """A copy under way, and where its answer goes: only its coming counts."""
 
-    def __init__(self, booked: Booked, running: Counter[int]) -> None:
+    def __init__(self, booked: Booked) -> None:
         self.booked = booked
-        self._running = running
-        running[booked.chain[0]] += 1
 
     def tokens(self, ids: list[int]) -> None:
         self.booked.first_token()
@@ -142,12 +147,7 @@ class _Copy:
         self.booked.first_token()
 
     def end(self) -> None:
-        if not self.booked.released:
-            self.booked.release()
-            first = self.booked.chain[0]
-            self._running[first] -= 1
-            if not self._running[first]:
-                del self._running[first]
+        self.booked.release()
 
     def fail(self, error: DynamoException) -> None:
         self.end()

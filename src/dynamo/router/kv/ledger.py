@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -16,13 +17,16 @@ from dynamo.router.subjects import Place
 class Booked:
     """One prompt on its worker. Whoever holds it says when it is computed and, in whatever way it ended, `release`."""
 
-    __slots__ = ("_ledger", "chain", "computed", "key", "released", "worker")
+    __slots__ = ("_ledger", "chain", "computed", "key", "released", "tokens", "worker")
 
-    def __init__(self, ledger: Ledger, key: str, worker: Worker, chain: Sequence[int]) -> None:
+    def __init__(
+        self, ledger: Ledger, key: str, worker: Worker, chain: Sequence[int], tokens: Sequence[int] | None
+    ) -> None:
         self._ledger = ledger
         self.key = key
         self.worker = worker
         self.chain = chain
+        self.tokens = tokens
         self.computed = False
         self.released = False
 
@@ -49,18 +53,33 @@ class Ledger:
         self._learned = learned
         self._changed = changed
         self._keys = count()
+        self._prompts: Counter[int] = Counter()
+        """Running requests by the identity of their tokens."""
 
     def book(
-        self, worker: Worker, chain: Sequence[int], *, now: float, prompt_tokens: int, prefill_tokens: int
+        self,
+        worker: Worker,
+        chain: Sequence[int],
+        *,
+        now: float,
+        prompt_tokens: int,
+        prefill_tokens: int,
+        tokens: Sequence[int] | None,
     ) -> Booked:
+        """`tokens` are the request's own, which its choices share: they are one request. None is nobody's request."""
         key = str(next(self._keys))
-        self._book.book(key, worker, chain, now=now, prompt_tokens=prompt_tokens, prefill_tokens=prefill_tokens)
+        extra = tokens is None or id(tokens) in self._prompts
+        self._book.book(
+            key, worker, chain, now=now, prompt_tokens=prompt_tokens, prefill_tokens=prefill_tokens, extra=extra
+        )
+        if tokens is not None:
+            self._prompts[id(tokens)] += 1
         if self._learned is not None:
             self._learned.record(worker, chain, now)
         if self.replicas:
             place = self.places[worker.worker_id]
-            self.replicas.added(place, key, worker, chain, prompt_tokens, prefill_tokens)
-        return Booked(self, key, worker, chain)
+            self.replicas.added(place, key, worker, chain, prompt_tokens, prefill_tokens, extra=extra)
+        return Booked(self, key, worker, chain, tokens)
 
     def sharing(self, booked: Booked, least: int) -> tuple[int, int]:
         """How many leading blocks of a prompt at least so many running requests share, and how many requests do."""
@@ -75,6 +94,10 @@ class Ledger:
 
     def ended(self, booked: Booked) -> None:
         self._book.free(booked.key)
+        if booked.tokens is not None:
+            self._prompts[id(booked.tokens)] -= 1
+            if not self._prompts[id(booked.tokens)]:
+                del self._prompts[id(booked.tokens)]
         place = self.places.get(booked.worker.worker_id)
         if self.replicas and place:
             self.replicas.freed(place, booked.key)

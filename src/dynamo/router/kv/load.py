@@ -49,6 +49,7 @@ class _Booking(Struct):
     private_blocks: int
     prefill_tokens: int
     since: float
+    extra: bool
 
 
 class LoadBook:
@@ -103,17 +104,19 @@ class LoadBook:
         prompt_tokens: int,
         prefill_tokens: int,
         private_blocks: int = 0,
+        extra: bool = False,
     ) -> bool:
         """Count a request from now on; False, and nothing happens, if it is booked already or the worker is gone.
 
-        `private_blocks` are in use but shared with nobody, such as those of a prompt that must not be matched.
+        `private_blocks` are in use but shared with nobody, such as those of a prompt that must not be matched. An
+        `extra` one is load, but no further request among those that share a prefix.
         """
         slot = self._slots.get(worker)
         if slot is None or request_id in self._bookings:
             return False
-        end, fresh = self._used.add(slot, chain)
+        end, fresh = self._used.add(slot, chain, extra)
         weight = self._inflation(now)
-        self._bookings[request_id] = _Booking(worker, slot, end, private_blocks, prefill_tokens, now)
+        self._bookings[request_id] = _Booking(worker, slot, end, private_blocks, prefill_tokens, now, extra)
         self._prefill[slot] += prefill_tokens
         self._blocks[slot] += fresh + private_blocks
         self._requests[slot] += 1
@@ -144,17 +147,17 @@ class LoadBook:
             return False
         slot = booking.slot
         self._prefill[slot] -= booking.prefill_tokens
-        self._blocks[slot] -= self._used.remove(slot, booking.end) + booking.private_blocks
+        self._blocks[slot] -= self._used.remove(slot, booking.end, booking.extra) + booking.private_blocks
         self._requests[slot] -= 1
         return True
 
     def sharing(self, request_id: str, least: int) -> tuple[int, int]:
-        """How many leading blocks of its prompt at least so many requests use, and how many requests do."""
+        """How many leading blocks of its prompt at least so many requests use, extra ones apart, and how many do."""
         booking = self._bookings.get(request_id)
         node = booking.end if booking else None
-        while node is not None and node.requests < least:
+        while node is not None and node.requests - node.extra < least:
             node = node.parent
-        return (node.end, node.requests) if node is not None else (0, 0)
+        return (node.end, node.requests - node.extra) if node is not None else (0, 0)
 
     def expire(self, now: float) -> list[str]:
         """Free what was booked too long ago: its end was lost."""

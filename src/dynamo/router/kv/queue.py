@@ -21,6 +21,7 @@ class Ticket(Struct, kw_only=True, eq=False):
     request_id: str
     chain: Sequence[int]
     prompt_tokens: int
+    tokens: Sequence[int] | None = None
     priority: int = 0
     pinned: int | None = None
     dp_rank: int | None = None

@@ -73,7 +73,15 @@ class Replicas:
         await self._listening.close()
 
     def added(
-        self, place: Place, key: str, worker: Worker, chain: Sequence[int], prompt_tokens: int, prefill_tokens: int
+        self,
+        place: Place,
+        key: str,
+        worker: Worker,
+        chain: Sequence[int],
+        prompt_tokens: int,
+        prefill_tokens: int,
+        *,
+        extra: bool,
     ) -> None:
         self._tell(place, BookingAdded(
             router_id=self.router_id,
@@ -83,6 +91,7 @@ class Replicas:
             prompt_tokens=prompt_tokens,
             prefill_tokens=prefill_tokens,
             sequence_hashes=list(chain),
+            extra=extra,
         ))  # fmt: skip
 
     def prefill_done(self, place: Place, key: str) -> None:
@@ -139,6 +148,7 @@ class Replicas:
                         now=now,
                         prompt_tokens=event.prompt_tokens,
                         prefill_tokens=event.prefill_tokens,
+                        extra=event.extra,
                     )
                     if booked:
                         self._others[key] = now

@@ -252,6 +252,7 @@ class KvRouter:
                 lora_name=routing.lora_name if routing else None,
                 cache_salt=routing.cache_salt if routing else None,
             ),
+            tokens=request.token_ids,
             prompt_tokens=len(request.token_ids),
             priority=(routing.priority or 0) if routing else 0,
             pinned=pinned,
@@ -309,6 +310,7 @@ class KvRouter:
             now=now,
             prompt_tokens=ticket.prompt_tokens,
             prefill_tokens=choice.prefill_tokens,
+            tokens=ticket.tokens,
         )
         if self._copies and ticket.copies:
             self._copies.consider(ticket.request, booked, choice, ticket.request_id)

@@ -14,7 +14,7 @@ from dynamo.router.kv.slots import put
 class Stretch:
     """Blocks `begin` to `end` of a chain, used as a whole or not at all."""
 
-    __slots__ = ("begin", "chain", "children", "end", "mask", "parent", "requests", "users")
+    __slots__ = ("begin", "chain", "children", "end", "extra", "mask", "parent", "requests", "users")
 
     def __init__(self, chain: Sequence[int], begin: int, end: int, parent: Stretch | None) -> None:
         self.chain = chain
@@ -24,6 +24,8 @@ class Stretch:
         self.children: dict[int, Stretch] = {}
         """By their first block."""
         self.requests = 0
+        self.extra = 0
+        """Those of the requests that stand for no further one: copies, and all but one choice of the same request."""
         self.users: dict[int, int] = {}
         """How many requests of each worker, by slot."""
         self.mask = 0
@@ -56,7 +58,7 @@ class UsedBlocks:
             put(depths, node.mask, at)
         return depths
 
-    def add(self, slot: int, chain: Sequence[int]) -> tuple[Stretch, int]:
+    def add(self, slot: int, chain: Sequence[int], extra: bool = False) -> tuple[Stretch, int]:
         """A request uses this chain; returns its end, for `remove`, and how many blocks are new to the worker."""
         node, at, total = self._root, 0, len(chain)
         bit, fresh = 1 << slot, 0
@@ -67,6 +69,7 @@ class UsedBlocks:
             elif (upto := child.agrees(chain)) < child.end:
                 child = _split(child, upto)
             child.requests += 1
+            child.extra += extra
             if child.mask & bit:
                 child.users[slot] += 1
             else:
@@ -76,11 +79,12 @@ class UsedBlocks:
             node, at = child, child.end
         return node, fresh
 
-    def remove(self, slot: int, end: Stretch) -> int:
+    def remove(self, slot: int, end: Stretch, extra: bool = False) -> int:
         """The request has ended; returns how many blocks its worker no longer uses."""
         node, gone = end, 0
         while (parent := node.parent) is not None:
             node.requests -= 1
+            node.extra -= extra
             if node.users[slot] > 1:
                 node.users[slot] -= 1
             else:
@@ -100,7 +104,7 @@ def _split(node: Stretch, at: int) -> Stretch:
     parent = node.parent
     assert parent is not None
     first = Stretch(node.chain, node.begin, at, parent)
-    first.requests, first.users, first.mask = node.requests, {**node.users}, node.mask
+    first.requests, first.extra, first.users, first.mask = node.requests, node.extra, {**node.users}, node.mask
     first.children[node.chain[at]] = node
     parent.children[node.chain[node.begin]] = first
     node.begin, node.parent = at, first
