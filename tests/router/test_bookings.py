@@ -20,13 +20,14 @@ from dynamo.protocols.errors import (
     Unavailable,
     Unknown,
 )
-from dynamo.protocols.kv import ActiveLoad
+from dynamo.protocols.kv import ActiveLoad, BookingAdded, BookingBatch, BookingFreed
 from dynamo.router import Router, Thresholds
 from dynamo.router.kv import replicas
 from dynamo.router.kv.slots import Worker
 from dynamo.router.simple import SimpleRouter
+from dynamo.router.subjects import BOOKINGS, subject
 from dynamo.runtime import Local
-from router.scripted import Asked, RouterSide, ScriptedWorker, asking, routing, until
+from router.scripted import PLACE, Asked, RouterSide, ScriptedWorker, asking, routing, until
 
 SIZED = RuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
 MODES = ("round-robin", "random", "least-loaded", "power-of-two", "kv")
@@ -389,7 +390,17 @@ async def test_frontends_count_each_others_requests(events: str) -> None:
         assert nothing_booked(one)
 
 
-async def test_bookings_whose_end_was_lost_expire() -> None:
+def tell(worker: ScriptedWorker, batch: BookingBatch) -> None:
+    """As another router does."""
+    worker.runtime.events.publish(subject(PLACE, BOOKINGS), msgspec.msgpack.encode(batch))
+
+
+def added(worker: ScriptedWorker, name: str) -> BookingAdded:
+    return BookingAdded(router_id=7, request_id=name, worker_id=worker.id, prompt_tokens=16, prefill_tokens=16)
+
+
+async def test_what_a_living_router_runs_counts_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "EXPIRY", 0.0)
     local = Local()
     async with (
         ScriptedWorker(local) as worker,
@@ -398,11 +409,69 @@ async def test_bookings_whose_end_was_lost_expire() -> None:
     ):
         await one.settled(1)
         await two.settled(1)
-        await one.router.open(asking("ABCD"))
-        own = await two.router.open(asking("E"))
-        await until(lambda: prefill(two, worker) == 20)
+        placement = await one.router.open(asking("ABCD"))
+        await until(lambda: prefill(two, worker) == 16)
         assert two.kv.replicas
-        two.kv.replicas.expire(asyncio.get_running_loop().time() + replicas.EXPIRY + 1)
-        assert prefill(two, worker) == 4
+        two.kv.replicas.expire(asyncio.get_running_loop().time())
+        assert prefill(two, worker) == 16
+        placement.release()
+        await until(lambda: nothing_booked(two))
+
+
+async def test_of_a_router_that_has_gone_silent_nothing_is_kept() -> None:
+    local = Local()
+    async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
+        await side.settled(1)
+        own = await side.router.open(asking("E"))
+        tell(worker, BookingBatch([added(worker, "1"), added(worker, "2")], router_id=7))
+        await until(lambda: prefill(side, worker) == 36)
+        assert side.kv.replicas
+        now = asyncio.get_running_loop().time()
+        side.kv.replicas.expire(now + replicas.SILENT - 1)
+        assert prefill(side, worker) == 36
+        side.kv.replicas.expire(now + replicas.SILENT + 1)
+        assert prefill(side, worker) == 4
         own.release()
-        assert nothing_booked(two)
+        assert nothing_booked(side)
+
+
+async def test_an_end_that_was_lost_is_made_good_by_what_its_router_says_it_runs() -> None:
+    local = Local()
+    async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
+        await side.settled(1)
+        tell(worker, BookingBatch([added(worker, name) for name in "123"], router_id=7))
+        await until(lambda: prefill(side, worker) == 48)
+        tell(worker, BookingBatch([], router_id=7, running=["2", "unheard of"]))
+        await until(lambda: prefill(side, worker) == 16)
+        tell(worker, BookingBatch([BookingFreed(router_id=7, request_id="2")], router_id=7))
+        await until(lambda: nothing_booked(side))
+
+
+async def test_bookings_of_a_router_that_never_says_what_it_runs_expire() -> None:
+    local = Local()
+    async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
+        await side.settled(1)
+        tell(worker, BookingBatch([added(worker, "1")]))
+        await until(lambda: prefill(side, worker) == 16)
+        assert side.kv.replicas
+        now = asyncio.get_running_loop().time()
+        side.kv.replicas.expire(now + replicas.EXPIRY - 1)
+        assert prefill(side, worker) == 16
+        side.kv.replicas.expire(now + replicas.EXPIRY + 1)
+        assert nothing_booked(side)
+
+
+async def test_a_router_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "BEAT", 0.01)
+    local, heard = Local(), list[BookingBatch]()
+    async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
+        await side.settled(1)
+        await worker.runtime.events.subscribe(
+            subject(PLACE, BOOKINGS), lambda _, data: heard.append(msgspec.msgpack.decode(data, type=BookingBatch))
+        )
+        first, second = [await side.router.open(asking(letters)) for letters in "AB"]
+        await until(lambda: ["0", "1"] in [batch.running for batch in heard])
+        first.release()
+        await until(lambda: heard[-1].running == ["1"])
+        second.release()
+        await until(lambda: heard[-1].running == [])

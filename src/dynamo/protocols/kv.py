@@ -118,5 +118,9 @@ class BookingFreed(Struct, frozen=True, kw_only=True, tag="free"):
     request_id: str
 
 
-class BookingBatch(Struct, frozen=True):
+class BookingBatch(Struct, frozen=True, omit_defaults=True):
+    """`router_id` says that this router is alive, and `running` which of its bookings have not ended by now."""
+
     events: list[BookingAdded | BookingPrefillDone | BookingFreed]
+    router_id: U64 | None = None
+    running: list[str] | None = None

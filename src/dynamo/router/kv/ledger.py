@@ -87,9 +87,8 @@ class Ledger:
 
     def computed(self, booked: Booked) -> None:
         self._book.first_token(booked.key)
-        place = self.places.get(booked.worker.worker_id)
-        if self.replicas and place:
-            self.replicas.prefill_done(place, booked.key)
+        if self.replicas:
+            self.replicas.prefill_done(booked.key)
         self._changed()
 
     def ended(self, booked: Booked) -> None:
@@ -98,9 +97,8 @@ class Ledger:
             self._prompts[id(booked.tokens)] -= 1
             if not self._prompts[id(booked.tokens)]:
                 del self._prompts[id(booked.tokens)]
-        place = self.places.get(booked.worker.worker_id)
-        if self.replicas and place:
-            self.replicas.freed(place, booked.key)
+        if self.replicas:
+            self.replicas.freed(booked.key)
         if self.follower and booked.computed:
             self.follower.expect(booked.worker, booked.chain)
         self._changed()

@@ -1,7 +1,8 @@
 """What other routers have sent to the same workers, and telling them what we did.
 
-It counts as load, and where no events tell what is cached, as learned too.
-Told in batches, never acknowledged. An end that gets lost is made good by expiry.
+It counts as load, and where no events tell what is cached, as learned too. Told in batches, never acknowledged. So
+each router says every few seconds that it is alive and what it still runs: ends that were lost are made good by that,
+and of a router that has gone silent nothing is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 DELAY = 0.001
+BEAT = 5.0
+SILENT = 4 * BEAT
 EXPIRY = 300.0
+"""How long a booking counts of a router that never says what it runs, as earlier builds do."""
 
 _Event = BookingAdded | BookingPrefillDone | BookingFreed
 
@@ -50,8 +54,13 @@ class Replicas:
         self._learned = learned
         self._stats = stats
         self._changed = changed
-        self._others: dict[str, float] = {}
-        """Bookings of other routers and when they came, oldest first."""
+        self._mine: dict[str, Place] = {}
+        """Bookings told to others that have not ended."""
+        self._places: set[Place] = set()
+        self._others: dict[int, dict[str, float]] = {}
+        """Bookings of each other router and when they came, oldest first."""
+        self._alive: dict[int, float] = {}
+        """When a router was last heard that says what it runs."""
         self._out: dict[Place, list[_Event]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._opened = False
@@ -59,16 +68,18 @@ class Replicas:
         self._decode = msgspec.msgpack.Decoder(BookingBatch).decode
         self._listening = Listening(events, instances, BOOKINGS, self._hear)
         self._forget = instances.follow(self._open)
+        self._beating = self._loop.call_later(BEAT, self._beat)
 
     def _open(self, instance_id: int, instance: Instance | None) -> None:
         """Some planes lose the first message of a publisher: let that be an empty one."""
         if instance is not None and not self._opened:
             self._opened = True
             place = (instance.namespace, instance.component)
-            self._events.publish(subject(place, BOOKINGS), msgspec.msgpack.encode(BookingBatch([])))
+            self._publish(place, BookingBatch([]))
 
     async def close(self) -> None:
         self._forget()
+        self._beating.cancel()
         self._flush()
         await self._listening.close()
 
@@ -83,6 +94,8 @@ class Replicas:
         *,
         extra: bool,
     ) -> None:
+        self._mine[key] = place
+        self._places.add(place)
         self._tell(place, BookingAdded(
             router_id=self.router_id,
             request_id=key,
@@ -94,18 +107,33 @@ class Replicas:
             extra=extra,
         ))  # fmt: skip
 
-    def prefill_done(self, place: Place, key: str) -> None:
-        self._tell(place, BookingPrefillDone(router_id=self.router_id, request_id=key))
+    def prefill_done(self, key: str) -> None:
+        if place := self._mine.get(key):
+            self._tell(place, BookingPrefillDone(router_id=self.router_id, request_id=key))
 
-    def freed(self, place: Place, key: str) -> None:
-        self._tell(place, BookingFreed(router_id=self.router_id, request_id=key))
+    def freed(self, key: str) -> None:
+        if place := self._mine.pop(key, None):
+            self._tell(place, BookingFreed(router_id=self.router_id, request_id=key))
+
+    def _beat(self) -> None:
+        """Say what we run."""
+        self._beating = self._loop.call_later(BEAT, self._beat)
+        self.expire(self._loop.time())
+        self._flush()
+        batch = BookingBatch([], self.router_id, list(self._mine))
+        for place in self._places:
+            self._publish(place, batch)
 
     def expire(self, now: float) -> None:
-        for key, since in list(self._others.items()):
-            if now - since < EXPIRY:
-                break
-            del self._others[key]
-            self._book.free(key)
+        """Forget what nobody answers for any more."""
+        lost = [router for router, heard in self._alive.items() if now - heard >= SILENT]
+        ended = {router: list(self._others.get(router, ())) for router in lost}
+        for router in lost:
+            del self._alive[router]
+        for router in self._others.keys() - self._alive.keys() - ended.keys():
+            ended[router] = [key for key, since in self._others[router].items() if now - since >= EXPIRY]
+        if any([self._end(router, key) for router, keys in ended.items() for key in keys]):
+            self._changed()
 
     def _tell(self, place: Place, event: _Event) -> None:
         waiting = self._out.setdefault(place, [])
@@ -121,7 +149,10 @@ class Replicas:
             self._timer = None
         out, self._out = self._out, {}
         for place, events in out.items():
-            self._events.publish(subject(place, BOOKINGS), msgspec.msgpack.encode(BookingBatch(events)))
+            self._publish(place, BookingBatch(events, self.router_id))
+
+    def _publish(self, place: Place, batch: BookingBatch) -> None:
+        self._events.publish(subject(place, BOOKINGS), msgspec.msgpack.encode(batch))
 
     def _hear(self, data: bytes) -> None:
         try:
@@ -134,15 +165,14 @@ class Replicas:
         now = self._loop.time()
         eased = False
         for event in batch.events:
-            if event.router_id == self.router_id:
+            router = event.router_id
+            if router == self.router_id:
                 continue
-            # Our own keys are bare numbers: nobody's request id can be one of them.
-            key = f"{event.router_id:x}/{event.request_id}"
             match event:
                 case BookingAdded():
                     worker = Worker(event.worker_id, event.dp_rank)
                     booked = self._book.book(
-                        key,
+                        _key(router, event.request_id),
                         worker,
                         event.sequence_hashes,
                         now=now,
@@ -151,14 +181,30 @@ class Replicas:
                         extra=event.extra,
                     )
                     if booked:
-                        self._others[key] = now
+                        self._others.setdefault(router, {})[event.request_id] = now
                         self._stats.heard += 1
                         if self._learned is not None:
                             self._learned.record(worker, event.sequence_hashes, now)
                 case BookingPrefillDone():
-                    eased |= self._book.first_token(key)
+                    eased |= self._book.first_token(_key(router, event.request_id))
                 case BookingFreed():
-                    self._others.pop(key, None)
-                    eased |= self._book.free(key)
+                    eased |= self._end(router, event.request_id)
+        if batch.router_id is not None and batch.router_id != self.router_id:
+            self._alive[batch.router_id] = now
+            if batch.running is not None:
+                ended = self._others.get(batch.router_id, {}).keys() - {*batch.running}
+                eased |= any([self._end(batch.router_id, request) for request in ended])
         if eased:
             self._changed()
+
+    def _end(self, router: int, request: str) -> bool:
+        known = self._others.get(router, {})
+        known.pop(request, None)
+        if not known:
+            self._others.pop(router, None)
+        return self._book.free(_key(router, request))
+
+
+def _key(router: int, request: str) -> str:
+    """Our own keys are bare numbers: nobody's request id can be one of them."""
+    return f"{router:x}/{request}"

@@ -409,8 +409,6 @@ class KvRouter:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = asyncio.get_running_loop().time()
-            if self.replicas:
-                self.replicas.expire(now)
             if self.approximate is not None:
                 self.approximate.expire(now)
             self._queue.eased()
