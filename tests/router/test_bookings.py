@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import (
     CannotConnect,
     Disconnected,
@@ -28,6 +29,7 @@ from dynamo.router.simple import SimpleRouter
 from dynamo.router.subjects import BOOKINGS, subject
 from dynamo.runtime import Local
 from router.scripted import PLACE, Asked, RouterSide, ScriptedWorker, asking, routing, until
+from services import Nats
 
 SIZED = RuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
 MODES = ("round-robin", "random", "least-loaded", "power-of-two", "kv")
@@ -475,3 +477,23 @@ async def test_a_router_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: heard[-1].running == ["1"])
         second.release()
         await until(lambda: heard[-1].running == [])
+
+
+async def test_bookings_of_long_prompts_fit_into_messages(nats: Nats) -> None:
+    local = Local()
+    async with (
+        ScriptedWorker(local, events=nats.url) as worker,
+        routing(local, events=nats.url, replica_sync=True) as one,
+        routing(local, events=nats.url, replica_sync=True) as two,
+    ):
+        await one.settled(1)
+        await two.settled(1)
+        lengths = [131_072] * 8 + [600_000]
+        requests = [
+            PreprocessedRequest(token_ids=range(length * at, length * (at + 1))) for at, length in enumerate(lengths)
+        ]
+        placements = [await one.router.open(request) for request in requests]
+        await until(lambda: prefill(two, worker) == sum(lengths))
+        for placement in placements:
+            placement.release()
+        await until(lambda: nothing_booked(two))

@@ -27,6 +27,8 @@ from dynamo.runtime.names import new_instance_id
 log = logging.getLogger(__name__)
 
 BATCH = 256
+MOST_HASHES = 1 << 16
+"""In one message: a hash takes 9 bytes, and NATS as it comes takes no message above 1 MiB."""
 DELAY = 0.001
 BEAT = 5.0
 SILENT = 4 * BEAT
@@ -62,6 +64,8 @@ class Replicas:
         self._alive: dict[int, float] = {}
         """When a router was last heard that says what it runs."""
         self._out: dict[Place, list[_Event]] = {}
+        self._hashes = 0
+        """Those in what waits to be told."""
         self._timer: asyncio.TimerHandle | None = None
         self._opened = False
         self._loop = asyncio.get_running_loop()
@@ -96,6 +100,10 @@ class Replicas:
     ) -> None:
         self._mine[key] = place
         self._places.add(place)
+        hashes = list(chain[:MOST_HASHES])
+        if self._hashes + len(hashes) > MOST_HASHES:
+            self._flush()
+        self._hashes += len(hashes)
         self._tell(place, BookingAdded(
             router_id=self.router_id,
             request_id=key,
@@ -103,7 +111,7 @@ class Replicas:
             dp_rank=worker.dp_rank,
             prompt_tokens=prompt_tokens,
             prefill_tokens=prefill_tokens,
-            sequence_hashes=list(chain),
+            sequence_hashes=hashes,
             extra=extra,
         ))  # fmt: skip
 
@@ -147,7 +155,7 @@ class Replicas:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        out, self._out = self._out, {}
+        out, self._out, self._hashes = self._out, {}, 0
         for place, events in out.items():
             self._publish(place, BookingBatch(events, self.router_id))
 
