@@ -11,6 +11,9 @@ import pytest
 from dynamo.engines.mocker import MockerArgs
 from dynamo.llm import KvRouter, KvRouterConfig, compute_block_hash_for_seq
 from dynamo.llm.exceptions import InvalidArgument, ResourceExhausted, Unavailable
+from dynamo.llm.register import register_card
+from dynamo.protocols.card import ModelCard
+from dynamo.protocols.card import RuntimeConfig as CardRuntime
 from dynamo.router import RouterConfig
 from dynamo.router.service import serve_router
 from dynamo.router.standalone import StandaloneRouter, prompt
@@ -187,6 +190,41 @@ def test_block_hashes_are_those_of_the_events() -> None:
     assert compute_block_hash_for_seq([1, 2, 3, 4], 4, lora_name="my-lora") == [15671544057904749233]
     with pytest.raises(ValueError, match="block_mm_infos"):
         compute_block_hash_for_seq([1, 2, 3, 4], 4, [{"mm_hash": 1}])
+
+
+async def test_a_card_counts_whenever_it_comes_and_changes(
+    local: Local, runtime: DistributedRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def nothing(request: Any) -> AsyncIterator[Any]:
+        yield request
+
+    async with DistributedRuntime(config=NETWORK, local=local) as worker:
+        endpoint = worker.endpoint("ns.backend.generate")
+        serving = asyncio.create_task(endpoint.serve_endpoint(nothing))
+        client = await runtime.endpoint("ns.backend.generate").client()
+        await client.wait_for_instances()
+        standalone = StandaloneRouter(runtime, EndpointId("ns", "backend", "generate"), RouterConfig(mode="kv"))
+        starting = asyncio.create_task(standalone.start())
+
+        async def tell(block_size: int, ranks: int) -> None:
+            size = CardRuntime(data_parallel_size=ranks)
+            card = ModelCard(name="m", model_type=0, kv_cache_block_size=block_size, runtime_config=size)
+            await register_card(endpoint, card)
+
+        await tell(0, 1)
+        async with asyncio.timeout(PATIENCE):
+            while "has blocks of 0 tokens" not in caplog.text:
+                await asyncio.sleep(0.01)
+            assert not starting.done()
+            for ranks in (2, 3):
+                await tell(8, ranks)
+                await starting
+                while len(standalone.peek(prompt(PROMPT)).fleet.workers) != ranks:
+                    await asyncio.sleep(0.01)
+        assert standalone.block_size == 8
+        worker.shutdown()
+        await serving
+        await standalone.close()
 
 
 async def test_the_service_takes_its_block_size_from_the_card_and_answers_all_three(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from dynamo.protocols.card import ModelCard, RuntimeConfig
+from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import CannotConnect, DynamoException, InvalidArgument
 from dynamo.router.config import RouterConfig
@@ -19,10 +18,8 @@ from dynamo.router.kv.cost import Choice, CostConfig
 from dynamo.router.kv.overlaps import Overlap
 from dynamo.router.kv.router import KvRouter
 from dynamo.router.router import Placement, on_rank
-from dynamo.runtime import Context, DistributedRuntime, EndpointId, records
-from dynamo.runtime.discovery import Delete, DiscoveryError, Put, Synced
-from dynamo.runtime.instances import InstanceSet
-from dynamo.runtime.names import INSTANCES, card_key, split_key
+from dynamo.router.workers import Workers
+from dynamo.runtime import Context, DistributedRuntime, EndpointId
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -35,28 +32,23 @@ _OVERRIDES = {
 
 
 class StandaloneRouter:
-    """Follows the endpoint's instances, and what the card of each says, from `start` to `close`."""
+    """Routes to the endpoint's workers from `start` to `close`."""
 
     def __init__(
         self, runtime: DistributedRuntime, endpoint: EndpointId, config: RouterConfig, block_size: int | None = None
     ) -> None:
-        self.instances = InstanceSet(str(endpoint), runtime.plane)
         self._runtime = runtime
-        self._endpoint = endpoint
         self._config = config
         self._block_size = block_size
-        self._cards: dict[int, ModelCard] = {}
+        self._workers = Workers(runtime, endpoint, self._agree)
         self._core: KvRouter | None = None
         self._made = asyncio.Event()
-        self._watching: asyncio.Task[None] | None = None
         self._warned = False
 
     async def start(self) -> StandaloneRouter:
         """Returns when the workers that are there are known and, if no block size was given, one has told it."""
         await self._runtime.start()
-        synced = asyncio.Event()
-        self._watching = asyncio.create_task(self._watch(synced))
-        await synced.wait()
+        await self._workers.start()
         if self._block_size is not None:
             self._make(self._block_size)
         else:
@@ -64,9 +56,7 @@ class StandaloneRouter:
         return self
 
     async def close(self) -> None:
-        if self._watching:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._workers.close()
         if self._core:
             await self._core.close()
 
@@ -129,42 +119,10 @@ class StandaloneRouter:
         ]
         return {"block_size": self.block_size, "num_blocks": choice.prompt_blocks, "workers": rows}
 
-    async def _watch(self, synced: asyncio.Event) -> None:
-        discovery = self._runtime.discovery
-        async with contextlib.aclosing(discovery.watch(f"{INSTANCES}{self._endpoint.path}/")) as changes:
-            async for change in changes:
-                match change:
-                    case Put(key, value):
-                        await self._put(key, value)
-                    case Delete(key):
-                        with contextlib.suppress(ValueError):
-                            self.instances.remove(split_key(key)[1])
-                    case Synced():
-                        synced.set()
-
-    async def _put(self, key: str, value: bytes) -> None:
-        try:
-            instance = records.decode_at(key, value)
-            # A worker registers its card before its instance: it is there by now, or there is none.
-            card = await self._read_card(instance.instance_id)
-            if card:
-                self._cards[instance.instance_id] = card
-                self._agree(instance.instance_id, card)
-            self.instances.put(instance)
-        except ValueError as error:
-            log.warning("ignoring the instance record %s: %s", key, error)
-
-    async def _read_card(self, instance_id: int) -> ModelCard | None:
-        key = card_key(self._endpoint, instance_id)
-        try:
-            found = await self._runtime.discovery.get_prefix(key)
-            return msgspec.json.decode(found[key], type=ModelCard) if key in found else None
-        except (DiscoveryError, msgspec.DecodeError) as error:
-            log.warning("cannot read the card of instance %x: %s", instance_id, error)
-            return None
-
     def _agree(self, instance_id: int, card: ModelCard) -> None:
-        if self._block_size is None:
+        if card.kv_cache_block_size < 1:
+            log.warning("the card of instance %x has blocks of %d tokens", instance_id, card.kv_cache_block_size)
+        elif self._block_size is None:
             self._block_size = card.kv_cache_block_size
             self._make(self._block_size)
         elif card.kv_cache_block_size != self._block_size and not self._warned:
@@ -179,13 +137,10 @@ class StandaloneRouter:
 
     def _make(self, block_size: int) -> None:
         if self._core is None:
-            self._core = KvRouter(self._config, self.instances, self._runtime, block_size, self._runtime_of)
+            workers = self._workers
+            self._core = KvRouter(self._config, workers.instances, self._runtime, block_size, workers.runtime_of)
             self._core.start()
             self._made.set()
-
-    def _runtime_of(self, instance_id: int) -> RuntimeConfig:
-        card = self._cards.get(instance_id)
-        return card.runtime_config if card else RuntimeConfig()
 
 
 class BookedSink:

@@ -59,6 +59,11 @@ class InstanceSet:
         if known is not None:
             self._tell(instance_id, None)
 
+    def tell_again(self, instance_id: int) -> None:
+        """What else is known of an instance has changed: whoever follows should look again."""
+        if known := self._instances.get(instance_id):
+            self._tell(instance_id, known)
+
     def follow(self, follower: Follower) -> Callable[[], None]:
         """Tell of all that are there now and of every change; returns a function that ends it."""
         self._followers.append(follower)
