@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo.engines.mocker import MockerArgs
-from dynamo.llm import KvRouter, KvRouterConfig, compute_block_hash_for_seq
+from dynamo.llm import KvRouter, KvRouterConfig, bookings, compute_block_hash_for_seq, kv_router
 from dynamo.llm.exceptions import InvalidArgument, ResourceExhausted, Unavailable
 from dynamo.llm.register import register_card
 from dynamo.protocols.card import ModelCard
@@ -105,6 +105,29 @@ async def test_what_is_booked_counts_until_it_is_freed(mockers: dict[int, Mocker
     assert (await kv.best_worker(PROMPT))[::2] == (worker_id, 10)
     with pytest.raises(ValueError, match="request_id"):
         await kv.best_worker(PROMPT, update_indexer=True)
+
+
+async def test_what_is_never_freed_does_not_count_for_ever(
+    mockers: dict[int, Mocker], runtime: DistributedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_router, "SWEEP_SECONDS", 0.01)
+    monkeypatch.setattr(bookings, "EXPIRY", 0.0)
+    kv = router(runtime)
+    await kv.best_worker(PROMPT, request_id="forgotten")
+    async with asyncio.timeout(PATIENCE):
+        while any(row["potential_decode_blocks"] for row in await kv.get_potential_loads([])):
+            await asyncio.sleep(0.01)
+    await kv.free("forgotten")
+
+
+async def test_two_that_book_the_same_id_at_once_are_told_apart(
+    mockers: dict[int, Mocker], runtime: DistributedRuntime
+) -> None:
+    kv = router(runtime)
+    both = await asyncio.gather(*[kv.best_worker(PROMPT, request_id="a") for _ in range(2)], return_exceptions=True)
+    assert sorted(type(one).__name__ for one in both) == ["ValueError", "tuple"]
+    await kv.free("a")
+    assert not any(row["potential_decode_blocks"] for row in await kv.get_potential_loads([]))
 
 
 async def test_a_request_may_weigh_overlap_otherwise(mockers: dict[int, Mocker], runtime: DistributedRuntime) -> None:

@@ -9,15 +9,17 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from dynamo.llm.bookings import Bookings
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RouterConfig
 from dynamo.router.kv.hashing import local_hashes, salt_seed
-from dynamo.router.router import Placement
 from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink
+
+SWEEP_SECONDS = 30.0
 
 
 class KvRouterConfig(Struct, kw_only=True, frozen=True):
@@ -75,7 +77,7 @@ class KvRouter:
         config = (kv_router_config or KvRouterConfig()).router_config()
         self._router = StandaloneRouter(endpoint.runtime, endpoint.id, config, block_size)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._held: dict[str, Placement] = {}
+        self._bookings = Bookings()
         endpoint.runtime.own(self._live(), f"the KV router for {endpoint}")
 
     async def generate(
@@ -141,25 +143,24 @@ class KvRouter:
         if request_id is None:
             peeked = self._router.peek(request, override)
             return *peeked.worker, peeked.overlap.device
-        if request_id in self._held:
+        if request_id in self._bookings:
             raise ValueError(f"request_id '{request_id}' is booked already")
         placement = await self._router.book(request, request_id=request_id, override=override)
-        self._held[request_id] = placement
+        if request_id in self._bookings:
+            placement.release()
+            raise ValueError(f"request_id '{request_id}' is booked already")
+        self._bookings.add(request_id, placement, asyncio.get_running_loop().time())
         assert placement.decision.choice
         choice = placement.decision.choice
         return *choice.worker, choice.overlap.device
 
     async def mark_prefill_complete(self, request_id: str) -> None:
         """The first token of a booked request is there; an unknown one is no error."""
-        placement = self._held.get(request_id)
-        if placement:
-            placement.first_token()
+        self._bookings.first_token(request_id, asyncio.get_running_loop().time())
 
     async def free(self, request_id: str) -> None:
         """A booked request has ended; an unknown one is no error."""
-        placement = self._held.pop(request_id, None)
-        if placement:
-            placement.release()
+        self._bookings.free(request_id)
 
     async def get_potential_loads(
         self, token_ids: Sequence[int], router_config_override: Mapping[str, Any] | None = None
@@ -213,7 +214,9 @@ class KvRouter:
         try:
             await self._router.start()
             self._ready.set_result(None)
-            await asyncio.get_running_loop().create_future()
+            while True:
+                await asyncio.sleep(SWEEP_SECONDS)
+                self._bookings.expire(asyncio.get_running_loop().time())
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(RuntimeError(f"the KV router did not start: {error}"))

@@ -14,7 +14,7 @@ A, B = Worker(1), Worker(2)
 
 @pytest.fixture
 def book() -> LoadBook:
-    book = LoadBook(half_life=10, expiry=300)
+    book = LoadBook(half_life=10)
     book.add_worker(A)
     book.add_worker(B)
     return book
@@ -53,17 +53,7 @@ def test_a_request_is_booked_once_and_freed_once(book: LoadBook) -> None:
     assert book.free("x")
     assert not book.free("x")
     assert not book.first_token("x")
-    assert not book.grow("x")
     assert loads(book, [1]) == Loads([0, 0], [0, 0], [0, 0], [0, 0], [200.0, 0.0])
-
-
-def test_output_blocks_and_unshared_prompts_count_without_being_matched(book: LoadBook) -> None:
-    book.book("x", A, [], now=0, prompt_tokens=10, prefill_tokens=10, private_blocks=4)
-    book.grow("x")
-    book.grow("x", 2)
-    assert loads(book, [1]).active_blocks == [7, 0]
-    book.free("x")
-    assert loads(book, [1]).active_blocks == [0, 0]
 
 
 def test_a_worker_that_leaves_takes_its_requests_and_its_traffic_along(book: LoadBook) -> None:
@@ -75,14 +65,6 @@ def test_a_worker_that_leaves_takes_its_requests_and_its_traffic_along(book: Loa
     assert book.loads([Worker(3), B], [1, 2], 0.0) == Loads([0, 100], [0, 1], [0, 1], [0, 1], [0.0, 200.0])
     with pytest.raises(InvalidArgument, match="worker 1 rank 0 is not in the load book"):
         loads(book, [])
-
-
-def test_requests_whose_end_was_lost_expire(book: LoadBook) -> None:
-    add(book, "x", A, [1])
-    add(book, "y", A, [1, 2], now=200)
-    assert book.expire(299) == []
-    assert book.expire(300) == ["x"]
-    assert loads(book, [1]).active_blocks == [2, 0]
 
 
 def test_traffic_halves_with_every_half_life_however_long_it_takes(book: LoadBook) -> None:
@@ -121,8 +103,6 @@ def chain_of(choices: tuple[int, ...], length: int) -> list[int]:
 CHOICES = st.lists(st.integers(1, 2), max_size=5).map(tuple)
 CHAINS = st.builds(chain_of, CHOICES, st.integers(0, 15))
 REQUESTS = st.sampled_from("abcdefgh")
-EXTRA = 3
-"""So many private blocks mark a booking that stands for no further request."""
 WORKERS = st.sampled_from([Worker(1), Worker(2), Worker(2, 1)])
 
 
@@ -130,32 +110,23 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.book = LoadBook()
-        self.model: dict[str, tuple[Worker, list[int], int, int]] = {}
+        self.model: dict[str, tuple[Worker, list[int], int, bool]] = {}
         self.workers = [Worker(1), Worker(2), Worker(2, 1)]
         for worker in self.workers:
             self.book.add_worker(worker)
 
-    @rule(request=REQUESTS, worker=WORKERS, chain=CHAINS, prefill=st.integers(0, 50), private=st.integers(0, 3))
-    def add(self, request: str, worker: Worker, chain: list[int], prefill: int, private: int) -> None:
-        fresh = self.book.book(
-            request,
-            worker,
-            chain,
-            now=0,
-            prompt_tokens=1,
-            prefill_tokens=prefill,
-            private_blocks=private,
-            extra=private == EXTRA,
-        )
+    @rule(request=REQUESTS, worker=WORKERS, chain=CHAINS, prefill=st.integers(0, 50), extra=st.booleans())
+    def add(self, request: str, worker: Worker, chain: list[int], prefill: int, extra: bool) -> None:
+        fresh = self.book.book(request, worker, chain, now=0, prompt_tokens=1, prefill_tokens=prefill, extra=extra)
         assert fresh == (request not in self.model)
-        self.model.setdefault(request, (worker, chain, prefill, private))
+        self.model.setdefault(request, (worker, chain, prefill, extra))
 
     @rule(request=REQUESTS)
     def first_token(self, request: str) -> None:
         self.book.first_token(request)
         if request in self.model:
-            worker, chain, _, private = self.model[request]
-            self.model[request] = (worker, chain, 0, private)
+            worker, chain, _, extra = self.model[request]
+            self.model[request] = (worker, chain, 0, extra)
 
     @rule(request=REQUESTS)
     def free(self, request: str) -> None:
@@ -179,12 +150,12 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
                 active = {block for booked in here for block in booked[1]}
                 assert seen.requests[at] == len(here)
                 assert seen.prefill_tokens[at] == sum(booked[2] for booked in here)
-                assert seen.active_blocks[at] == len(active) + sum(booked[3] for booked in here)
+                assert seen.active_blocks[at] == len(active)
                 assert seen.shared_blocks[at] == sum(block in active for block in chain)
 
     @invariant()
     def same_sharing(self) -> None:
-        counted = [{*chain} for _, chain, _, private in self.model.values() if private != EXTRA]
+        counted = [{*chain} for _, chain, _, extra in self.model.values() if not extra]
         for request, (_, chain, _, _) in self.model.items():
             shared = [number for block in chain if (number := sum(block in other for other in counted)) >= 2]
             assert self.book.sharing(request, 2) == (len(shared), shared[-1] if shared else 0)

@@ -46,19 +46,16 @@ class _Booking(Struct):
     worker: Worker
     slot: int
     end: Stretch
-    private_blocks: int
     prefill_tokens: int
-    since: float
     extra: bool
 
 
 class LoadBook:
-    """`half_life` seconds is how fast traffic is forgotten; requests older than `expiry` seconds can be swept out."""
+    """`half_life` seconds is how fast traffic is forgotten."""
 
-    def __init__(self, *, half_life: float = 60.0, expiry: float = 300.0) -> None:
+    def __init__(self, *, half_life: float = 60.0) -> None:
         self._slots = Slots()
         self._half_life = half_life
-        self._expiry = expiry
         self._bookings: dict[str, _Booking] = {}
         self._used = UsedBlocks()
         self._prefill: list[float] = []
@@ -103,22 +100,20 @@ class LoadBook:
         now: float,
         prompt_tokens: int,
         prefill_tokens: int,
-        private_blocks: int = 0,
         extra: bool = False,
     ) -> bool:
         """Count a request from now on; False, and nothing happens, if it is booked already or the worker is gone.
 
-        `private_blocks` are in use but shared with nobody, such as those of a prompt that must not be matched. An
-        `extra` one is load, but no further request among those that share a prefix.
+        An `extra` one is load, but no further request among those that share a prefix.
         """
         slot = self._slots.get(worker)
         if slot is None or request_id in self._bookings:
             return False
         end, fresh = self._used.add(slot, chain, extra)
         weight = self._inflation(now)
-        self._bookings[request_id] = _Booking(worker, slot, end, private_blocks, prefill_tokens, now, extra)
+        self._bookings[request_id] = _Booking(worker, slot, end, prefill_tokens, extra)
         self._prefill[slot] += prefill_tokens
-        self._blocks[slot] += fresh + private_blocks
+        self._blocks[slot] += fresh
         self._requests[slot] += 1
         self._traffic[slot] += prompt_tokens * weight
         return True
@@ -132,22 +127,13 @@ class LoadBook:
         booking.prefill_tokens = 0
         return True
 
-    def grow(self, request_id: str, blocks: int = 1) -> bool:
-        """The output filled further blocks."""
-        booking = self._bookings.get(request_id)
-        if booking is None:
-            return False
-        booking.private_blocks += blocks
-        self._blocks[booking.slot] += blocks
-        return True
-
     def free(self, request_id: str) -> bool:
         booking = self._bookings.pop(request_id, None)
         if booking is None:
             return False
         slot = booking.slot
         self._prefill[slot] -= booking.prefill_tokens
-        self._blocks[slot] -= self._used.remove(slot, booking.end, booking.extra) + booking.private_blocks
+        self._blocks[slot] -= self._used.remove(slot, booking.end, booking.extra)
         self._requests[slot] -= 1
         return True
 
@@ -158,17 +144,6 @@ class LoadBook:
         while node is not None and node.requests - node.extra < least:
             node = node.parent
         return (node.end, node.requests - node.extra) if node is not None else (0, 0)
-
-    def expire(self, now: float) -> list[str]:
-        """Free what was booked too long ago: its end was lost."""
-        old = []
-        for request_id, booking in self._bookings.items():
-            if now - booking.since < self._expiry:
-                break
-            old.append(request_id)
-        for request_id in old:
-            self.free(request_id)
-        return old
 
     def loads(self, workers: Sequence[Worker], chain: Sequence[int], now: float) -> Loads:
         """The candidates' load, for a prompt with these hashes. The sequence of workers must never be changed."""
