@@ -105,6 +105,10 @@ async def test_what_is_booked_counts_until_it_is_freed(mockers: dict[int, Mocker
     assert (await kv.best_worker(PROMPT))[::2] == (worker_id, 10)
     with pytest.raises(ValueError, match="request_id"):
         await kv.best_worker(PROMPT, update_indexer=True)
+    other_prompt = list(range(500, 540))
+    await kv.best_worker(other_prompt, request_id="b")
+    await kv.free("b")
+    assert (await kv.best_worker(other_prompt))[2] == 0, "it was not to be remembered"
 
 
 async def test_what_is_never_freed_does_not_count_for_ever(
@@ -176,6 +180,26 @@ async def test_what_is_only_booked_sends_nothing_to_anybody(local: Local, runtim
         for mocker in mockers:
             await tokens(await kv.generate(PROMPT, "", {"max_tokens": 1}, worker_id=mocker.worker_id))
             assert len(mocker.cached()) == 10
+
+
+async def test_who_is_busy_or_leaves_is_not_said_to_be_the_best(
+    local: Local, mockers: dict[int, Mocker], runtime: DistributedRuntime
+) -> None:
+    kv = router(runtime, active_decode_blocks_threshold=0.03, overlap_score_weight=9)
+    home, away = mockers
+    await tokens(await kv.generate(PROMPT, stop_conditions={"max_tokens": 1}, worker_id=home))
+    await until_known(kv, home, 10)
+    assert (await kv.best_worker(PROMPT, request_id="a"))[0] == home
+    await kv.mark_prefill_complete("a")
+    assert (await kv.best_worker(PROMPT))[0] == away
+    assert len(await kv.get_potential_loads(PROMPT)) == 2
+    await kv.free("a")
+    assert (await kv.best_worker(PROMPT))[0] == home
+    route = local.hub.routes[f"ns/backend/generate/{home:x}"]
+    route.open = False
+    assert (await kv.best_worker(PROMPT))[0] == away
+    assert len((await kv.get_overlap_scores(PROMPT))["workers"]) == 2
+    route.open = True
 
 
 async def test_all_settings_of_the_router_can_be_given(mockers: dict[int, Mocker], runtime: DistributedRuntime) -> None:
@@ -282,6 +306,14 @@ async def test_the_service_takes_its_block_size_from_the_card_and_answers_all_th
     for wrong in ({"tokens": []}, {"token_ids": "a"}, 5, {"token_ids": PROMPT, "router_config_override": {"x": 1}}):
         with pytest.raises(InvalidArgument):
             await one(best, wrong)
+    override = {**request, "router_config_override": {"overlap_score_weight": 0, "router_temperature": 50}}
+    chosen = set()
+    for _ in range(99):
+        await tokens(await generate.random(override, annotated=False))
+        chosen.add(standalone.core.decisions[-1].worker_id)
+    assert chosen == set(mockers)
+    with pytest.raises(InvalidArgument, match="hot"):
+        await tokens(await generate.random({**request, "router_config_override": {"hot": 1}}, annotated=False))
     # A caller that leaves is told to the worker, and its booking is given back.
     endless = await generate.random({"token_ids": PROMPT, "stop_conditions": {"max_tokens": 900}}, annotated=False)
     await anext(endless)

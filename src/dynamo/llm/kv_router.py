@@ -133,7 +133,7 @@ class KvRouter:
     ) -> tuple[int, int, int]:
         """(worker id, dp rank, blocks it holds). With `request_id` the load is booked there until `free`.
 
-        Without KV events, only a booking teaches the router that the prompt will be cached: `update_indexer` needs one.
+        Without KV events, `update_indexer` teaches the router that the prompt will be cached there; it needs a booking.
         """
         if update_indexer and request_id is None:
             raise ValueError("update_indexer needs a request_id: only what is booked is remembered")
@@ -145,7 +145,7 @@ class KvRouter:
             return *peeked.worker, peeked.overlap.device
         if request_id in self._bookings:
             raise ValueError(f"request_id '{request_id}' is booked already")
-        placement = await self._router.book(request, request_id=request_id, override=override)
+        placement = await self._router.book(request, request_id, override, learn=update_indexer)
         if request_id in self._bookings:
             placement.release()
             raise ValueError(f"request_id '{request_id}' is booked already")
@@ -167,7 +167,7 @@ class KvRouter:
     ) -> list[dict[str, int]]:
         """What each rank would have to do if the prompt went there."""
         await self._started()
-        choice = self._router.peek(prompt(token_ids), self._router.override(router_config_override))
+        choice = self._router.survey(prompt(token_ids), self._router.override(router_config_override))
         return [
             {
                 "worker_id": candidate.worker.worker_id,

@@ -106,6 +106,8 @@ class BookingAdded(Struct, frozen=True, kw_only=True, tag="add", omit_defaults=T
     sequence_hashes: list[U64] = []
     extra: bool = False
     """A copy, or one more choice of a request."""
+    learn: bool = True
+    """It is taken to be cached there from now on, where no events tell."""
 
 
 class BookingPrefillDone(Struct, frozen=True, kw_only=True, tag="prefill_done"):

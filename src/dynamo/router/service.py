@@ -29,6 +29,15 @@ class Question(Struct, kw_only=True):
     lora_name: str | None = None
 
 
+class Asked(PreprocessedRequest, kw_only=True):
+    """A request to be sent on, and how to choose for it."""
+
+    router_config_override: dict[str, Any] | None = None
+
+    def plain(self) -> PreprocessedRequest:
+        return PreprocessedRequest(**{name: getattr(self, name) for name in PreprocessedRequest.__struct_fields__})
+
+
 class Forwarder:
     """The handler of `generate`: one task per request until it is placed, and direct calls from there on."""
 
@@ -36,19 +45,20 @@ class Forwarder:
         self._router = router
         self._placing: set[asyncio.Task[None]] = set()
 
-    def __call__(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
+    def __call__(self, request: Asked, context: Context, outlet: Outlet) -> None:
         task = asyncio.create_task(self._place(request, context, outlet))
         self._placing.add(task)
         task.add_done_callback(self._placing.discard)
 
-    async def _place(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
+    async def _place(self, request: Asked, context: Context, outlet: Outlet) -> None:
         sending = asyncio.current_task()
         assert sending
         forget = context.on_stop(lambda _: _cancel(sending))
         try:
             if context.is_stopped():
                 raise asyncio.CancelledError
-            await self._router.send(request, context, outlet)
+            override = self._router.override(request.router_config_override)
+            await self._router.send(request.plain(), context, outlet, override)
         except asyncio.CancelledError:
             outlet.fail(Cancelled("request was cancelled"))
         except Exception as error:
@@ -88,7 +98,7 @@ async def serve_router(
         async with asyncio.TaskGroup() as group:
             group.create_task(place("best_worker_id").serve_endpoint(best_worker_id))
             group.create_task(place("get_overlap_scores").serve_endpoint(get_overlap_scores))
-            group.create_task(place("generate").serve(forwarder, PreprocessedRequest, on_found=on_found))
+            group.create_task(place("generate").serve(forwarder, Asked, on_found=on_found))
     finally:
         await forwarder.close()
 

@@ -87,13 +87,18 @@ class StandaloneRouter:
         return placement
 
     async def book(
-        self, request: PreprocessedRequest, *, request_id: str = "", override: CostConfig | None = None
+        self, request: PreprocessedRequest, request_id: str, override: CostConfig | None = None, *, learn: bool
     ) -> Placement:
         """Place a request that somebody else will send; so nothing is sent to any worker on its account."""
-        return await self.core.open(request, request_id=request_id, cost=override, copies=False)
+        return await self.core.open(request, request_id=request_id, cost=override, copies=False, learn=learn)
 
     def peek(self, request: PreprocessedRequest, override: CostConfig | None = None) -> Choice:
+        """What would be chosen now."""
         return self.core.peek(request, override)
+
+    def survey(self, request: PreprocessedRequest, override: CostConfig | None = None) -> Choice:
+        """The same with all workers among the candidates, whether they would be chosen from or not."""
+        return self.core.peek(request, override, everybody=True)
 
     def override(self, told: Mapping[str, Any] | None) -> CostConfig | None:
         """The costs a request asks for by `router_config_override`; names what it cannot follow."""
@@ -112,7 +117,7 @@ class StandaloneRouter:
 
     def overlap_scores(self, request: PreprocessedRequest) -> dict[str, Any]:
         """How much of the prompt each rank holds; those of slower tiers also counted from the first block."""
-        choice = self.peek(request)
+        choice = self.survey(request)
         rows = [
             _overlap_row(candidate.worker, candidate.overlap, candidate.cached_blocks)
             for candidate in choice.candidates()

@@ -65,6 +65,7 @@ class Ledger:
         prompt_tokens: int,
         prefill_tokens: int,
         tokens: Sequence[int] | None,
+        learn: bool = True,
     ) -> Booked:
         """`tokens` are the request's own, which its choices share: they are one request. None is nobody's request."""
         key = str(next(self._keys))
@@ -74,11 +75,11 @@ class Ledger:
         )
         if tokens is not None:
             self._prompts[id(tokens)] += 1
-        if self._learned is not None:
+        if self._learned is not None and learn:
             self._learned.record(worker, chain, now)
         if self.replicas:
             place = self.places[worker.worker_id]
-            self.replicas.added(place, key, worker, chain, prompt_tokens, prefill_tokens, extra=extra)
+            self.replicas.added(place, key, worker, chain, prompt_tokens, prefill_tokens, extra=extra, learn=learn)
         return Booked(self, key, worker, chain, tokens)
 
     def sharing(self, booked: Booked, least: int) -> tuple[int, int]:

@@ -30,6 +30,8 @@ class Ticket(Struct, kw_only=True, eq=False):
     """What this request asks for instead of the router's own."""
     copies: bool = True
     """Whether its prefix may be computed ahead elsewhere."""
+    learn: bool = True
+    """Whether, where no events tell, it is taken to be cached from now on."""
     arrived: float = 0.0
     order: tuple[float, int] = (0.0, 0)
     placed: asyncio.Future[Placement] | None = None

@@ -97,6 +97,7 @@ class Replicas:
         prefill_tokens: int,
         *,
         extra: bool,
+        learn: bool,
     ) -> None:
         self._mine[key] = place
         self._places.add(place)
@@ -113,6 +114,7 @@ class Replicas:
             prefill_tokens=prefill_tokens,
             sequence_hashes=hashes,
             extra=extra,
+            learn=learn,
         ))  # fmt: skip
 
     def prefill_done(self, key: str) -> None:
@@ -191,7 +193,7 @@ class Replicas:
                     if booked:
                         self._others.setdefault(router, {})[event.request_id] = now
                         self._stats.heard += 1
-                        if self._learned is not None:
+                        if self._learned is not None and event.learn:
                             self._learned.record(worker, event.sequence_hashes, now)
                 case BookingPrefillDone():
                     eased |= self._book.first_token(_key(router, event.request_id))

@@ -177,11 +177,12 @@ class KvRouter:
         avoid: Collection[int] = (),
         cost: CostConfig | None = None,
         copies: bool = True,
+        learn: bool = True,
     ) -> Placement:
-        """As `Router` says. `cost` is this request's own; `copies`: what it begins with may be computed ahead."""
+        """As `Router` says; the last three are as in `Ticket`."""
         watch = self._watch = self.overhead.watch()
         ticket = self._ticket(request, request_id, pinned, avoid)
-        ticket.cost, ticket.copies = cost, copies and pinned is None
+        ticket.cost, ticket.copies, ticket.learn = cost, copies and pinned is None, learn
         if watch:
             watch.hashed = perf_counter()
         last: DynamoException | None = None
@@ -210,10 +211,13 @@ class KvRouter:
             else:
                 return placement
 
-    def peek(self, request: PreprocessedRequest, cost: CostConfig | None = None) -> Choice:
-        """What would be chosen now; nothing is booked, nobody waits."""
-        ticket = self._ticket(request, "", None, ())
+    def peek(self, request: PreprocessedRequest, cost: CostConfig | None = None, *, everybody: bool = False) -> Choice:
+        """What would be chosen now, or if nobody were leaving or busy; nothing is booked, nobody waits."""
+        draining = () if everybody else [id for id in self.instances.ids() if self.instances.channel(id).draining]
+        ticket = self._ticket(request, "", None, draining)
         fleet = self._candidates(ticket)
+        if self._thresholds and not everybody:
+            fleet = self._free_of(fleet, ticket)
         now = asyncio.get_running_loop().time()
         loads = self.book.loads(fleet.workers, ticket.chain, now)
         overlaps = self._overlaps(ticket.chain, now)
@@ -311,6 +315,7 @@ class KvRouter:
             prompt_tokens=ticket.prompt_tokens,
             prefill_tokens=choice.prefill_tokens,
             tokens=ticket.tokens,
+            learn=ticket.learn,
         )
         if self._copies and ticket.copies:
             self._copies.consider(ticket.request, booked, choice, ticket.request_id)
