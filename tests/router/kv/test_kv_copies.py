@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 
+from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.card import RuntimeConfig
-from dynamo.protocols.engine import PreprocessedRequest, Routing, SamplingOptions, StopConditions
+from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import Unknown
-from dynamo.router.kv.copies import LEAST_TOKENS, idle_places
+from dynamo.router.kv.copies import AGAIN_SECONDS, LEAST_TOKENS, Made, idle_places
 from dynamo.router.kv.cost import CostConfig, choose
 from dynamo.router.kv.fleet import Capacity, Fleet
 from dynamo.router.kv.load import Loads
@@ -64,6 +64,18 @@ def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
     assert not places or holders + len(places) <= sharing
     traffic = [rows[at][2] for at in places]
     assert traffic == sorted(traffic)
+
+
+def test_a_worker_is_told_of_a_prefix_at_most_once_a_minute() -> None:
+    made = Made()
+    made.add(Worker(1), 7, now=0)
+    made.add(Worker(2), 7, now=30)
+    assert [made.of(7, now=59)(Worker(n)) for n in (1, 2, 3)] == [True, True, False]
+    assert not made.of(8, now=59)(Worker(1))
+    assert [made.of(7, now=AGAIN_SECONDS)(Worker(n)) for n in (1, 2)] == [False, True]
+    made.add(Worker(1), 7, now=AGAIN_SECONDS)
+    made.add(Worker(3), 7, now=1.5 * AGAIN_SECONDS)
+    assert [made.of(7, now=1.5 * AGAIN_SECONDS)(Worker(n)) for n in (1, 2, 3)] == [True, False, True]
 
 
 class Party:
@@ -202,10 +214,9 @@ async def test_different_prompts_and_one_conversation_alone_bring_no_copies() ->
 async def test_the_choices_of_one_request_are_not_many_that_begin_alike() -> None:
     async with AsyncExitStack() as stack:
         here = await party(stack, 8)
-        request = PreprocessedRequest(token_ids=SYSTEM, stop_conditions=StopConditions(max_tokens=3))
-        for seed in range(8):
-            choice = structs.replace(request, sampling_options=SamplingOptions(seed=seed))
-            here.asked.append(Asked(here.side.router, choice))
+        one = Prepared(PreprocessedRequest(token_ids=SYSTEM, stop_conditions=StopConditions(max_tokens=3)), "")
+        for index in range(8):
+            here.asked.append(Asked(here.side.router, one.choice(index).request))
             await here.asked[-1].start()
         assert here.side.router.stats.copies == 0
         await here.end()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
@@ -40,15 +40,15 @@ class Made:
         """Oldest first."""
 
     def add(self, worker: Worker, last: int, now: float) -> None:
-        self._when[worker, last] = now
-
-    def of(self, last: int, now: float) -> Callable[[Worker], bool]:
-        """Whether a worker was told of this prefix within AGAIN_SECONDS."""
         for key, when in list(self._when.items()):
             if now - when < AGAIN_SECONDS:
                 break
             del self._when[key]
-        return lambda worker: (worker, last) in self._when
+        self._when[worker, last] = now
+
+    def of(self, last: int, now: float) -> Callable[[Worker], bool]:
+        """Whether a worker was told of this prefix within AGAIN_SECONDS."""
+        return lambda worker: now - self._when.get((worker, last), -inf) < AGAIN_SECONDS
 
 
 def idle_places(choice: Choice, depth: int, sharing: int, told: Callable[[Worker], bool]) -> list[tuple[int, int]]:
@@ -97,11 +97,11 @@ class Copies:
         if depth * block_size < LEAST_TOKENS:
             return
         now = asyncio.get_running_loop().time()
-        prefix, last = booked.chain[:depth], booked.chain[depth - 1]
+        last = booked.chain[depth - 1]
         for at, missing in idle_places(choice, depth, sharing, self._made.of(last, now)):
             worker = choice.fleet.workers[at]
             self._made.add(worker, last, now)
-            tokens = missing * block_size
+            prefix, tokens = booked.chain[:depth], missing * block_size
             copy = _Copy(
                 self._ledger.book(worker, prefix, now=now, prompt_tokens=0, prefill_tokens=tokens, tokens=None)
             )
