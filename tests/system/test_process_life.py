@@ -99,6 +99,15 @@ async def test_a_second_signal_ends_a_worker_at_once(stack: Stack) -> None:
     assert await worker.ended() == 1
 
 
+async def test_a_mocker_terminated_while_it_starts_leaves_at_once(stack: Stack) -> None:
+    flags = ("--model-path", "tiny", "--num-workers", "2", "--startup-time", "3600")
+    worker = await stack.python("-m", "dynamo.mocker", *flags)
+    await worker.line("ready in 3600 s")
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+    assert all("ready in 3600 s" in line for line in worker.lines[:-1])
+
+
 async def test_a_terminated_frontend_finishes_its_stream_and_then_exits(stack: Stack) -> None:
     await stack.python(TOY)
     frontend = await stack.frontend()

@@ -23,7 +23,7 @@ from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.endpoint import Endpoint
 from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
-from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 from dynamo.worker import serve_engine
 
 _ENGINE_FLAGS: dict[str, tuple[type[Any], str]] = {
@@ -173,9 +173,10 @@ async def serve(
 
     async def one(runtime: DistributedRuntime) -> None:
         engine = MockerEngine(args, vocabulary=words)
-        await engine.start()
         place = Endpoint(runtime, endpoint)
         try:
+            if await unless_shut_down(first, engine.start()) is None:
+                return
             await register_card(place, card)
             print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
             await serve_engine(place, engine, card.name)

@@ -94,6 +94,7 @@ class MockerEngine:
         if self._load_vocabulary:
             self._vocabulary = await asyncio.to_thread(self._load_vocabulary)
         if self.args.startup_time:
+            log.info("ready in %g s", self.args.startup_time)
             await asyncio.sleep(self.args.startup_time)
         self._loop = asyncio.get_running_loop()
         return EngineInfo(
