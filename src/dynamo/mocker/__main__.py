@@ -6,14 +6,16 @@ import argparse
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvloop
 
-from dynamo.engines.mocker import MockerArgs, MockerEngine, Vocabulary
+from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.from_spec import words_of
+from dynamo.engines.mocker.profile import timing_for
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
 from dynamo.protocols.card import ModelCard, ModelType, RuntimeConfig
@@ -79,6 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=flags.verbosity))
         args = engine_args(flags)
+        timing = timing_for(args)
         network = Network.from_env(
             os.environ,
             discovery_backend=flags.discovery_backend,
@@ -97,7 +100,11 @@ def main(argv: list[str] | None = None) -> None:
         vocabulary = words_of(open_card(card, HubConfig.from_env(os.environ)))
     except StartError as error:
         raise fail(str(error), error=error) from None
-    uvloop.run(serve(pauses, network, endpoint, args, card, vocabulary))
+
+    def engine() -> MockerEngine:
+        return MockerEngine(args, vocabulary=vocabulary, timing=timing)
+
+    uvloop.run(serve(pauses, network, endpoint, card, engine))
 
 
 def engine_args(flags: argparse.Namespace) -> MockerArgs:
@@ -145,7 +152,7 @@ def stagger(workers: int, delay: float) -> list[float]:
 
 
 async def serve(
-    pauses: list[float], network: Network, endpoint: EndpointId, args: MockerArgs, card: ModelCard, words: Vocabulary
+    pauses: list[float], network: Network, endpoint: EndpointId, card: ModelCard, make: Callable[[], MockerEngine]
 ) -> None:
     """One worker for each pause before it. Each has a runtime, and so an instance, of its own."""
     first = await start_or_exit(lambda: DistributedRuntime(config=network))
@@ -172,7 +179,7 @@ async def serve(
         return first.is_shutting_down
 
     async def one(runtime: DistributedRuntime) -> None:
-        engine = MockerEngine(args, vocabulary=words)
+        engine = make()
         place = Endpoint(runtime, endpoint)
         try:
             if await unless_shut_down(first, engine.start()) is None:

@@ -3,14 +3,25 @@ from __future__ import annotations
 import struct
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.engines.mocker import MockerArgs, MockerEngine, Profile, ProfileTiming, read_profile
+from dynamo.engines.mocker import (
+    MockerArgs,
+    MockerEngine,
+    Profile,
+    ProfileTiming,
+    Ranks,
+    Vocabulary,
+    answer_for,
+    read_profile,
+)
 from dynamo.engines.mocker.profile import _array
+from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import InvalidArgument
 
 PROFILE: dict[str, Any] = {
@@ -30,8 +41,8 @@ def npy(values: list[Any], kind: str = "<f8") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + struct.pack(f"<{len(flat)}{code}", *flat)
 
 
-def written(path: Path, arrays: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
+def written(path: Path, arrays: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for name, data in arrays.items():
             archive.writestr(f"{name}.npy", data)
     return path
@@ -82,6 +93,31 @@ def test_a_file_that_is_no_profile_is_refused_when_the_engine_is_made(tmp_path: 
     for path in (tmp_path / "nothing.npz", tmp_path, tmp_path / "text.npz"):
         with pytest.raises(InvalidArgument, match="cannot be read"):
             MockerEngine(MockerArgs(planner_profile_data=str(path)))
+
+
+@given(st.lists(st.tuples(st.integers(0), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_damaged_file_is_a_profile_or_refused(damage: list[tuple[int, int]]) -> None:
+    with TemporaryDirectory() as folder:
+        arrays = {name: npy(values) for name, values in PROFILE.items()}
+        path = written(Path(folder) / "p.npz", arrays, zipfile.ZIP_DEFLATED)
+        data = bytearray(path.read_bytes())
+        for position, byte in damage:
+            data[position % len(data)] = byte
+        path.write_bytes(data)
+        try:
+            read_profile(path)
+        except InvalidArgument:
+            pass
+
+
+def test_a_simulation_keeps_the_times_of_the_profile_its_arguments_name(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.npz", {name: npy(values) for name, values in PROFILE.items()})
+    args = MockerArgs(planner_profile_data=str(path))
+    ranks = Ranks(args)
+    prompt = list(range(200))
+    request = PreprocessedRequest(token_ids=prompt, stop_conditions=StopConditions(max_tokens=1))
+    ranks.add(1, prompt, answer_for(request, Vocabulary(), args.context_limit))
+    assert ranks.step(0.0).ends == pytest.approx(0.02)
 
 
 def test_a_missing_array_is_named(tmp_path: Path) -> None:

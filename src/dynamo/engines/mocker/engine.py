@@ -20,7 +20,6 @@ from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs
 from .blocks import BlockRemoved, BlockStored, KvEvent
-from .profile import timing_for
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
 from .sequence import Sequence
@@ -76,7 +75,7 @@ class MockerEngine:
         self._vocabulary = vocabulary if isinstance(vocabulary, Vocabulary) else Vocabulary()
         self._load_vocabulary = vocabulary if callable(vocabulary) else None
         self._on_events = on_events
-        self.ranks = Ranks(args, timing=timing or timing_for(args), record_events=on_events is not None)
+        self.ranks = Ranks(args, timing=timing, record_events=on_events is not None)
         self._ids = count()
         self._sinks: dict[int, Sink] = {}
         self._clock = 0.0

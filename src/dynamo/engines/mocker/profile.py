@@ -6,6 +6,7 @@ import ast
 import math
 import struct
 import zipfile
+import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -84,8 +85,8 @@ def read_profile(path: Path) -> Profile:
             arrays = {name: _array(name, archive.read(f"{name}.npy")) for name in Profile.__struct_fields__}
     except KeyError as error:
         raise InvalidArgument(f"profile {path}: {error.args[0]}") from None
-    except (OSError, zipfile.BadZipFile) as error:
-        raise InvalidArgument(f"profile {path} cannot be read: {error}") from None
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InvalidArgument(f"profile {path} cannot be read: {str(error) or 'it is cut short'}") from None
     flat = {name: values for name, (shape, values) in arrays.items() if len(shape) == 1}
     shape, table = arrays["decode_itl"]
     if len(shape) != 2 or len(flat) != 4:

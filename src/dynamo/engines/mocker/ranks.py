@@ -12,9 +12,10 @@ from dynamo.router.kv.hashing import BASE_SEED
 
 from .args import MockerArgs
 from .blocks import KvEvent
+from .profile import timing_for
 from .scheduler import Finished, Load, Scheduler, StepResult
 from .sequence import Sequence
-from .timing import PolynomialTiming, Timing
+from .timing import Timing
 from .tokens import Answer
 
 
@@ -37,7 +38,7 @@ class Ranks:
     """A pure state machine: it is told the time and never waits."""
 
     def __init__(self, args: MockerArgs, *, timing: Timing | None = None, record_events: bool = True) -> None:
-        self._timing = timing or PolynomialTiming(args)
+        self._timing = timing or timing_for(args)
         self.schedulers = [Scheduler(args, self._timing, record_events=record_events) for _ in range(args.dp_size)]
         self._rank_of: dict[int, Scheduler] = {}
         self._next = 0
