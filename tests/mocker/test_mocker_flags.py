@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from argparse import Namespace
+from pathlib import Path
+
 import pytest
 
 from dynamo.mocker.__main__ import engine_args, parser, stagger
+from dynamo.protocols.errors import InvalidArgument
 
 
 def test_few_workers_start_at_once_and_many_one_after_the_other() -> None:
@@ -29,3 +33,30 @@ def test_flags_become_engine_arguments() -> None:
     assert (args.dp_size, args.enable_prefix_caching) == (2, False)
     assert args.reasoning
     assert args.reasoning.thinking_ratio == 0.5
+
+
+def test_flags_fill_what_the_file_of_engine_arguments_leaves_out(tmp_path: Path) -> None:
+    args = engine_args(with_file(tmp_path, '{"num_gpu_blocks": 5}', "--speedup-ratio", "10"))
+    assert (args.num_gpu_blocks, args.speedup_ratio) == (5, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("file", "flag", "value"),
+    [
+        ('{"speedup_ratio": 10}', "--speedup-ratio", "10"),
+        ('{"num_gpu_blocks": 5}', "--num-gpu-blocks-override", "5"),
+        ('{"is_prefill": true}', "--disaggregation-mode", "prefill"),
+    ],
+)
+def test_a_flag_that_repeats_the_file_is_fine_and_one_that_contradicts_it_is_refused(
+    tmp_path: Path, file: str, flag: str, value: str
+) -> None:
+    engine_args(with_file(tmp_path, file, flag, value))
+    other = "decode" if flag == "--disaggregation-mode" else "7"
+    with pytest.raises(InvalidArgument, match=f"{flag} says {other}.* the file of engine arguments says {value}"):
+        engine_args(with_file(tmp_path, file, flag, other))
+
+
+def with_file(folder: Path, text: str, *flags: str) -> Namespace:
+    (folder / "args.json").write_text(text)
+    return parser().parse_args(["--model-path", "x", "--extra-engine-args", str(folder / "args.json"), *flags])

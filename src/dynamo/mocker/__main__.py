@@ -62,7 +62,9 @@ def parser() -> argparse.ArgumentParser:
         default=-1.0,
         help="seconds between the workers' starts; -1: none up to 32 workers, then 0.1 to 0.2 and 2 after every 32",
     )
-    flags.add_argument("--extra-engine-args", metavar="FILE", help="a JSON file of engine arguments, instead of flags")
+    flags.add_argument(
+        "--extra-engine-args", metavar="FILE", help="a JSON file of engine arguments; flags fill what it lacks"
+    )
     flags.add_argument("--migration-limit", type=int, default=0, help="times a request may move to another worker (0)")
     for name, (kind, what) in _ENGINE_FLAGS.items():
         flags.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
@@ -108,13 +110,14 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def engine_args(flags: argparse.Namespace) -> MockerArgs:
-    if flags.extra_engine_args:
-        try:
-            return MockerArgs.from_json(Path(flags.extra_engine_args).read_bytes())
-        except OSError as error:
-            raise ValueError(f"cannot read --extra-engine-args {flags.extra_engine_args}: {error.strerror}") from error
+    file = flags.extra_engine_args
+    try:
+        source = Path(file).read_bytes() if file else b"{}"
+    except OSError as error:
+        raise ValueError(f"cannot read --extra-engine-args {file}: {error.strerror}") from error
     names = (*_ENGINE_FLAGS, "reasoning", "enable_prefix_caching", "enable_chunked_prefill")
-    return MockerArgs.from_json({name: value for name in names if (value := getattr(flags, name)) is not None})
+    given = [(f"--{name.replace('_', '-')}", name, getattr(flags, name)) for name in names]
+    return MockerArgs.from_json(source, [flag for flag in given if flag[2] is not None])
 
 
 def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: int) -> ModelCard:

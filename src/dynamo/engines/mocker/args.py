@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,6 +12,8 @@ from dynamo.protocols.errors import InvalidArgument
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Factor = Annotated[float, Meta(ge=0)]
+Flag = tuple[str, str, Any]
+"""As it was written, the argument it means, and its value."""
 
 
 class Reasoning(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -46,8 +48,11 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A profiler's .npz file whose times take the place of the published curves."""
 
     @classmethod
-    def from_json(cls, source: bytes | str | Mapping[str, Any]) -> MockerArgs:
-        """From the text of an `--extra-engine-args` file or its dict; whatever is wrong is named in one line."""
+    def from_json(cls, source: bytes | str | Mapping[str, Any], flags: Iterable[Flag] = ()) -> MockerArgs:
+        """From the text of an `--extra-engine-args` file or its dict; whatever is wrong is named in one line.
+
+        Flags fill what the file leaves out, and must not contradict it.
+        """
         values = _mapping(source)
         for alias, name in _ALIASES.items():
             if alias in values:
@@ -55,6 +60,10 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
                     raise InvalidArgument(f"mocker argument '{alias}' is another name for '{name}': give only one")
                 values[name] = values.pop(alias)
         _read_roles(values)
+        for flag, alias, value in flags:
+            name = _ALIASES.get(alias, alias)
+            if values.setdefault(name, value) != value:
+                raise InvalidArgument(f"{flag} says {value}, the file of engine arguments says {values[name]}")
         for key in values:
             if key in _UPSTREAM_ONLY or key.startswith(("aic_", "sglang_", "trtllm_")):
                 raise InvalidArgument(f"mocker argument '{key}' is not implemented here")

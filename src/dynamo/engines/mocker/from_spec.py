@@ -15,19 +15,17 @@ from dynamo.protocols.errors import InvalidArgument
 
 
 def mocker_from_spec(spec: EngineSpec) -> MockerEngine:
-    """Flags fill what the file of engine arguments leaves out, and must not contradict it: the card follows them."""
+    """The card follows the flags, which is why the file of engine arguments must not contradict them."""
     model = spec.model_config or spec.model
     if model is None:
         raise EngineError("out=mocker needs a model, for its tokenizer")
-    args = dict(spec.extra_engine_args)
-    for flag, name, value in (
+    flags = (
         ("--kv-cache-block-size", "block_size", spec.kv_cache_block_size),
         ("--context-length", "max_model_len", spec.context_length),
-    ):
-        if value is not None and args.setdefault(name, value) != value:
-            raise EngineError(f"out=mocker: {flag} says {value}, the engine arguments say {name} {args[name]}")
+    )
     try:
-        return MockerEngine(MockerArgs.from_json(args), vocabulary=lambda: _words(model))
+        args = MockerArgs.from_json(spec.extra_engine_args, [flag for flag in flags if flag[2] is not None])
+        return MockerEngine(args, vocabulary=lambda: _words(model))
     except InvalidArgument as error:
         raise EngineError(f"out=mocker: {error.message}") from error
 
