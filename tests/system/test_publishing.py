@@ -13,6 +13,7 @@ from dynamo.runtime import DistributedRuntime
 from kv_reader import Reader, ask_snapshot, content
 from mockers import answer
 from system.stack import PATIENCE, Stack
+from toys import toy_folder
 
 
 async def count(client: Any, count: int) -> list[int]:
@@ -135,3 +136,11 @@ async def test_a_frontend_that_listens_sends_every_turn_where_the_last_one_was(s
     for prompt in prompts:
         hit, length = await cached(prompt)
         assert hit == (length - 1) // 16 * 16
+
+
+async def test_without_a_limit_an_answer_ends_by_itself(stack: Stack, tmp_path: Path) -> None:
+    await stack.python("-m", "dynamo.mocker", "--model-path", str(toy_folder(tmp_path / "toy")), "--speedup-ratio", "0")
+    frontend = await stack.frontend()
+    await frontend.until_models("toy")
+    answer = await frontend.client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "hello"}])
+    assert answer.choices[0].finish_reason == "stop"

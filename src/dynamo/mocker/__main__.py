@@ -32,7 +32,7 @@ _ENGINE_FLAGS: dict[str, tuple[type[Any], str]] = {
     "engine_type": (str, "the engine to imitate: vllm"),
     "num_gpu_blocks_override": (int, "KV blocks each worker has (16384)"),
     "block_size": (int, "tokens in a KV block (64)"),
-    "max_model_len": (int, "longest sequence, prompt included"),
+    "max_model_len": (int, "longest sequence, prompt included (the model's)"),
     "max_num_seqs": (int, "requests running at once (256)"),
     "max_num_batched_tokens": (int, "tokens computed in one step (8192)"),
     "preemption_mode": (str, "which request gives way: lifo or fifo (lifo)"),
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> None:
         raise fail(str(error), error=error) from None
 
     def engine() -> MockerEngine:
-        return MockerEngine(args, vocabulary=vocabulary, timing=timing)
+        return MockerEngine(args.within(card), vocabulary=vocabulary, timing=timing)
 
     uvloop.run(serve(pauses, network, endpoint, card, engine))
 

@@ -16,6 +16,7 @@ from dynamo.model import HubConfig, LocalModel, build_card, open_card
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from sinks import Kept
+from toys import toy_folder
 
 
 @pytest.fixture
@@ -41,6 +42,12 @@ async def test_out_mocker_follows_flags_and_file_and_answers_in_the_models_words
     assert len(kept.ids) == 20
     assert all(3 <= token < 600 for token in kept.ids)
     await engine.stop()
+
+
+async def test_the_context_is_the_models_own_unless_less_is_asked_for(tmp_path: Path) -> None:
+    folder = toy_folder(tmp_path / "toy")
+    spec = EngineSpec(model=LocalModel(source=str(folder), path=folder))
+    assert (await make_engine("mocker", spec).start()).context_length == 2048
 
 
 @pytest.mark.parametrize("make", [models.byte_level_model, models.sentencepiece_model])

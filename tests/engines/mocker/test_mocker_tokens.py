@@ -64,11 +64,12 @@ def test_the_same_request_gets_the_same_answer_and_another_seed_another() -> Non
 def test_an_answer_continued_elsewhere_goes_on_as_it_would_have(
     prompt: list[int], cut: int, seed: int, ends: bool
 ) -> None:
-    whole = all_of(answer(prompt, max_tokens=None if ends else 100, seed=seed))
+    limit = 5000 - len(prompt) if ends else 100
+    whole = all_of(answer(prompt, max_tokens=limit, seed=seed))
     said = whole[:cut]
-    if said[-1] == 2 or cut >= len(whole):
+    if cut >= len(whole):
         return
-    rest = all_of(answer(prompt + said, max_tokens=None if ends else 100 - cut, seed=seed))
+    rest = all_of(answer(prompt + said, max_tokens=limit - cut, seed=seed))
     assert said + rest == whole
 
 
@@ -92,6 +93,20 @@ def test_without_max_tokens_the_answer_ends_by_itself() -> None:
         lengths.append(len(tokens))
     assert len(set(lengths)) > 20
     assert 60 < sum(lengths) / len(lengths) < 250
+
+
+def test_a_limit_that_is_the_rest_of_the_context_is_none() -> None:
+    for asked in (4997, 9000):
+        source = answer(max_tokens=asked)
+        assert all_of(source) == all_of(answer())
+        assert source.finish_reason == "eos"
+
+
+def test_the_first_tokens_of_an_answer_can_be_asked_for() -> None:
+    request = PreprocessedRequest(token_ids=PROMPT, stop_conditions=StopConditions(max_tokens=50, min_tokens=9))
+    source = answer_for(request, Vocabulary(), 5000, first=1)
+    assert all_of(source) == all_of(answer(max_tokens=50))[:1]
+    assert source.finish_reason == "length"
 
 
 def test_min_tokens_postpones_the_end() -> None:

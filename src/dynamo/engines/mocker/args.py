@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
+from dynamo.protocols.card import ModelCard
 from dynamo.protocols.errors import InvalidArgument
 
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -30,6 +31,7 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     num_gpu_blocks: PositiveInt = 16384
     """Blocks requests can hold. vLLM keeps one of its own for padding: its N + 1 is this N."""
     max_model_len: Annotated[int, Meta(ge=2)] | None = None
+    """Longest sequence, prompt included; the model's own where nothing is said."""
     max_num_seqs: PositiveInt = 256
     max_num_batched_tokens: PositiveInt = 8192
     enable_prefix_caching: bool = True
@@ -79,6 +81,10 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
             if value is not None and value == float("inf"):
                 raise InvalidArgument(f"mocker argument '{name}': must be finite")
         return args
+
+    def within(self, card: ModelCard) -> MockerArgs:
+        """No request grows longer than the card says: its model may be able to do less than fits in the blocks."""
+        return structs.replace(self, max_model_len=card.context_length)
 
     @property
     def capacity_tokens(self) -> int:

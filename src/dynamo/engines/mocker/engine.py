@@ -170,10 +170,9 @@ class MockerEngine:
             prompt = array("I", request.token_ids)
         except (OverflowError, TypeError):
             raise InvalidArgument("token ids must be integers from 0 to 4294967295") from None
-        limit = self.args.context_limit
-        if self.args.disaggregation_mode == "prefill":
-            limit = min(limit, len(prompt) + 1)
-        answer = answer_for(request, self._vocabulary, limit, self.args.reasoning)
+        args = self.args
+        first = 1 if args.disaggregation_mode == "prefill" else None
+        answer = answer_for(request, self._vocabulary, args.context_limit, args.reasoning, first=first)
         if routing is None:
             self.ranks.add(request_id, prompt, answer)
             return

@@ -9,9 +9,11 @@ from dynamo.engines.mocker.args import MockerArgs
 from dynamo.engines.mocker.engine import MockerEngine
 from dynamo.engines.mocker.tokens import Vocabulary
 from dynamo.engines.registry import EngineSpec
-from dynamo.model import HubConfig, LoadedModel, LocalModel, build_card, open_card
+from dynamo.model import HubConfig, LoadedModel, build_card, open_card
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidArgument
+
+_HERE = HubConfig(cache=Path(), offline=True)
 
 
 def mocker_from_spec(spec: EngineSpec) -> MockerEngine:
@@ -25,14 +27,10 @@ def mocker_from_spec(spec: EngineSpec) -> MockerEngine:
     )
     try:
         args = MockerArgs.from_json(spec.extra_engine_args, [flag for flag in flags if flag[2] is not None])
-        return MockerEngine(args, vocabulary=lambda: _words(model))
+        card = build_card(model, name="mocker", model_type=ModelType.Backend, context_length=args.max_model_len)
+        return MockerEngine(args.within(card), vocabulary=lambda: words_of(open_card(card, _HERE)))
     except InvalidArgument as error:
         raise EngineError(f"out=mocker: {error.message}") from error
-
-
-def _words(model: LocalModel) -> Vocabulary:
-    card = build_card(model, name="mocker", model_type=ModelType.Backend)
-    return words_of(open_card(card, HubConfig(cache=Path(), offline=True)))
 
 
 def words_of(loaded: LoadedModel) -> Vocabulary:

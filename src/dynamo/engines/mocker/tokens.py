@@ -6,6 +6,7 @@ So an answer cut short and continued elsewhere, from the prompt and what was alr
 Length: with `max_tokens` the answer has exactly that many tokens, as upstream's does, unless one of `stop_token_ids`
 comes first. Without it, each token past `min_tokens` is the end-of-sequence token with probability 1/128. A request
 that ignores end of sequence, or whose model has none, and sets no `max_tokens` runs to the context limit.
+A frontend sets `max_tokens` to what is left of the context where the client set none: that is no limit.
 """
 
 from __future__ import annotations
@@ -200,12 +201,20 @@ def total(token_ids: Sequence[int]) -> int:
 
 
 def answer_for(
-    request: PreprocessedRequest, vocabulary: Vocabulary, context_limit: int, reasoning: Reasoning | None = None
+    request: PreprocessedRequest,
+    vocabulary: Vocabulary,
+    context_limit: int,
+    reasoning: Reasoning | None = None,
+    *,
+    first: int | None = None,
 ) -> Answer:
-    """The answer this request will get, refusing stop conditions that contradict themselves."""
+    """The answer this request will get, or the `first` tokens of it.
+
+    Refuses stop conditions that contradict themselves.
+    """
     stop = request.stop_conditions
     prompt = len(request.token_ids)
-    limit = context_limit - prompt
+    room = limit = context_limit - prompt
     least = stop.min_tokens or 0
     if stop.max_tokens is not None:
         if stop.max_tokens < 1:
@@ -221,8 +230,10 @@ def answer_for(
     if ends and vocabulary.holds_any(ends):
         words = tuple(word for word in words if word not in ends) or words
     context = total(request.token_ids)
-    may_end = stop.max_tokens is None and not stop.ignore_eos
+    may_end = limit == room and not stop.ignore_eos
     end_token = request.eos_token_ids[0] if may_end and request.eos_token_ids else None
+    if first is not None:
+        limit = min(limit, first)
     if stop.stop_token_ids or end_token is not None:
         return EndingAnswer(
             context, prompt, seed, words, limit, least=least, end_token=end_token, stop_tokens=stop.stop_token_ids or ()
