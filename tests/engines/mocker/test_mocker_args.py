@@ -74,6 +74,7 @@ def test_other_spellings_of_an_argument_are_understood() -> None:
         ({"preemption_mode": "random"}, "'preemption_mode'"),
         ({"enable_prefix_caching": 1}, "'enable_prefix_caching': expected `bool`"),
         ({"reasoning": {"thinking_ratio": 2}}, "'reasoning"),
+        ({"reasoning": {"start_thinking_token_id": 2**40}}, "'reasoning.start_thinking_token_id'"),
         ({"dp_size": 1, "data_parallel_size": 1}, "another name for 'dp_size'"),
         ({"is_prefill": True, "is_decode": True}, "exclude each other"),
         ({"is_prefill": "yes"}, "'is_prefill': expected `bool`"),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.engines.mocker import Reasoning, Vocabulary
+from dynamo.engines.mocker.thinking import _last
 from dynamo.engines.mocker.tokens import Answer, answer_for, total
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.errors import InvalidArgument
@@ -166,11 +167,72 @@ def test_contradictory_stop_conditions_are_refused(stop: dict[str, int], message
         answer(**stop)
 
 
+START, END = 1, 3
+HALF = Reasoning(start_thinking_token_id=START, end_thinking_token_id=END, thinking_ratio=0.5)
+
+
 @pytest.mark.parametrize(("length", "end"), [(10, 4), (4, 1), (1, None)])
 def test_thinking_stands_between_its_two_tokens(length: int, end: int | None) -> None:
-    reasoning = Reasoning(start_thinking_token_id=1, end_thinking_token_id=3, thinking_ratio=0.5)
-    source = answer(max_tokens=length, reasoning=reasoning)
+    source = answer(max_tokens=length, reasoning=HALF)
     tokens = [token for _ in range(length) for token in source.take(1)]
-    assert tokens == all_of(answer(max_tokens=length, reasoning=reasoning))
-    assert tokens[0] == 1
-    assert [index for index, token in enumerate(tokens) if token == 3] == ([] if end is None else [end])
+    assert tokens == all_of(answer(max_tokens=length, reasoning=HALF))
+    assert tokens[0] == START
+    assert [index for index, token in enumerate(tokens) if token == END] == ([] if end is None else [end])
+
+
+def test_an_answer_that_ends_by_itself_thinks_first() -> None:
+    for seed in range(50):
+        source = answer(seed=seed, reasoning=HALF)
+        tokens = all_of(source)
+        assert (tokens[0], tokens[63], tokens[-1]) == (START, END, 2)
+        assert source.finish_reason == "eos"
+
+
+def test_an_answer_with_stop_tokens_thinks_and_may_stop_with_the_thinking() -> None:
+    assert all_of(answer(max_tokens=10, reasoning=HALF, stop_token_ids=[7]))[4] == END
+    source = answer(max_tokens=10, reasoning=HALF, stop_token_ids=[START, END])
+    assert len(all_of(source)) == 5
+    assert (source.finish_reason, source.stop_reason) == ("stop", END)
+    assert len(all_of(answer(max_tokens=10, min_tokens=5, reasoning=HALF, stop_token_ids=[END]))) == 10
+
+
+@given(
+    st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([START, END, 2]), min_size=1),
+    st.integers(1, 99),
+    st.integers(),
+    st.booleans(),
+    st.floats(0, 1),
+)
+def test_thinking_continued_elsewhere_goes_on_as_it_would_have(
+    earlier: list[int], cut: int, seed: int, ends: bool, ratio: float
+) -> None:
+    reasoning = Reasoning(start_thinking_token_id=START, end_thinking_token_id=END, thinking_ratio=ratio)
+    prompt = [*earlier, 2]
+    limit = 5000 - len(prompt) if ends else 100
+    whole = all_of(answer(prompt, max_tokens=limit, seed=seed, reasoning=reasoning))
+    if cut >= len(whole):
+        return
+    rest = all_of(answer(prompt + whole[:cut], max_tokens=limit - cut, seed=seed, reasoning=reasoning))
+    assert whole[:cut] + rest == whole
+
+
+def test_a_prompt_that_begins_to_think_gets_the_rest_of_the_thoughts() -> None:
+    tokens = all_of(answer([5, START], max_tokens=9, reasoning=HALF))
+    assert (tokens.count(START), tokens.index(END)) == (0, 3)
+
+
+def test_an_earlier_turn_that_thought_changes_nothing() -> None:
+    assert all_of(answer([START, 5, END, 6, 2, 7], max_tokens=10, reasoning=HALF))[0] == START
+    assert START not in all_of(answer([START, 5, END, 6], max_tokens=10, reasoning=HALF))
+
+
+def test_thinking_tokens_are_no_words() -> None:
+    vocabulary = Vocabulary(0, 6, avoid=[2])
+    tokens = all_of(answer(max_tokens=500, vocabulary=vocabulary, reasoning=HALF))
+    assert (tokens.count(START), tokens.count(END)) == (1, 1)
+
+
+@given(st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([0, 1, 256, 2**16, 2**24])), st.integers(0, 300))
+def test_a_token_is_found_where_it_stands_last(tokens: list[int], wanted: int) -> None:
+    places = [index for index, token in enumerate(tokens) if token == wanted]
+    assert _last(array("I", tokens).tobytes(), wanted) == (places[-1] if places else -1)

@@ -12,6 +12,7 @@ from dynamo.protocols.card import ModelCard
 from dynamo.protocols.errors import InvalidArgument
 
 PositiveInt = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 Factor = Annotated[float, Meta(ge=0)]
 Flag = tuple[str, str, Any]
 """As it was written, the argument it means, and its value."""
@@ -20,8 +21,8 @@ Flag = tuple[str, str, Any]
 class Reasoning(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The first `thinking_ratio` of an answer stands between these two tokens."""
 
-    start_thinking_token_id: Annotated[int, Meta(ge=0)]
-    end_thinking_token_id: Annotated[int, Meta(ge=0)]
+    start_thinking_token_id: TokenId
+    end_thinking_token_id: TokenId
     thinking_ratio: Annotated[float, Meta(ge=0, le=1)]
 
 

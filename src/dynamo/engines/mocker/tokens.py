@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from zlib import adler32
 
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 
 from .args import Reasoning
+from .thinking import thinking
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
 _SUM, _POSITION, _MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _END_ONE_IN = 128
 _MOST_WORDS = 8192
+_NO_MARKS: Mapping[int, int] = {}
 
 
 class Vocabulary:
@@ -52,14 +54,23 @@ class Vocabulary:
 
 
 class Answer:
-    """The tokens of one answer, made as they are taken."""
+    """The tokens of one answer, made as they are taken. `marks` are those that stand at given positions."""
 
-    def __init__(self, context_sum: int, position: int, seed: int, words: Sequence[int], limit: int) -> None:
+    def __init__(
+        self,
+        context_sum: int,
+        position: int,
+        seed: int,
+        words: Sequence[int],
+        limit: int,
+        marks: Mapping[int, int] = _NO_MARKS,
+    ) -> None:
         self._sum = context_sum
         self._position = position
         self._seed = seed
         self._words = words
         self._limit = limit
+        self._marks = marks
         self._taken = 0
 
     @property
@@ -77,7 +88,18 @@ class Answer:
 
     def take(self, count: int) -> list[int]:
         self._taken += count
-        return self._draw(count)
+        return self._draw_with_marks(count) if self._marks else self._draw(count)
+
+    def _draw_with_marks(self, count: int) -> list[int]:
+        tokens: list[int] = []
+        end = self._position + count
+        for position, mark in self._marks.items():
+            if self._position <= position < end:
+                tokens += self._draw(position - self._position)
+                tokens.append(mark)
+                self._sum += mark
+                self._position += 1
+        return tokens + self._draw(end - self._position)
 
     def _draw(self, count: int) -> list[int]:
         words = self._words
@@ -104,12 +126,13 @@ class EndingAnswer(Answer):
         seed: int,
         words: Sequence[int],
         limit: int,
+        marks: Mapping[int, int],
         *,
         least: int,
         end_token: int | None,
         stop_tokens: Collection[int],
     ) -> None:
-        super().__init__(context_sum, position, seed, words, limit)
+        super().__init__(context_sum, position, seed, words, limit, marks)
         self._least = least
         self._end_token = end_token
         self._stop_tokens = frozenset(stop_tokens)
@@ -139,9 +162,14 @@ class EndingAnswer(Answer):
         return tokens
 
     def _next(self) -> int:
+        self._drawn += 1
+        if self._position in self._marks:
+            (mark,) = self._draw_with_marks(1)
+            if mark in self._stop_tokens and self._drawn > self._least:
+                self._ended_by = mark
+            return mark
         before = self._sum
         (token,) = self._draw(1)
-        self._drawn += 1
         if self._drawn <= self._least:
             return self._allowed(token, before) if token in self._stop_tokens else token
         if token in self._stop_tokens:
@@ -160,27 +188,6 @@ class EndingAnswer(Answer):
         chosen = next((word for word in others if word not in self._stop_tokens), token)
         self._sum = before + chosen
         return chosen
-
-
-class ReasoningAnswer(Answer):
-    """An answer of known length whose first part stands between two thinking tokens."""
-
-    def __init__(
-        self, context_sum: int, position: int, seed: int, words: Sequence[int], limit: int, reasoning: Reasoning
-    ) -> None:
-        super().__init__(context_sum, position, seed, words, limit)
-        self._marks = {0: reasoning.start_thinking_token_id}
-        thinking = min(max(int(limit * reasoning.thinking_ratio), 2), limit)
-        if thinking > 1:
-            self._marks[thinking - 1] = reasoning.end_thinking_token_id
-
-    def take(self, count: int) -> list[int]:
-        tokens = super().take(count)
-        first = self._taken - count
-        for index, mark in self._marks.items():
-            if first <= index < self._taken:
-                tokens[index - first] = mark
-        return tokens
 
 
 def total(token_ids: Sequence[int]) -> int:
@@ -227,17 +234,22 @@ def answer_for(
     seed = ((request.sampling_options.seed or 0) * _MIX) & _MASK
     words: Sequence[int] = vocabulary.words
     ends = {*request.eos_token_ids, *(stop.stop_token_ids_hidden or ())}
-    if ends and vocabulary.holds_any(ends):
-        words = tuple(word for word in words if word not in ends) or words
-    context = total(request.token_ids)
     may_end = limit == room and not stop.ignore_eos
     end_token = request.eos_token_ids[0] if may_end and request.eos_token_ids else None
+    marks = _NO_MARKS
+    if reasoning is not None:
+        mean = None if end_token is None else _END_ONE_IN
+        marks = thinking(reasoning, request.token_ids, ends, limit, mean)
+        least = max(least, max(marks, default=0) - prompt)
+        ends |= {reasoning.start_thinking_token_id, reasoning.end_thinking_token_id}
+    if ends and vocabulary.holds_any(ends):
+        words = tuple(word for word in words if word not in ends) or words
     if first is not None:
         limit = min(limit, first)
+    context = total(request.token_ids)
     if stop.stop_token_ids or end_token is not None:
+        stops = stop.stop_token_ids or ()
         return EndingAnswer(
-            context, prompt, seed, words, limit, least=least, end_token=end_token, stop_tokens=stop.stop_token_ids or ()
+            context, prompt, seed, words, limit, marks, least=least, end_token=end_token, stop_tokens=stops
         )
-    if reasoning is not None:
-        return ReasoningAnswer(context, prompt, seed, words, limit, reasoning)
-    return Answer(context, prompt, seed, words, limit)
+    return Answer(context, prompt, seed, words, limit, marks)
