@@ -15,7 +15,7 @@ from dynamo.frontend.models import Models
 from dynamo.llm import ModelInput, ModelType
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig
-from dynamo.protocols.card import ModelCard
+from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.router import RouterConfig
 from dynamo.runtime import DistributedRuntime, Endpoint, Local, RuntimeConfig
@@ -129,6 +129,25 @@ async def test_a_worker_that_disagrees_waits_until_the_others_are_gone(
         await first.__aexit__()
         await until(lambda: models.served() and models.get("m").card.context_length == 200)
         assert models.get("m").router.instances.ids() == [second.runtime.instance_id]
+    await models.close()
+
+
+@pytest.mark.parametrize("kind", [WorkerType.Prefill, WorkerType.Encode])
+async def test_a_worker_that_works_for_others_gets_no_requests(
+    kind: WorkerType, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    local = Local()
+    models = await models_of(local)
+    async with Worker(local, card(worker_type=kind), "a.first.c") as helper:
+        await until(lambda: "it gets no requests" in caplog.text)
+        assert refusal(models, "m") is ModelNotFound
+        async with Worker(local, card()) as worker:
+            await until(models.served)
+            await until(lambda: len(models.instances()) == 2)
+            assert (
+                models.get("m").router.instances.ids() == [worker.runtime.instance_id] != [helper.runtime.instance_id]
+            )
     await models.close()
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.mocker.__main__ import engine_args, parser, stagger
+from dynamo.engines.mocker import MockerArgs
+from dynamo.mocker.__main__ import default_endpoint, engine_args, parser, stagger
 from dynamo.protocols.errors import InvalidArgument
 
 
@@ -55,6 +56,20 @@ def test_a_flag_that_repeats_the_file_is_fine_and_one_that_contradicts_it_is_ref
     other = "decode" if flag == "--disaggregation-mode" else "7"
     with pytest.raises(InvalidArgument, match=f"{flag} says {other}.* the file of engine arguments says {value}"):
         engine_args(with_file(tmp_path, file, flag, other))
+
+
+@pytest.mark.parametrize(
+    ("mode", "environ", "place"),
+    [
+        ("agg", {}, "dyn://dynamo.backend.generate"),
+        ("decode", {"DYN_NAMESPACE": "ours"}, "dyn://ours.backend.generate"),
+        ("prefill", {"DYN_NAMESPACE": "ours"}, "dyn://ours.prefill.generate"),
+    ],
+)
+def test_the_default_endpoint_follows_the_namespace_and_the_kind_of_work(
+    mode: str, environ: dict[str, str], place: str
+) -> None:
+    assert str(default_endpoint(MockerArgs.from_json({"disaggregation_mode": mode}), environ)) == place
 
 
 def with_file(folder: Path, text: str, *flags: str) -> Namespace:

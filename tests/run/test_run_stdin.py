@@ -47,6 +47,13 @@ def test_a_prompt_that_does_not_fit_is_told_with_a_failing_exit_code(tmp_path: P
     assert "context holds 4 tokens" in done.stderr.decode()
 
 
+def test_a_prefill_worker_answers_nobody_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text('{"is_prefill": true}')
+    done = run(tmp_path, "out=mocker", "tiny", "--extra-engine-args", "args.json", input="hi")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"a prefill worker answers no requests itself: use in=dyn://" in done.stderr
+
+
 def test_a_reader_that_leaves_ends_the_answer(tmp_path: Path) -> None:
     env = environment(tmp_path, DYN_TOKEN_ECHO_DELAY_MS="1")
     process = subprocess.Popen(

@@ -138,6 +138,20 @@ async def test_a_frontend_that_listens_sends_every_turn_where_the_last_one_was(s
         assert hit == (length - 1) // 16 * 16
 
 
+async def test_a_prefill_mocker_is_no_worker_of_a_frontend(stack: Stack, tmp_path: Path) -> None:
+    shared = ["-m", "dynamo.mocker", "--model-path", str(toy_folder(tmp_path / "toy")), "--speedup-ratio", "0"]
+    prefill = await stack.python(*shared, "--disaggregation-mode", "prefill")
+    await prefill.line("serves 'toy' at dyn://dynamo.prefill.generate")
+    await stack.python(*shared)
+    frontend = await stack.frontend()
+    await frontend.until_models("toy")
+    await frontend.until_instances(2)
+    for _ in range(4):
+        answer = await frontend.client.completions.create(model="toy", prompt="hello", max_tokens=5)
+        assert answer.usage
+        assert answer.usage.completion_tokens == 5
+
+
 async def test_without_a_limit_an_answer_ends_by_itself(stack: Stack, tmp_path: Path) -> None:
     await stack.python("-m", "dynamo.mocker", "--model-path", str(toy_folder(tmp_path / "toy")), "--speedup-ratio", "0")
     frontend = await stack.frontend()

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from dynamo.protocols.card import ModelInput
+from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.errors import StartError
 from dynamo.protocols.kv import Cleared, Removed, Stored
 from dynamo.runtime.stream import Sink
@@ -26,6 +26,7 @@ class EngineInfo(Struct, kw_only=True):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     data_parallel_size: int = 1
+    worker_type: WorkerType = WorkerType.Aggregated
     guided_decoding: bool | None = None
     """Whether it honours `sampling_options.guided_decoding`, or as a text engine `response_format` and the like.
 

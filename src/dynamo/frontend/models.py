@@ -252,6 +252,9 @@ class Models:
         except (ValueError, RecursionError) as error:
             log.warning("ignoring the model card %s: %s", key, error)
             return
+        if not card.takes_requests:
+            log.info("the worker at %s works for others (%s): it gets no requests", place, card.worker_type.value)
+            return
         group = self._groups.setdefault(card.name, Group(card.name, InstanceSet(card.name, self._runtime.plane)))
         self._names[place] = card.name
         self._values[place] = value

@@ -163,13 +163,19 @@ async def _refuse_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
             other = msgspec.json.decode(value, type=ModelCard)
         except ValueError:
             continue
-        if key != own and other.name == card.name and other.checksum() != card.checksum():
+        if key != own and _same_work(card, other) and other.checksum() != card.checksum():
             message = (
                 f"cannot register model '{card.name}': {key.removeprefix(CARDS)} serves it with another card "
                 f"({', '.join(differences(card, other))}); use another model name, or make the workers alike"
             )
             log.error("%s", message)
             raise ModelError(message)
+
+
+def _same_work(ours: ModelCard, theirs: ModelCard) -> bool:
+    """Whether whoever asks for this model could come to either."""
+    both_answer = ours.takes_requests and theirs.takes_requests
+    return ours.name == theirs.name and (both_answer or ours.worker_type is theirs.worker_type)
 
 
 def differences(ours: ModelCard, theirs: ModelCard) -> list[str]:

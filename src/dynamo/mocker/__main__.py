@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from dynamo.engines.mocker.from_spec import words_of
 from dynamo.engines.mocker.profile import timing_for
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
-from dynamo.protocols.card import ModelCard, ModelType, RuntimeConfig
+from dynamo.protocols.card import ModelCard, ModelType, RuntimeConfig, WorkerType
 from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.runtime import DistributedRuntime, EndpointId
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.endpoint import Endpoint
 from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_NAMESPACE
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 from dynamo.worker import serve_engine
 
@@ -54,7 +55,11 @@ def parser() -> argparse.ArgumentParser:
         help="where the tokenizer is: a folder, a Hugging Face id, or tiny, the bundled one",
     )
     flags.add_argument("--model-name", help="the name to serve it under (the folder's)")
-    flags.add_argument("--endpoint", default="dyn://dynamo.backend.generate", help="where to serve (%(default)s)")
+    flags.add_argument(
+        "--endpoint",
+        help="where to serve (dyn://dynamo.backend.generate; DYN_NAMESPACE is another namespace, a prefill worker's "
+        "component is prefill)",
+    )
     flags.add_argument("--num-workers", type=int, default=1, help="workers in this process (1)")
     flags.add_argument(
         "--stagger-delay",
@@ -90,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
             request_plane=flags.request_plane,
             event_plane=flags.event_plane,
         )
-        endpoint = EndpointId.parse(flags.endpoint)
+        endpoint = EndpointId.parse(flags.endpoint) if flags.endpoint else default_endpoint(args, os.environ)
         if flags.num_workers < 1:
             raise ValueError(f"--num-workers must be at least 1, not {flags.num_workers}")
         pauses = stagger(flags.num_workers, flags.stagger_delay)
@@ -120,11 +125,18 @@ def engine_args(flags: argparse.Namespace) -> MockerArgs:
     return MockerArgs.from_json(source, [flag for flag in given if flag[2] is not None])
 
 
+def default_endpoint(args: MockerArgs, environ: Mapping[str, str]) -> EndpointId:
+    """Workers that do not do the same work are not found in one place."""
+    component = "prefill" if args.worker_type is WorkerType.Prefill else DEFAULT_COMPONENT
+    return EndpointId(environ.get("DYN_NAMESPACE") or DEFAULT_NAMESPACE, component)
+
+
 def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: int) -> ModelCard:
     return build_card(
         model,
         name=name,
         model_type=ModelType.Backend,
+        worker_type=args.worker_type,
         context_length=args.max_model_len,
         kv_cache_block_size=args.block_size,
         migration_limit=migration_limit,

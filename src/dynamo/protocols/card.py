@@ -91,6 +91,12 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
         return ModelType(self.model_type)
 
     @property
+    def takes_requests(self) -> bool:
+        """Whether a client's request may be sent there. One that does a part of the work for other workers cannot."""
+        prefills = bool(self.model_type & ModelType.Prefill.value)
+        return self.worker_type in (WorkerType.Aggregated, WorkerType.Decode) and not prefills
+
+    @property
     def can_guide(self) -> bool:
         """Whether a request may bind the form of the answer."""
         told = self.runtime_config.guided_decoding

@@ -52,6 +52,8 @@ async def engine_served(
     try:
         endpoint = Endpoint(runtime, place)
         card = await in_thread(lambda: _card(command, subject, engine, info))
+        if not card.takes_requests and command.input.kind != "dyn":
+            raise UsageError(f"a {info.worker_type.value} worker answers no requests itself: use in=dyn://...")
         await register_card(endpoint, card)
         serving = asyncio.create_task(serve_engine(endpoint, engine, card.name))
         try:
@@ -192,6 +194,7 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
         subject.described_by,
         name=subject.name,
         model_type=ModelType.Backend,
+        worker_type=info.worker_type,
         context_length=info.context_length or command.context_length,
         kv_cache_block_size=block_size,
         migration_limit=command.migration_limit,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from dynamo.protocols.card import ModelCard
+from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.errors import InvalidArgument
 
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -88,6 +88,10 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
         return structs.replace(self, max_model_len=card.context_length)
 
     @property
+    def worker_type(self) -> WorkerType:
+        return _WORKER_TYPES[self.disaggregation_mode]
+
+    @property
     def capacity_tokens(self) -> int:
         return self.num_gpu_blocks * self.block_size
 
@@ -105,6 +109,7 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
         return limit
 
 
+_WORKER_TYPES = {"agg": WorkerType.Aggregated, "prefill": WorkerType.Prefill, "decode": WorkerType.Decode}
 _ALIASES = {"num_gpu_blocks_override": "num_gpu_blocks", "data_parallel_size": "dp_size"}
 _UPSTREAM_ONLY = frozenset(
     {

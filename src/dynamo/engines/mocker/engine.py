@@ -103,6 +103,7 @@ class MockerEngine:
             max_num_seqs=self.args.max_num_seqs,
             max_num_batched_tokens=self.args.max_num_batched_tokens,
             data_parallel_size=self.args.dp_size,
+            worker_type=self.args.worker_type,
         )
 
     def on_kv_events(self, listener: KvListener) -> None:
