@@ -158,3 +158,11 @@ async def test_without_a_limit_an_answer_ends_by_itself(stack: Stack, tmp_path: 
     await frontend.until_models("toy")
     answer = await frontend.client.chat.completions.create(model="toy", messages=[{"role": "user", "content": "hello"}])
     assert answer.choices[0].finish_reason == "stop"
+
+
+async def test_choices_without_a_seed_differ(stack: Stack, tmp_path: Path) -> None:
+    await stack.python("-m", "dynamo.mocker", "--model-path", str(toy_folder(tmp_path / "toy")), "--speedup-ratio", "0")
+    frontend = await stack.frontend()
+    await frontend.until_models("toy")
+    answer = await frontend.client.completions.create(model="toy", prompt="hello", max_tokens=20, n=3)
+    assert len({choice.text for choice in answer.choices}) == 3

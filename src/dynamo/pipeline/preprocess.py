@@ -33,7 +33,7 @@ class Prepared(Struct):
         sampling = self.request.sampling_options
         seed = None if sampling.seed is None else (sampling.seed + index + 2**63) % 2**64 - 2**63
         alone = structs.replace(sampling, n=None, best_of=None, seed=seed)
-        return Prepared(structs.replace(self.request, sampling_options=alone), self.prompt)
+        return Prepared(structs.replace(self.request, sampling_options=alone, choice=index), self.prompt)
 
 
 class Preprocessor:

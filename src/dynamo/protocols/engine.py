@@ -65,6 +65,8 @@ class PreprocessedRequest(Struct, kw_only=True):
     stop_conditions: StopConditions = field(default_factory=StopConditions)
     sampling_options: SamplingOptions = field(default_factory=SamplingOptions)
     output_options: OutputOptions = field(default_factory=OutputOptions)
+    choice: int = 0
+    """Which of several answers to one prompt this one is. Engines that draw at random need not know."""
     eos_token_ids: list[int] = []
     mdc_sum: str | None = None
     annotations: list[str] = []

@@ -110,6 +110,21 @@ def test_the_first_tokens_of_an_answer_can_be_asked_for() -> None:
     assert source.finish_reason == "length"
 
 
+def test_choices_without_a_seed_differ() -> None:
+    def choice(index: int, seed: int | None) -> tuple[int, ...]:
+        request = PreprocessedRequest(
+            token_ids=PROMPT,
+            stop_conditions=StopConditions(max_tokens=20),
+            sampling_options=SamplingOptions(seed=seed),
+            choice=index,
+        )
+        return tuple(all_of(answer_for(request, Vocabulary(), 5000)))
+
+    assert len({choice(index, None) for index in range(3)}) == 3
+    assert choice(0, None) == tuple(all_of(answer(max_tokens=20)))
+    assert choice(1, 8) == tuple(all_of(answer(max_tokens=20, seed=8)))
+
+
 def test_min_tokens_postpones_the_end() -> None:
     assert all(len(all_of(answer(seed=seed, min_tokens=300))) > 300 for seed in range(20))
 

@@ -231,7 +231,8 @@ def answer_for(
         raise InvalidArgument(f"min_tokens must be at least 0, not {least}")
     if stop.max_tokens is not None and least > stop.max_tokens:
         raise InvalidArgument(f"min_tokens {least} is more than max_tokens {stop.max_tokens}")
-    seed = ((request.sampling_options.seed or 0) * _MIX) & _MASK
+    seed = request.sampling_options.seed
+    seed = ((request.choice if seed is None else seed) * _MIX) & _MASK
     words: Sequence[int] = vocabulary.words
     ends = {*request.eos_token_ids, *(stop.stop_token_ids_hidden or ())}
     may_end = limit == room and not stop.ignore_eos
