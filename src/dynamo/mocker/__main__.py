@@ -98,6 +98,8 @@ def main(argv: list[str] | None = None) -> None:
         endpoint = EndpointId.parse(flags.endpoint) if flags.endpoint else default_endpoint(args, os.environ)
         if flags.num_workers < 1:
             raise ValueError(f"--num-workers must be at least 1, not {flags.num_workers}")
+        if not 0 <= flags.migration_limit <= 1023:
+            raise ValueError(f"--migration-limit must be from 0 to 1023, not {flags.migration_limit}")
         pauses = stagger(flags.num_workers, flags.stagger_delay)
     except (ValueError, InvalidArgument, StartError) as error:
         raise fail(str(error), code=2, error=error) from None

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, structs
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.errors import InvalidArgument
 
-PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 Factor = Annotated[float, Meta(ge=0)]
 Flag = tuple[str, str, Any]
@@ -29,9 +29,9 @@ class Reasoning(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
 class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     engine_type: Literal["vllm"] = "vllm"
     block_size: PositiveInt = 64
-    num_gpu_blocks: PositiveInt = 16384
+    num_gpu_blocks: Annotated[int, Meta(ge=1, le=2**24)] = 16384
     """Blocks requests can hold. vLLM keeps one of its own for padding: its N + 1 is this N."""
-    max_model_len: Annotated[int, Meta(ge=2)] | None = None
+    max_model_len: Annotated[int, Meta(ge=2, le=2**31 - 1)] | None = None
     """Longest sequence, prompt included; the model's own where nothing is said."""
     max_num_seqs: PositiveInt = 256
     max_num_batched_tokens: PositiveInt = 8192
@@ -43,7 +43,7 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     speedup_ratio: Factor = 1.0
     """Divides the modelled time; 0 takes no time at all."""
     decode_speedup_ratio: Factor = 1.0
-    dp_size: PositiveInt = 1
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     startup_time: Annotated[float, Meta(ge=0)] | None = None
     disaggregation_mode: Literal["agg", "prefill", "decode"] = "agg"
     reasoning: Reasoning | None = None
