@@ -139,6 +139,13 @@ async def test_the_older_component_is_as_good_as_an_endpoint(worker: Distributed
     assert await reader.until(worker.instance_id, 0)
 
 
+async def test_what_older_programs_pass_for_not_given_is_understood(worker: DistributedRuntime) -> None:
+    reader = await Reader().listen(worker)
+    out = KvEventPublisher(worker.endpoint("ns.backend.generate"), 0, 4)
+    out.publish_stored([1, 2, 3, 4], [4], [1], None, None, None, None)
+    assert await reader.until(worker.instance_id, 0) == dict(zip([1], prompt_hashes([1, 2, 3, 4], 4), strict=True))
+
+
 async def test_what_one_turn_of_the_loop_publishes_goes_out_in_few_messages(worker: DistributedRuntime) -> None:
     reader = await Reader().listen(worker)
     out = publisher(worker)
@@ -235,6 +242,7 @@ async def test_a_batch_is_published_whole_or_not_at_all(worker: DistributedRunti
         {"type": "removed"},
         {"type": "moved"},
         {"type": ["stored"]},
+        "stored",
     ):
         with pytest.raises(ValueError, match="event 1"):
             out.publish_batch([stored, wrong])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -78,6 +79,16 @@ async def test_a_prompt_goes_back_to_the_worker_that_has_it(
     dumped = json.loads(await kv.dump_events())
     assert {row["worker_id"] for row in dumped} == {home}
     assert {row["event"]["data"]["stored"]["blocks"][0]["block_hash"] for row in dumped} == mockers[home].cached()
+
+
+async def test_a_prompt_may_be_packed(mockers: dict[int, Mocker], runtime: DistributedRuntime) -> None:
+    kv = router(runtime)
+    packed = array("I", PROMPT)
+    home = next(iter(mockers))
+    said = await tokens(await kv.generate(packed, "mock", {"max_tokens": 6}, worker_id=home))
+    assert said == await tokens(await kv.generate(PROMPT, "mock", {"max_tokens": 6}, worker_id=home))
+    await until_known(kv, home, 10)
+    assert await kv.best_worker(packed) == (home, 0, 10)
 
 
 async def test_what_is_booked_counts_until_it_is_freed(mockers: dict[int, Mocker], runtime: DistributedRuntime) -> None:

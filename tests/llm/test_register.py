@@ -117,18 +117,18 @@ async def test_unknown_and_repeated_options_are_refused_by_name(folder: Path, op
             await register_llm(ModelType.Backend, one.endpoint("a.b.c"), str(folder), **options)
 
 
+async def test_a_migration_limit_below_zero_is_refused(folder: Path) -> None:
+    async with runtime() as one:
+        with pytest.raises(ModelError, match="migration limit must be at least 0, not -5"):
+            await register_llm(ModelType.Backend, one.endpoint("a.b.c"), str(folder), migration_limit=-5)
+
+
 @pytest.mark.parametrize("path", ["/no/such/folder", "empty"])
 async def test_a_model_that_cannot_be_read_is_a_model_error(path: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     async with runtime() as one:
         with pytest.raises(ModelError):
             await register_llm(ModelType.Backend, one.endpoint("a.b.c"), str(tmp_path / path))
-
-
-async def test_a_migration_limit_below_zero_is_refused(folder: Path) -> None:
-    async with runtime() as one:
-        with pytest.raises(ModelError, match="migration limit must be at least 0, not -5"):
-            await register_llm(ModelType.Backend, one.endpoint("a.b.c"), str(folder), migration_limit=-5)
 
 
 async def test_a_second_worker_with_another_card_is_refused_and_told_why(

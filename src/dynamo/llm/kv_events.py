@@ -46,8 +46,8 @@ class KvEventPublisher:
         zmq_replay_endpoint: str | None = None,
     ) -> None:
         del enable_local_indexer, image_token_id, kv_state_endpoint
-        if worker_id is not None:
-            _within("worker_id", worker_id, 0, 1 << 64)
+        # Programs that cannot say None say 0, which no worker is called.
+        worker_id = _within("worker_id", worker_id or 0, 0, 1 << 64) or None
         self.block_size = _within("kv_block_size", kv_block_size, 1, 1 << 32)
         self.dp_rank = _within("dp_rank", dp_rank, 0, 1 << 32)
         delay = _within("batching_timeout_ms", batching_timeout_ms or 0, 0, MAX_BATCHING_MS + 1)
@@ -79,7 +79,7 @@ class KvEventPublisher:
         parent_hash: int | None = None,
         block_mm_infos: Sequence[Any] | None = None,
         lora_name: str | None = None,
-        is_eagle: bool = False,
+        is_eagle: bool | None = None,
         cache_salt: str | None = None,
     ) -> None:
         """Consecutive blocks of one chain are in the cache now; from the first that is not full on they are left out.
@@ -120,10 +120,10 @@ class KvEventPublisher:
         }
         made = []
         for at, event in enumerate(events):
-            kind = event.get("type")
+            kind = event.get("type") if isinstance(event, Mapping) else None
             maker = makers.get(kind) if isinstance(kind, str) else None
             if maker is None:
-                raise ValueError(f"event {at}: type must be stored, removed or cleared, not {kind!r}")
+                raise ValueError(f"event {at}: a map whose type is stored, removed or cleared is needed, not {event!r}")
             try:
                 made.append(maker(**{name: value for name, value in event.items() if name != "type"}))
             except (ValueError, TypeError) as error:
@@ -151,15 +151,15 @@ class KvEventPublisher:
         parent_hash: int | None = None,
         block_mm_infos: Sequence[Any] | None = None,
         lora_name: str | None = None,
-        is_eagle: bool = False,
+        is_eagle: bool | None = None,
         cache_salt: str | None = None,
     ) -> EngineStored:
-        tokens = _tokens(token_ids)
+        tokens, eagle = _tokens(token_ids), bool(is_eagle)
         sizes = [_within("num_block_tokens", size, 0, 1 << 32) for size in num_block_tokens]
         hashes = _hashes("block_hashes", block_hashes)
         if len(sizes) != len(hashes):
             raise ValueError(f"num_block_tokens has {len(sizes)} entries, block_hashes {len(hashes)}")
-        if sum(sizes) + (is_eagle and bool(sizes)) > len(tokens):
+        if sum(sizes) + (eagle and bool(sizes)) > len(tokens):
             raise ValueError(f"num_block_tokens asks for {sum(sizes)} tokens, token_ids has {len(tokens)}")
         if block_mm_infos is not None and len(block_mm_infos) != len(hashes):
             raise ValueError(f"block_mm_infos has {len(block_mm_infos)} entries, block_hashes {len(hashes)}")
@@ -172,13 +172,13 @@ class KvEventPublisher:
             block_hashes=hashes,
             parent_hash=None if parent_hash is None else _hash("parent_hash", parent_hash),
             # The tokens end with the full blocks, and so does what is published.
-            token_ids=tokens[: full * self.block_size + is_eagle],
+            token_ids=tokens[: full * self.block_size + eagle],
             block_size=largest if largest > self.block_size else self.block_size,
             tier=Tier.Device,
             lora_name=lora_name,
             cache_salt=cache_salt,
             opaque=frozenset(at for at, info in enumerate(block_mm_infos or ()) if info),
-            eagle=is_eagle,
+            eagle=eagle,
         )
 
     def _hand(self, *events: EngineStored | EngineRemoved | EngineCleared) -> None:

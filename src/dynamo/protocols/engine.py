@@ -5,10 +5,11 @@ The field names are those engine authors already know: a handler written in Pyth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 
 
 class StopConditions(Struct, kw_only=True):
@@ -73,6 +74,14 @@ class PreprocessedRequest(Struct, kw_only=True):
     routing: Routing | None = None
     kv_transfer_params: dict[str, Any] | None = None
     extra_args: dict[str, Any] | None = None
+
+    @classmethod
+    def told(cls, request: Mapping[str, Any]) -> PreprocessedRequest:
+        """As programs write it, with a prompt that may be packed; raises `msgspec.ValidationError`."""
+        token_ids = request.get("token_ids")
+        if isinstance(token_ids, array):
+            request = {**request, "token_ids": token_ids.tolist()}
+        return convert(request, cls)
 
 
 class TopLogprob(Struct, kw_only=True, omit_defaults=True):

@@ -196,7 +196,7 @@ def prompt(
         },
     }
     try:
-        return msgspec.convert(told, PreprocessedRequest)
+        return PreprocessedRequest.told(told)
     except msgspec.ValidationError as error:
         raise InvalidArgument(str(error)) from None
 
