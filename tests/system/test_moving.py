@@ -39,3 +39,26 @@ async def test_a_stream_outlives_its_worker_byte_for_byte(stack: Stack, tmp_path
     assert moved == whole.choices[0].message.content
     assert whole.usage
     assert usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+async def test_a_thinking_worker_that_dies_is_followed_by_one_that_goes_on_thinking(
+    stack: Stack, tmp_path: Path
+) -> None:
+    folder = models.byte_level_model(tmp_path / "toy-model")
+    thinking = '{"start_thinking_token_id": 30, "end_thinking_token_id": 32, "thinking_ratio": 0.5}'
+    mocker = ["-m", "dynamo.mocker", "--model-path", str(folder), "--migration-limit", "3", "--speedup-ratio", "0.3"]
+    mocker += ["--reasoning", thinking]
+    first = await stack.python(*mocker)
+    frontend = await stack.frontend()
+    await frontend.until_models("toy-model")
+    stream = await frontend.client.completions.create(model="toy-model", prompt="hello", max_tokens=200, stream=True)
+    chunks = aiter(stream)
+    moved = "".join([(await anext(chunks)).choices[0].text for _ in range(10)])
+    await stack.python(*mocker)
+    await frontend.until_instances(2)
+    first.signal(signal.SIGKILL)
+    moved += "".join([chunk.choices[0].text async for chunk in chunks])
+    await frontend.process.line("moving it to another")
+    whole = await frontend.client.completions.create(model="toy-model", prompt="hello", max_tokens=200)
+    assert moved == whole.choices[0].text
+    assert moved.startswith("<")
