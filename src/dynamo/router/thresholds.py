@@ -42,7 +42,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
         tokens, batches = self.active_prefill_tokens_threshold, self.active_prefill_tokens_threshold_frac
         if tokens is not None and prefill_tokens > tokens:
             return True
-        if batches is not None and batch_tokens and prefill_tokens > int(batches * batch_tokens):
+        if batches is not None and batch_tokens and prefill_tokens > batches * batch_tokens:
             return True
         share = self.active_decode_blocks_threshold
         return share is not None and bool(total_blocks) and used_blocks > share * (total_blocks or 0)
