@@ -188,6 +188,11 @@ def test_temperature_prefers_the_cheaper_and_never_forbids_the_dearer() -> None:
     assert len({pick(idle(3), config=config, seed=seed).at for seed in range(50)}) == 3
 
 
+def test_the_smallest_temperature_there_is_takes_the_cheaper_however_near_the_costs_are() -> None:
+    loads = Loads([0, 0], [0, 0], [0, 0], [0, 0], [100.0, 0.0])
+    assert pick(loads, config=CostConfig(temperature=5e-324, overlap_weight=0)).at == 1
+
+
 def test_a_conversation_stays_with_its_history() -> None:
     loads = Loads([0, 0], [300, 0], [80, 0], [3, 0], [9000.0, 5000.0])
     assert pick(loads, {0: Overlap(95), 1: Overlap(80)}).at == 0

@@ -296,9 +296,9 @@ def _left(prompt_tokens: int, cached_blocks: float, fleet: Fleet) -> int:
 
 def _pick(costs: list[float], temperature: float, rng: random.Random) -> tuple[int, float | None]:
     lowest = min(costs)
-    span = max(costs) - lowest if temperature else 0.0
-    if span:
-        weights = [math.exp((lowest - cost) / (span * temperature)) for cost in costs]
+    spread = (max(costs) - lowest) * temperature if temperature else 0.0
+    if spread:
+        weights = [math.exp((lowest - cost) / spread) for cost in costs]
         draw = rng.random()
         mark = draw * sum(weights)
         for at, weight in enumerate(weights):
