@@ -39,6 +39,18 @@ def test_beyond_its_size_the_oldest_ends_of_chains_go_first() -> None:
     assert index.match([1, 7, 8, 9, 10], 1) == {B: Overlap(5)}
 
 
+def test_a_prompt_sent_again_and_again_is_kept_once() -> None:
+    index = ApproximateIndex(ttl=120)
+    for turn in range(1000):
+        index.record(A, [1, 2, 3], turn * 0.01)
+        index.record(A, [1, 2], turn * 0.01)
+        index.record(A, [], turn * 0.01)
+    assert len(index._sent) == 3
+    assert index.match([1, 2, 3], 129.9) == {A: Overlap(3)}
+    assert index.match([1, 2, 3], 130) == {}
+    assert (len(index), len(index._sent)) == (0, 0)
+
+
 def test_a_worker_that_leaves_is_forgotten_and_its_slot_used_again() -> None:
     index = ApproximateIndex()
     for worker_id in range(100):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from dynamo.router.kv.overlaps import Overlaps
@@ -19,8 +19,8 @@ class ApproximateIndex:
         self._prune_to = int(max_blocks * prune_to)
         self._slots = Slots()
         self._blocks = UsedBlocks()
-        self._sent: deque[tuple[float, int, Stretch]] = deque()
-        """When, to which slot and the end of the chain, oldest first."""
+        self._sent: OrderedDict[tuple[int, Stretch], float] = OrderedDict()
+        """To which slot and the end of the chain, and when for the last time; oldest first."""
         self._size = 0
 
     def __len__(self) -> int:
@@ -36,7 +36,10 @@ class ApproximateIndex:
         self.expire(now)
         slot = self._slots.take(worker)
         end, fresh = self._blocks.add(slot, chain)
-        self._sent.append((now, slot, end))
+        if (slot, end) in self._sent:
+            self._blocks.remove(slot, end)
+            self._sent.move_to_end((slot, end))
+        self._sent[slot, end] = now
         self._size += fresh
         if self._size > self._max_blocks:
             while self._size > self._prune_to and len(self._sent) > 1:
@@ -48,15 +51,16 @@ class ApproximateIndex:
         return Overlaps(workers, self._blocks.shared(chain, len(workers)))
 
     def expire(self, now: float) -> None:
-        while self._sent and now - self._sent[0][0] >= self._ttl:
+        while self._sent and now - next(iter(self._sent.values())) >= self._ttl:
             self._forget_oldest()
 
     def remove_worker(self, worker: Worker) -> None:
         slot = self._slots.release(worker)
         if slot is not None:
-            self._size -= sum([self._blocks.remove(slot, end) for _, at, end in self._sent if at == slot])
-            self._sent = deque([sent for sent in self._sent if sent[1] != slot])
+            for sent in [sent for sent in self._sent if sent[0] == slot]:
+                del self._sent[sent]
+                self._size -= self._blocks.remove(*sent)
 
     def _forget_oldest(self) -> None:
-        _, slot, end = self._sent.popleft()
-        self._size -= self._blocks.remove(slot, end)
+        sent, _ = self._sent.popitem(last=False)
+        self._size -= self._blocks.remove(*sent)
