@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -35,6 +35,7 @@ from dynamo.router.kv.load import LoadBook, Loads
 from dynamo.router.kv.overlaps import Overlaps
 from dynamo.router.kv.queue import Queue, Ticket
 from dynamo.router.kv.replicas import Replicas
+from dynamo.router.kv.rough import rough_tokens
 from dynamo.router.overhead import Overhead, Watch
 from dynamo.router.reported import ReportedLoads
 from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel
@@ -417,14 +418,3 @@ class KvRouter:
             if self.approximate is not None:
                 self.approximate.expire(now)
             self._queue.eased()
-
-
-def rough_tokens(request: Any) -> int:
-    """The length of a prompt nobody has tokenised: a quarter of its characters."""
-    if isinstance(request, str):
-        return len(request) // 4 + 1
-    if isinstance(request, Mapping):
-        return sum(rough_tokens(request[key]) for key in ("prompt", "messages", "content", "text") if key in request)
-    if isinstance(request, list):
-        return sum(rough_tokens(part) for part in request)
-    return 0
