@@ -42,6 +42,16 @@ class Placement:
         """The rank the worker must use; None leaves it to the worker."""
         self.released = False
 
+    async def connect(self) -> None:
+        """Reach the worker; a place that cannot be reached is given back."""
+        if self.channel.ready:
+            return
+        try:
+            await self.channel.open()
+        except BaseException:
+            self.release()
+            raise
+
     def first_token(self) -> None:
         """The prompt is computed."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dynamo.protocols.card import RuntimeConfig
-from dynamo.protocols.errors import ResourceExhausted
+from dynamo.protocols.errors import DynamoException, ResourceExhausted
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
@@ -94,21 +94,24 @@ class SimpleRouter:
         self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
     ) -> SimplePlacement:
         if pinned is not None:
-            channel = pinned_channel(self.instances, pinned)
-            self._free_of([pinned])
-            if not channel.ready:
-                await channel.open()
-            return self._placed(request_id, pinned, channel, 1, pinned=True)
-        considered = 0
-
-        def choose(candidates: Sequence[int]) -> int:
-            nonlocal considered
-            free = self._free_of(candidates) if self._thresholds else candidates
-            considered = len(free)
-            return self._policy.choose(free, self._in_flight)
-
-        instance_id, channel = await self.instances.open(choose, avoid)
-        return self._placed(request_id, instance_id, channel, considered, pinned=False)
+            pinned_channel(self.instances, pinned)
+            placement = self._counted(request_id, pinned, self._free_of([pinned]), pinned=True)
+            await placement.connect()
+            return self._recorded(placement)
+        failed = set(avoid)
+        last: DynamoException | None = None
+        while routable := self.instances.routable(failed):
+            free = self._free_of(routable)
+            placement = self._counted(request_id, self._policy.choose(free, self._in_flight), free, pinned=False)
+            try:
+                await placement.connect()
+            except DynamoException as error:
+                self.instances.unreachable(placement.instance_id, error)
+                failed.add(placement.instance_id)
+                last = error
+            else:
+                return self._recorded(placement)
+        raise self.instances.nobody(last) from last
 
     def loads(self) -> list[WorkerLoad]:
         """What workers report, while anybody listens."""
@@ -119,9 +122,10 @@ class SimpleRouter:
             for worker, load in self._reported.all()
         ]
 
-    def _placed(
-        self, request_id: str, instance_id: int, channel: Channel, considered: int, *, pinned: bool
+    def _counted(
+        self, request_id: str, instance_id: int, candidates: Sequence[int], *, pinned: bool
     ) -> SimplePlacement:
+        """From the choice on: many others may choose while the worker is being reached."""
         decision = Decision(
             request_id=request_id,
             time=time.time(),
@@ -129,14 +133,18 @@ class SimpleRouter:
             worker_id=instance_id,
             dp_rank=None,
             pinned=pinned,
-            considered=considered,
+            considered=len(candidates),
             in_flight=self._in_flight.get(instance_id, 0),
         )
+        return SimplePlacement(instance_id, self.instances.channel(instance_id), decision, self._in_flight)
+
+    def _recorded(self, placement: SimplePlacement) -> SimplePlacement:
+        decision = placement.decision
         self.decisions.append(decision)
         self.stats.requests += 1
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("request %s: %s", request_id, decision)
-        return SimplePlacement(instance_id, channel, decision, self._in_flight)
+            log.debug("request %s: %s", decision.request_id, decision)
+        return placement
 
     def _free_of(self, candidates: Sequence[int]) -> Sequence[int]:
         """Those that are not busy."""

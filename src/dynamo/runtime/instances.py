@@ -117,6 +117,10 @@ class InstanceSet:
         if instance_id in self._instances:
             self._inhibited[instance_id] = asyncio.get_running_loop().time() + INHIBITED_SECONDS
 
+    def unreachable(self, instance_id: int, error: DynamoException) -> None:
+        log.warning("instance %x of %s: %s", instance_id, self.name, error)
+        self.inhibit(instance_id)
+
     def channel(self, instance_id: int) -> Channel:
         channel = self._channels.get(instance_id)
         if channel is None:
@@ -135,8 +139,7 @@ class InstanceSet:
             try:
                 await channel.open()
             except DynamoException as error:
-                log.warning("instance %x of %s: %s", instance_id, self.name, error)
-                self.inhibit(instance_id)
+                self.unreachable(instance_id, error)
                 failed.add(instance_id)
                 last = error
             else:

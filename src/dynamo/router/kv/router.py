@@ -194,21 +194,14 @@ class KvRouter:
                 raise self.instances.nobody(last) from last
             if watch and ticket.placed is None and last is None:
                 watch.placed()
-            if placement.channel.ready:
-                return placement
             try:
-                await placement.channel.open()
+                await placement.connect()
             except DynamoException as error:
-                placement.release()
                 if pinned is not None:
                     raise
-                log.warning("instance %x of %s: %s", placement.instance_id, self.instances.name, error)
-                self.instances.inhibit(placement.instance_id)
+                self.instances.unreachable(placement.instance_id, error)
                 ticket.avoid = {*ticket.avoid, placement.instance_id}
                 last = error
-            except BaseException:
-                placement.release()
-                raise
             else:
                 return placement
 
