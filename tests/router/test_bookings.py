@@ -261,8 +261,19 @@ async def test_what_workers_report_counts_for_the_thresholds_too(mode: str) -> N
         await settles(True, kv_used_blocks=60)
         await settles(False, kv_used_blocks=40)
         await settles(False, kv_used_blocks=60, kv_total_blocks=200)
+        await settles(True, active_decode_blocks=60)
         side.router.thresholds = Thresholds(active_prefill_tokens_threshold=10)
         await settles(True, active_prefill_tokens=11)
+
+
+async def test_a_share_of_what_no_card_tells_is_never_exceeded() -> None:
+    local = Local()
+    async with ScriptedWorker(local), routing(local, active_decode_blocks_threshold=0.0) as side:
+        await side.settled(1)
+        await side.router.open(asking("ABCD"))
+        assert not await refused(side.router)
+        side.router.thresholds = Thresholds(active_prefill_tokens_threshold_frac=0.0)
+        assert not await refused(side.router)
 
 
 async def test_requests_wait_while_all_have_too_much_and_go_by_priority_then_arrival() -> None:

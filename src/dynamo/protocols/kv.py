@@ -93,6 +93,10 @@ class ActiveLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_used_blocks: Count | None = None
     kv_total_blocks: Count | None = None
 
+    @property
+    def used_blocks(self) -> int:
+        return max(self.kv_used_blocks or 0, self.active_decode_blocks or 0)
+
 
 class BookingAdded(Struct, frozen=True, kw_only=True, tag="add", omit_defaults=True):
     """Another router sent a request to this worker."""

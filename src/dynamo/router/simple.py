@@ -10,7 +10,6 @@ from typing import Any
 
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.errors import DynamoException, ResourceExhausted
-from dynamo.protocols.kv import ActiveLoad
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
 from dynamo.router.kv.slots import Worker
@@ -118,7 +117,7 @@ class SimpleRouter:
         if self._reported is None:
             return []
         return [
-            WorkerLoad(worker, _used_blocks(load), load.active_prefill_tokens or 0)
+            WorkerLoad(worker, load.used_blocks, load.active_prefill_tokens or 0)
             for worker, load in self._reported.all()
         ]
 
@@ -159,18 +158,8 @@ class SimpleRouter:
     def _busy(self, instance_id: int) -> bool:
         """A worker is busy when all its ranks are."""
         assert self._reported
-        size = self._runtime_of(instance_id)
-        for rank in range(max(1, size.data_parallel_size)):
-            load = self._reported.get(Worker(instance_id, rank))
-            if not self._thresholds.busy(
-                prefill_tokens=load.active_prefill_tokens or 0,
-                used_blocks=_used_blocks(load),
-                total_blocks=load.kv_total_blocks or size.total_kv_blocks,
-                batch_tokens=size.max_num_batched_tokens,
-            ):
+        card = self._runtime_of(instance_id)
+        for rank in range(max(1, card.data_parallel_size)):
+            if not self._thresholds.busy(card, self._reported.get(Worker(instance_id, rank))):
                 return False
         return True
-
-
-def _used_blocks(load: ActiveLoad) -> int:
-    return max(load.kv_used_blocks or 0, load.active_decode_blocks or 0)

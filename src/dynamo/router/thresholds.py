@@ -6,7 +6,9 @@ import math
 
 from msgspec import Struct
 
+from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.kv import ActiveLoad
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
@@ -36,13 +38,20 @@ class Thresholds(Struct, frozen=True, kw_only=True):
         )
 
     def busy(
-        self, *, prefill_tokens: float, used_blocks: float, total_blocks: int | None, batch_tokens: int | None
+        self, card: RuntimeConfig, said: ActiveLoad, *, prefill_tokens: float = 0.0, used_blocks: float = 0.0
     ) -> bool:
-        """Whether one rank is beyond any of them; a share of what is not known is never exceeded."""
+        """Whether one rank is beyond any of them, by what it said or by what we booked there, whichever is more.
+
+        A share of what is not known is never exceeded.
+        """
+        prefill_tokens = max(prefill_tokens, said.active_prefill_tokens or 0)
+        batch_tokens, total_blocks = card.max_num_batched_tokens, said.kv_total_blocks or card.total_kv_blocks
         tokens, batches = self.active_prefill_tokens_threshold, self.active_prefill_tokens_threshold_frac
         if tokens is not None and prefill_tokens > tokens:
             return True
         if batches is not None and batch_tokens and prefill_tokens > batches * batch_tokens:
             return True
         share = self.active_decode_blocks_threshold
-        return share is not None and bool(total_blocks) and used_blocks > share * (total_blocks or 0)
+        if share is None or not total_blocks:
+            return False
+        return max(used_blocks, said.used_blocks) > share * total_blocks

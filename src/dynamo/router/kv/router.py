@@ -37,7 +37,7 @@ from dynamo.router.kv.queue import Queue, Ticket
 from dynamo.router.kv.replicas import Replicas
 from dynamo.router.kv.rough import rough_tokens
 from dynamo.router.overhead import Overhead, Watch
-from dynamo.router.reported import ReportedLoads
+from dynamo.router.reported import NOTHING, ReportedLoads
 from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
@@ -374,14 +374,11 @@ class KvRouter:
 
     def _busy(self, fleet: Fleet, loads: Loads, at: int) -> bool:
         worker = fleet.workers[at]
-        prefill, used, total = loads.prefill_tokens[at], loads.active_blocks[at], fleet.total_blocks[at]
-        if self._reported:
-            said = self._reported.get(worker)
-            prefill = max(prefill, said.active_prefill_tokens or 0)
-            used = max(used, said.kv_used_blocks or 0)
-            total = said.kv_total_blocks or total
         return self._thresholds.busy(
-            prefill_tokens=prefill, used_blocks=used, total_blocks=total, batch_tokens=fleet.batch_tokens[at]
+            self._runtime_of(worker.worker_id),
+            self._reported.get(worker) if self._reported else NOTHING,
+            prefill_tokens=loads.prefill_tokens[at],
+            used_blocks=loads.active_blocks[at],
         )
 
     def member_changed(self, instance_id: int, instance: Instance | None) -> None:
