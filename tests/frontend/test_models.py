@@ -52,10 +52,10 @@ def card(name: str = "m", **options: Any) -> ModelCard:
     return ModelCard(name=name, model_type=ModelType.Chat.value, model_input=ModelInput.Text, **options)
 
 
-async def models_of(local: Local) -> Models:
+async def models_of(local: Local, mode: str = "round-robin") -> Models:
     runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
     await runtime.start()
-    models = Models(runtime, RouterConfig(), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
+    models = Models(runtime, RouterConfig(mode=mode), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
     await models.start()
     return models
 
@@ -173,6 +173,32 @@ def test_no_record_whatever_it_holds_stops_the_watch(prefix: str, place: str, va
         await models.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        '"kv_cache_block_size":0',
+        '"runtime_config":{"max_num_batched_tokens":-1}',
+        '"runtime_config":{"total_kv_blocks":-16}',
+        '"runtime_config":{"data_parallel_size":1000000000000}',
+    ],
+)
+async def test_a_card_whose_sizes_make_no_sense_is_left_out_and_named(
+    sizes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = Local()
+    stranger = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await stranger.start()
+    value = f'{{"name":"odd","model_type":1,"model_input":"text",{sizes}}}'
+    await stranger.discovery.put(f"{CARDS}a/b/c/1", value.encode())
+    models = await models_of(local, "kv")
+    async with Worker(local, card("good")):
+        await until(models.served)
+        assert [model.name for model in models.served()] == ["good"]
+    assert sizes.split('"')[-2] in caplog.text
+    await stranger.close()
+    await models.close()
 
 
 async def test_a_thousand_instances_are_all_listed(tmp_path: Path) -> None:

@@ -131,6 +131,14 @@ async def test_a_model_that_cannot_be_read_is_a_model_error(path: str, tmp_path:
             await register_llm(ModelType.Backend, one.endpoint("a.b.c"), str(tmp_path / path))
 
 
+async def test_sizes_that_make_no_sense_are_refused_by_name(folder: Path) -> None:
+    async with runtime() as one:
+        odd = ModelRuntimeConfig(max_num_batched_tokens=-1)
+        with pytest.raises(ModelError, match="max_num_batched_tokens"):
+            await register_llm(ModelType.Backend, one.endpoint("a.b.c"), str(folder), runtime_config=odd)
+        assert await cards(one.endpoint("a.b.c")) == []
+
+
 async def test_a_second_worker_with_another_card_is_refused_and_told_why(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

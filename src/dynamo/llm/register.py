@@ -57,7 +57,8 @@ async def register_llm(*args: Any, **options: Any) -> None:
     Called as `(model_type, endpoint, model_path[, model_name])`, where `ModelType.Backend` means tokens in and out and
     the others text, or as `(model_input, model_type, endpoint, model_path[, model_name])`. Options: model_name,
     context_length, kv_cache_block_size, user_data, migration_limit, custom_template_path, runtime_config, worker_type.
-    Raises ModelError when the model cannot be found, or when another worker serves this name with another card.
+    Raises ModelError when the model cannot be found, when what is told of it makes no sense, or when another worker
+    serves this name with another card.
     """
     asked = _arguments(args, options)
     endpoint: Endpoint = asked.pop("endpoint")
@@ -67,9 +68,14 @@ async def register_llm(*args: Any, **options: Any) -> None:
 
 async def register_card(endpoint: Endpoint, card: ModelCard) -> None:
     runtime = endpoint.runtime
+    value = msgspec.json.encode(card)
+    try:
+        msgspec.json.decode(value, type=ModelCard)
+    except msgspec.ValidationError as error:
+        raise ModelError(f"cannot register model '{card.name}': nobody could read its card: {error}") from None
     await runtime.start()
     await _refuse_disagreement(endpoint, card)
-    await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), msgspec.json.encode(card))
+    await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), value)
     log.info("registered model '%s' at %s", card.name, endpoint)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
-from msgspec import Struct
+from msgspec import Meta, Struct
+
+Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""0 says no more than nothing at all."""
+MOST_RANKS = 1024
 
 
 class ModelInput(enum.Enum):
@@ -56,15 +60,15 @@ class CardFile(Struct, kw_only=True, frozen=True):
 class RuntimeConfig(Struct, kw_only=True, omit_defaults=True):
     """What the engine found out about itself when it started."""
 
-    total_kv_blocks: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    total_kv_blocks: Size | None = None
+    max_num_seqs: Size | None = None
+    max_num_batched_tokens: Size | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     guided_decoding: bool | None = None
     """Whether the engine can be held to a schema, regex, choice or grammar. Unset means no for a worker that takes
     tokens; one that takes text reads the request itself and is left to decide."""
-    data_parallel_size: int = 1
+    data_parallel_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 1
     enable_local_indexer: bool = True
     runtime_data: dict[str, Any] = {}
 
@@ -81,7 +85,7 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     chat_template:NAME (for a purpose, such as tool_use), custom_template (the operator's own, in place of the model's);
     or gguf, whose checksum covers the metadata at its head."""
     context_length: int | None = None
-    kv_cache_block_size: int = 16
+    kv_cache_block_size: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] = 16
     migration_limit: int = 0
     user_data: dict[str, Any] | None = None
     runtime_config: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)

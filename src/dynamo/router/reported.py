@@ -6,6 +6,7 @@ import logging
 
 import msgspec
 
+from dynamo.protocols.card import MOST_RANKS
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router.kv.slots import Worker
@@ -17,7 +18,6 @@ from dynamo.runtime.instances import InstanceSet
 log = logging.getLogger(__name__)
 
 NOTHING = ActiveLoad(worker_id=0)
-MOST_RANKS = 1024
 
 
 class ReportedLoads:

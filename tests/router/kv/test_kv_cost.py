@@ -193,6 +193,11 @@ def test_the_smallest_temperature_there_is_takes_the_cheaper_however_near_the_co
     assert pick(loads, config=CostConfig(temperature=5e-324, overlap_weight=0)).at == 1
 
 
+def test_blocks_may_be_larger_than_the_cache_a_silent_card_stands_for() -> None:
+    fleet = Fleet({Worker(1): Capacity()}, 1 << 20)
+    assert choose(1000, 0, fleet, Overlaps.of({}), idle(1), CostConfig(), random.Random(0)).worker == Worker(1)
+
+
 def test_a_conversation_stays_with_its_history() -> None:
     loads = Loads([0, 0], [300, 0], [80, 0], [3, 0], [9000.0, 5000.0])
     assert pick(loads, {0: Overlap(95), 1: Overlap(80)}).at == 0

@@ -29,7 +29,7 @@ class Fleet:
         self.block_size = block_size
         self.workers = list(capacities)
         # A card that says nothing stands for 256k tokens of cache and batches of 8k.
-        self.total_blocks = [size.total_blocks or (1 << 18) // block_size for size in capacities.values()]
+        self.total_blocks = [size.total_blocks or max(1, (1 << 18) // block_size) for size in capacities.values()]
         self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
         self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
         self._slots: tuple[Sequence[Worker | None] | None, list[int] | None] = (None, None)
