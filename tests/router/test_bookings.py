@@ -375,6 +375,45 @@ async def test_when_the_last_worker_leaves_those_that_wait_are_told() -> None:
         assert side.router.waiting == 0
 
 
+def flap(side: RouterSide, worker: ScriptedWorker) -> None:
+    """Discovery loses a worker and finds it again."""
+    (instance,) = [one for one in side.client.set.all() if one.instance_id == worker.id]
+    side.client.set.remove(worker.id)
+    side.client.set.put(instance)
+
+
+async def test_a_worker_that_leaves_and_comes_back_still_has_its_requests() -> None:
+    local = Local()
+    async with ScriptedWorker(local) as worker, routing(local) as side:
+        await side.settled(1)
+        places = [await side.router.open(asking(letters)) for letters in ("AB", "CD", "EF")]
+        flap(side, worker)
+        assert prefill(side, worker) == 24
+        places[0].first_token()
+        assert prefill(side, worker) == 16
+        for place in places:
+            place.release()
+        assert nothing_booked(side)
+
+
+async def test_frontends_tell_each_other_what_ends_while_its_worker_is_away() -> None:
+    local = Local()
+    async with (
+        ScriptedWorker(local) as worker,
+        routing(local, replica_sync=True) as one,
+        routing(local, replica_sync=True) as two,
+    ):
+        await one.settled(1)
+        await two.settled(1)
+        place = await one.router.open(asking("ABCD"))
+        await until(lambda: prefill(two, worker) == 16)
+        one.client.set.remove(worker.id)
+        flap(two, worker)
+        assert prefill(two, worker) == 16
+        place.release()
+        await until(lambda: nothing_booked(two))
+
+
 @pytest.mark.parametrize("events", ["memory", "zmq"])
 async def test_frontends_count_each_others_requests(events: str) -> None:
     local = Local()

@@ -56,15 +56,31 @@ def test_a_request_is_booked_once_and_freed_once(book: LoadBook) -> None:
     assert loads(book, [1]) == Loads([0, 0], [0, 0], [0, 0], [0, 0], [200.0, 0.0])
 
 
-def test_a_worker_that_leaves_takes_its_requests_and_its_traffic_along(book: LoadBook) -> None:
+def test_a_worker_that_leaves_is_forgotten_with_its_traffic_when_its_last_request_has_ended(book: LoadBook) -> None:
     add(book, "x", A, [1, 2])
     add(book, "y", B, [1])
-    assert book.remove_worker(A) == ["x"]
+    book.remove_worker(A)
     assert not add(book, "z", A, [1])
+    assert book.free("x")
     book.add_worker(Worker(3))
     assert book.loads([Worker(3), B], [1, 2], 0.0) == Loads([0, 100], [0, 1], [0, 1], [0, 1], [0.0, 200.0])
     with pytest.raises(InvalidArgument, match="worker 1 rank 0 is not in the load book"):
         loads(book, [])
+
+
+def test_a_worker_that_comes_back_has_what_it_had(book: LoadBook) -> None:
+    add(book, "x", A, [1, 2])
+    add(book, "y", A, [1, 3])
+    before = loads(book, [1, 2])
+    book.remove_worker(A)
+    book.add_worker(A)
+    assert loads(book, [1, 2]) == before
+    book.remove_worker(A)
+    book.free("x")
+    book.add_worker(A)
+    book.free("y")
+    assert loads(book, [1]).requests == [0, 0]
+    assert add(book, "z", A, [1])
 
 
 def test_traffic_halves_with_every_half_life_however_long_it_takes(book: LoadBook) -> None:
@@ -87,6 +103,7 @@ def test_the_same_candidates_are_looked_up_anew_after_a_change_of_workers(book: 
     workers = [A, B]
     add(book, "x", B, [1])
     assert book.loads(workers, [], 0).requests == [0, 1]
+    book.free("x")
     book.remove_worker(A)
     book.remove_worker(B)
     book.add_worker(B)
@@ -118,8 +135,9 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
     @rule(request=REQUESTS, worker=WORKERS, chain=CHAINS, prefill=st.integers(0, 50), extra=st.booleans())
     def add(self, request: str, worker: Worker, chain: list[int], prefill: int, extra: bool) -> None:
         fresh = self.book.book(request, worker, chain, now=0, prompt_tokens=1, prefill_tokens=prefill, extra=extra)
-        assert fresh == (request not in self.model)
-        self.model.setdefault(request, (worker, chain, prefill, extra))
+        assert fresh == (request not in self.model and worker in self.workers)
+        if fresh:
+            self.model[request] = (worker, chain, prefill, extra)
 
     @rule(request=REQUESTS)
     def first_token(self, request: str) -> None:
@@ -133,12 +151,19 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
         assert self.book.free(request) == (self.model.pop(request, None) is not None)
 
     @rule(worker=WORKERS)
-    def restart(self, worker: Worker) -> None:
-        lost = self.book.remove_worker(worker)
-        assert set(lost) == {request for request, booked in self.model.items() if booked[0] == worker}
-        for request in lost:
-            del self.model[request]
+    def leave(self, worker: Worker) -> None:
+        self.book.remove_worker(worker)
+        self.workers = [other for other in self.workers if other != worker]
+
+    @rule(worker=WORKERS)
+    def come(self, worker: Worker) -> None:
         self.book.add_worker(worker)
+        if worker not in self.workers:
+            self.workers = [*self.workers, worker]
+
+    @invariant()
+    def only_workers_that_are_there_or_have_requests_are_kept(self) -> None:
+        assert {*self.book._slots} == {*self.workers, *(booked[0] for booked in self.model.values())}
 
     @invariant()
     def same_loads(self) -> None:
@@ -176,7 +201,7 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
         for request in list(self.model):
             self.book.free(request)
         seen = self.book.loads(self.workers, [], 0)
-        assert (seen.prefill_tokens, seen.active_blocks, seen.requests) == ([0] * 3, [0] * 3, [0] * 3)
+        assert not any((*seen.prefill_tokens, *seen.active_blocks, *seen.requests))
         assert not self.book._used
 
 

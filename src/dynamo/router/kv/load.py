@@ -55,6 +55,8 @@ class LoadBook:
 
     def __init__(self, *, half_life: float = 60.0) -> None:
         self._slots = Slots()
+        self._departed: set[Worker] = set()
+        """Those that are gone and have requests all the same."""
         self._half_life = half_life
         self._bookings: dict[str, _Booking] = {}
         self._used = UsedBlocks()
@@ -73,6 +75,7 @@ class LoadBook:
 
     def add_worker(self, worker: Worker) -> None:
         slot = self._slots.take(worker)
+        self._departed.discard(worker)
         self._asked = None
         if slot == len(self._prefill):
             self._prefill.append(0.0)
@@ -80,16 +83,15 @@ class LoadBook:
             self._requests.append(0)
             self._traffic.append(0.0)
 
-    def remove_worker(self, worker: Worker) -> list[str]:
-        """Forget a worker and all it was doing; returns the requests it had."""
-        lost = [request for request, booking in self._bookings.items() if booking.worker == worker]
-        for request in lost:
-            self.free(request)
-        slot = self._slots.release(worker)
-        self._asked = None
-        if slot is not None:
-            self._traffic[slot] = 0.0
-        return lost
+    def remove_worker(self, worker: Worker) -> None:
+        """It gets nothing more. Forgotten when its last request has ended: it may come back before that."""
+        slot = self._slots.get(worker)
+        if slot is None:
+            return
+        if self._requests[slot]:
+            self._departed.add(worker)
+        else:
+            self._forget(worker, slot)
 
     def book(
         self,
@@ -107,7 +109,7 @@ class LoadBook:
         An `extra` one is load, but no further request among those that share a prefix.
         """
         slot = self._slots.get(worker)
-        if slot is None or request_id in self._bookings:
+        if slot is None or request_id in self._bookings or (self._departed and worker in self._departed):
             return False
         end, fresh = self._used.add(slot, chain, extra)
         weight = self._inflation(now)
@@ -135,6 +137,8 @@ class LoadBook:
         self._prefill[slot] -= booking.prefill_tokens
         self._blocks[slot] -= self._used.remove(slot, booking.end, booking.extra)
         self._requests[slot] -= 1
+        if self._departed and not self._requests[slot] and booking.worker in self._departed:
+            self._forget(booking.worker, slot)
         return True
 
     def sharing(self, request_id: str, least: int) -> tuple[int, int]:
@@ -158,6 +162,12 @@ class LoadBook:
             _column(self._traffic, at),
             scale,
         )
+
+    def _forget(self, worker: Worker, slot: int) -> None:
+        self._departed.discard(worker)
+        self._slots.release(worker)
+        self._traffic[slot] = 0.0
+        self._asked = None
 
     def _places(self, workers: Sequence[Worker]) -> list[int] | None:
         """Slots in the order of the workers, None for all as they lie; kept while the same sequence is asked about."""
