@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,15 +20,27 @@ from dynamo.runtime.instances import InstanceSet
 log = logging.getLogger(__name__)
 
 NOTHING = ActiveLoad(worker_id=0)
+TOLD_AFTER = 0.02
+"""Hundreds of workers may report every moment: whoever waits looks again once for all of them."""
 
 
 class ReportedLoads:
-    def __init__(self, events: EventPlane, instances: InstanceSet, stats: RouterStats) -> None:
+    """`changed` is called some time after reports have come."""
+
+    def __init__(
+        self,
+        events: EventPlane,
+        instances: InstanceSet,
+        stats: RouterStats,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         self._instances = instances
         self._stats = stats
+        self._changed = changed
+        self._telling: asyncio.TimerHandle | None = None
         self._loads: dict[tuple[int, int], ActiveLoad] = {}
         self._decode = msgspec.msgpack.Decoder(ActiveLoad).decode
-        self._forget = instances.follow(self._changed)
+        self._forget = instances.follow(self._member_changed)
         self._listening = Listening(events, instances, KV_METRICS, self._hear)
 
     def get(self, worker: Worker) -> ActiveLoad:
@@ -37,6 +51,8 @@ class ReportedLoads:
 
     async def close(self) -> None:
         self._forget()
+        if self._telling:
+            self._telling.cancel()
         await self._listening.close()
 
     def _hear(self, data: bytes) -> None:
@@ -49,8 +65,14 @@ class ReportedLoads:
             return
         if load.worker_id in self._instances and load.dp_rank < MOST_RANKS:
             self._loads[load.worker_id, load.dp_rank] = load
+            if self._telling is None:
+                self._telling = asyncio.get_running_loop().call_later(TOLD_AFTER, self._tell)
 
-    def _changed(self, instance_id: int, instance: Instance | None) -> None:
+    def _tell(self) -> None:
+        self._telling = None
+        self._changed()
+
+    def _member_changed(self, instance_id: int, instance: Instance | None) -> None:
         if instance is None:
             for key in [key for key in self._loads if key[0] == instance_id]:
                 del self._loads[key]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from dynamo.protocols.errors import DynamoException
 from dynamo.router.kv.cost import CostConfig
+from dynamo.router.kv.slots import Worker
 from dynamo.router.router import Placement
 
 
@@ -36,16 +37,28 @@ class Ticket(Struct, kw_only=True, eq=False):
     order: tuple[float, int] = (0.0, 0)
     placed: asyncio.Future[Placement] | None = None
 
+    @property
+    def restricted(self) -> bool:
+        """Whether it may go to some places only."""
+        return self.pinned is not None or self.dp_rank is not None or bool(self.avoid)
+
 
 class Queue:
     """`fcfs`: higher priority first, then who came first. `wspt`: priority over tokens to compute, shortest first.
 
-    `place` finds and books a place for a ticket, None when there is none yet; it raises when there will be none.
+    `place` finds and books a place for a ticket on none of the workers given, None when there is none yet; it raises
+    when there will be none. `candidates` are the workers a ticket may go to.
     """
 
-    def __init__(self, policy: str, place: Callable[[Ticket], Placement | None]) -> None:
+    def __init__(
+        self,
+        policy: str,
+        place: Callable[[Ticket, Collection[Worker]], Placement | None],
+        candidates: Callable[[Ticket], Iterable[Worker]],
+    ) -> None:
         self._wspt = policy == "wspt"
         self._place = place
+        self._candidates = candidates
         self._tickets: list[Ticket] = []
         self._arrivals = 0
 
@@ -59,7 +72,7 @@ class Queue:
         """A place, when the ticket's turn has come."""
         ticket.placed = asyncio.get_running_loop().create_future()
         self.add(ticket, uncached_tokens)
-        # A place may be free for this one although others wait: they may be pinned elsewhere.
+        # A place may be free for this one although others wait: they may not be allowed there.
         self.eased()
         try:
             return await ticket.placed
@@ -71,25 +84,28 @@ class Queue:
             self.remove(ticket)
 
     def eased(self) -> None:
-        """Something ended or came: whoever waits and can go now, goes."""
+        """Something ended or came: whoever can go now, goes, but to no worker that one before it waits for."""
         if not self._tickets:
             return
         blocked = False
+        awaited: set[Worker] = set()
         for ticket in self:
-            if blocked and ticket.pinned is None:
+            if blocked and not ticket.restricted:
                 continue
             assert ticket.placed
             if ticket.placed.done():
                 continue
             try:
-                placement = self._place(ticket)
+                placement = self._place(ticket, awaited)
             except DynamoException as error:
                 self.refuse(ticket, error)
                 continue
             if placement:
                 self.remove(ticket)
                 ticket.placed.set_result(placement)
-            elif ticket.pinned is None:
+            elif ticket.restricted:
+                awaited.update(self._candidates(ticket))
+            else:
                 blocked = True
 
     def refuse(self, ticket: Ticket, error: DynamoException) -> None:

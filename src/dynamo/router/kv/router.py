@@ -36,6 +36,7 @@ from dynamo.router.kv.overlaps import Overlaps
 from dynamo.router.kv.queue import Queue, Ticket
 from dynamo.router.kv.replicas import Replicas
 from dynamo.router.kv.rough import rough_tokens
+from dynamo.router.kv.slots import Worker
 from dynamo.router.overhead import Overhead, Watch
 from dynamo.router.reported import NOTHING, ReportedLoads
 from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel
@@ -91,7 +92,7 @@ class KvRouter:
         self._runtime_of = runtime_of
         self._follow = follow
         self._rng = rng or random.Random()
-        self._queue = Queue(config.queue_policy, self._try)
+        self._queue = Queue(config.queue_policy, self._try, lambda ticket: self._candidates(ticket).workers)
         self._ledger = Ledger(self.book, self.approximate, self._queue.eased)
         self._thresholds = config.thresholds()
         self._reported: ReportedLoads | None = None
@@ -265,8 +266,8 @@ class KvRouter:
             placement = self._try(ticket, arriving=True)
             if placement:
                 return placement
-        elif self._thresholds:
-            self._free_of(self._candidates(ticket), ticket)
+        elif self._thresholds and not self._free_of(self._candidates(ticket), ticket).workers:
+            raise self._refusal()
         if len(self._queue) >= self._config.queue_limit * max(1, len(self.instances)):
             self.stats.rejected += 1
             self.stats.queue_full += 1
@@ -274,11 +275,15 @@ class KvRouter:
         self.stats.queued += 1
         return await self._queue.wait(ticket, self._uncached(ticket))
 
-    def _try(self, ticket: Ticket, *, arriving: bool = False) -> Placement | None:
-        """Choose and book; None when all that come into question have too much waiting."""
+    def _try(self, ticket: Ticket, awaited: Collection[Worker] = (), *, arriving: bool = False) -> Placement | None:
+        """Choose and book; None when all that come into question have too much to do, or others wait for them."""
         fleet = self._candidates(ticket)
-        if arriving and self._thresholds:
+        if awaited:
+            fleet = self._members.only([worker for worker in fleet.workers if worker not in awaited])
+        if self._thresholds:
             fleet = self._free_of(fleet, ticket)
+            if arriving and not fleet.workers:
+                raise self._refusal()
         now = asyncio.get_running_loop().time()
         loads = self.book.loads(fleet.workers, ticket.chain, now)
         limit = self._config.queue_threshold
@@ -296,7 +301,7 @@ class KvRouter:
         if ticket.pinned is None and self.instances.channel(choice.worker.worker_id).draining:
             # Whoever leaves says so once; asking all of them each time would cost more than choosing again.
             ticket.avoid = {*ticket.avoid, choice.worker.worker_id}
-            return self._try(ticket, arriving=arriving)
+            return self._try(ticket, awaited, arriving=arriving)
         return self._booked(ticket, choice, now)
 
     def _booked(self, ticket: Ticket, choice: Choice, now: float) -> Placement:
@@ -365,12 +370,11 @@ class KvRouter:
         """Those of the ranks that are below the thresholds."""
         loads = self.book.loads(fleet.workers, ticket.chain, asyncio.get_running_loop().time())
         free = [worker for at, worker in enumerate(fleet.workers) if not self._busy(fleet, loads, at)]
-        if not free:
-            self.stats.rejected += 1
-            raise ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
-        if len(free) == len(fleet.workers):
-            return fleet
-        return self._members.only(free)
+        return fleet if len(free) == len(fleet.workers) else self._members.only(free)
+
+    def _refusal(self) -> ResourceExhausted:
+        self.stats.rejected += 1
+        return ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
 
     def _busy(self, fleet: Fleet, loads: Loads, at: int) -> bool:
         worker = fleet.workers[at]
@@ -399,7 +403,7 @@ class KvRouter:
     def _listen_to_reports(self) -> None:
         """Reports are only listened to once somebody has set a threshold."""
         if self._thresholds and self._reported is None and self._sweeping:
-            self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats)
+            self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats, self._queue.eased)
 
     async def _sweep(self) -> None:
         while True:

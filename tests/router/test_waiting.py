@@ -1,0 +1,130 @@
+"""Requests that wait for a place: for whom, for how long, and who may pass them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.kv import ActiveLoad
+from dynamo.router import Placement, Thresholds
+from dynamo.router.subjects import KV_METRICS, subject
+from dynamo.runtime import Local
+from router.scripted import PLACE, RouterSide, ScriptedWorker, asking, routing, until
+
+SIZED = RuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
+RANKS = RuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16, data_parallel_size=2)
+
+
+async def queued(side: RouterSide, letters: str, **fields: object) -> asyncio.Task[Placement]:
+    """A request that waits."""
+    before = side.router.waiting
+    routing = {"dp_rank": fields.pop("dp_rank")} if "dp_rank" in fields else {}
+    task = asyncio.create_task(side.router.open(asking(letters, **routing), **fields))  # type: ignore[arg-type]
+    await until(lambda: side.router.waiting > before or task.done())
+    assert not task.done()
+    return task
+
+
+async def at_once(side: RouterSide, letters: str) -> Placement:
+    """A request that need not wait."""
+    async with asyncio.timeout(10):
+        return await side.router.open(asking(letters))
+
+
+def report(worker: ScriptedWorker, **load: int) -> None:
+    data = msgspec.msgpack.encode(ActiveLoad(worker_id=worker.id, **load))
+    worker.runtime.events.publish(subject(PLACE, KV_METRICS), data)
+
+
+async def test_a_request_that_waits_does_not_go_to_a_busy_worker() -> None:
+    local = Local()
+    async with (
+        ScriptedWorker(local) as busy,
+        ScriptedWorker(local) as full,
+        routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.02) as side,
+    ):
+        await side.settled(2)
+        (await side.router.open(asking("ABC"), pinned=busy.id)).first_token()
+        there = await side.router.open(asking("DE"), pinned=full.id)
+        waiting = await queued(side, "F")
+        there.first_token()
+        assert (await waiting).instance_id == full.id
+
+
+async def test_a_request_that_waits_is_not_refused_when_all_become_busy() -> None:
+    local = Local()
+    async with (
+        ScriptedWorker(local),
+        routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.5) as side,
+    ):
+        await side.settled(1)
+        there = await side.router.open(asking("ABC"))
+        waiting = await queued(side, "F")
+        side.router.thresholds = Thresholds(active_decode_blocks_threshold=0.02)
+        there.first_token()
+        assert side.router.waiting == 1
+        there.release()
+        (await waiting).release()
+
+
+async def test_a_request_that_waits_goes_when_its_worker_reports_that_it_is_no_longer_busy() -> None:
+    local = Local()
+    async with (
+        ScriptedWorker(local) as worker,
+        routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.5) as side,
+    ):
+        await side.settled(1)
+        there = await side.router.open(asking("ABC"))
+        waiting = await queued(side, "F")
+        report(worker, kv_used_blocks=60)
+        await until(lambda: side.kv._reported and side.kv._reported.all())
+        there.release()
+        assert side.router.waiting == 1
+        report(worker, kv_used_blocks=10)
+        async with asyncio.timeout(10):
+            (await waiting).release()
+
+
+async def test_who_waits_for_one_rank_holds_up_nobody_that_can_go_to_another() -> None:
+    local = Local()
+    async with ScriptedWorker(local), routing(local, card=RANKS, queue_threshold=0) as side:
+        await side.settled(1)
+        there = await side.router.open(asking("ABCD", dp_rank=1))
+        waiting = await queued(side, "E", dp_rank=1)
+        assert (await at_once(side, "F")).dp_rank == 0
+        there.first_token()
+        assert (await waiting).dp_rank == 1
+
+
+async def test_who_must_avoid_a_worker_holds_up_nobody_that_can_go_there() -> None:
+    local = Local()
+    async with (
+        ScriptedWorker(local) as one,
+        ScriptedWorker(local) as two,
+        routing(local, card=SIZED, queue_threshold=0) as side,
+    ):
+        await side.settled(2)
+        there = await side.router.open(asking("ABCD"), pinned=one.id)
+        waiting = await queued(side, "E", avoid=[two.id])
+        assert (await at_once(side, "F")).instance_id == two.id
+        there.first_token()
+        assert (await waiting).instance_id == one.id
+
+
+async def test_nobody_passes_who_waits_for_a_rank_on_that_rank() -> None:
+    local = Local()
+    async with (
+        ScriptedWorker(local) as worker,
+        routing(local, card=RANKS, queue_threshold=0, overlap_weight=100.0) as side,
+    ):
+        await side.settled(1)
+        await side.ask(asking("ABCDEFGH", dp_rank=1))
+        await until(lambda: side.same_as(worker, 1))
+        await side.router.open(asking("XY", dp_rank=1))
+        assert (await at_once(side, "ABCDEFGHI")).dp_rank == 1, "it would rather be where its beginning is"
+        waiting = await queued(side, "Z", dp_rank=1)
+        assert (await at_once(side, "ABCDEFGHJ")).dp_rank == 0
+        assert side.router.waiting == 1
+        waiting.cancel()
