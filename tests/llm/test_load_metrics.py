@@ -62,6 +62,17 @@ async def test_figures_that_change_nothing_are_not_sent(worker: DistributedRunti
     assert (second.active_decode_blocks, second.kv_used_blocks) == (5, 8)
 
 
+async def test_the_latest_figures_are_told_again_and_again_as_one_message_may_be_lost(
+    worker: DistributedRuntime, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo.llm.load_metrics.LOAD_REPEATED", 0.001)
+    out = await publisher(worker)
+    out.publish(0, 5)
+    out.publish(1, 6)
+    loads = await heard.count(6)
+    assert {(load.dp_rank, load.active_decode_blocks) for load in loads} == {(0, 5), (1, 6)}
+
+
 async def test_changes_of_one_moment_are_sent_as_one(worker: DistributedRuntime, heard: Heard) -> None:
     out = await publisher(worker)
     for used in range(50):

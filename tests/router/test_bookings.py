@@ -266,6 +266,26 @@ async def test_what_workers_report_counts_for_the_thresholds_too(mode: str) -> N
         await settles(True, active_prefill_tokens=11)
 
 
+@pytest.mark.parametrize("mode", ["round-robin", "kv"])
+async def test_a_report_that_is_not_told_again_is_forgotten(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamo.router.reported.LOAD_REPEATED", 0.01)
+    local = Local()
+    async with (
+        ScriptedWorker(local) as worker,
+        routing(local, mode=mode, card=SIZED, active_decode_blocks_threshold=0.5) as side,
+    ):
+        await until(lambda: len(side.client.set) == 1)
+        load = ActiveLoad(worker_id=worker.id, kv_used_blocks=60)
+        async with asyncio.timeout(10):
+            while not await refused(side.router):
+                worker.runtime.events.publish(
+                    "namespace.test.component.backend.kv_metrics", msgspec.msgpack.encode(load)
+                )
+                await asyncio.sleep(0)
+            while await refused(side.router):
+                await asyncio.sleep(0.001)
+
+
 async def test_a_share_of_what_no_card_tells_is_never_exceeded() -> None:
     local = Local()
     async with ScriptedWorker(local), routing(local, active_decode_blocks_threshold=0.0) as side:

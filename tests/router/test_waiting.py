@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.kv import ActiveLoad
@@ -83,6 +84,25 @@ async def test_a_request_that_waits_goes_when_its_worker_reports_that_it_is_no_l
         there.release()
         assert side.router.waiting == 1
         report(worker, kv_used_blocks=10)
+        async with asyncio.timeout(10):
+            (await waiting).release()
+
+
+async def test_a_request_that_waits_goes_when_the_report_it_waited_for_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dynamo.router.reported.LOAD_REPEATED", 0.05)
+    local = Local()
+    async with (
+        ScriptedWorker(local) as worker,
+        routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.5) as side,
+    ):
+        await side.settled(1)
+        there = await side.router.open(asking("ABC"))
+        waiting = await queued(side, "F")
+        report(worker, kv_used_blocks=60)
+        await until(lambda: side.kv._reported and side.kv._reported.all())
+        there.release()
         async with asyncio.timeout(10):
             (await waiting).release()
 

@@ -10,7 +10,7 @@ import msgspec
 
 from dynamo.llm.kv_feed import component_of
 from dynamo.protocols.kv import ActiveLoad
-from dynamo.router.subjects import KV_METRICS, subject
+from dynamo.router.subjects import KV_METRICS, LOAD_REPEATED, subject
 from dynamo.runtime import Component, Context, Endpoint
 from dynamo.runtime.stream import Outlet
 
@@ -63,7 +63,7 @@ class WorkerMetricsPublisher:
 
 
 class LoadBoard:
-    """The latest figures of one instance's ranks: sent when they change, and served to whoever asks."""
+    """The latest figures of one instance's ranks: sent when they change and now and then, served to whoever asks."""
 
     def __init__(self, component: Component) -> None:
         self._component = component
@@ -75,6 +75,7 @@ class LoadBoard:
         self._changed: set[int] = set()
         self._settled = asyncio.Event()
         component.runtime.own(self._serve(), f"the endpoint {LOAD_ENDPOINT}")
+        component.runtime.own(self._repeat(), "telling the load again")
 
     async def ready(self) -> None:
         """Wait until the endpoint can be found, or has failed to come up."""
@@ -107,6 +108,12 @@ class LoadBoard:
         changed, self._changed = self._changed, set()
         for dp_rank in sorted(changed):
             self._component.runtime.events.publish(self._subject, msgspec.msgpack.encode(self._latest[dp_rank]))
+
+    async def _repeat(self) -> None:
+        while True:
+            await asyncio.sleep(LOAD_REPEATED)
+            self._changed.update(self._latest)
+            self._send()
 
     async def _serve(self) -> None:
         def handle(request: Any, context: Context, outlet: Outlet) -> None:

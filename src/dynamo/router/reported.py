@@ -13,19 +13,21 @@ from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router.kv.slots import Worker
 from dynamo.router.stats import RouterStats
-from dynamo.router.subjects import KV_METRICS, Listening
+from dynamo.router.subjects import KV_METRICS, LOAD_REPEATED, Listening
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
 
 log = logging.getLogger(__name__)
 
 NOTHING = ActiveLoad(worker_id=0)
+MISSED = 4
+"""A worker that has not repeated its report for so many turns is taken to have said nothing."""
 TOLD_AFTER = 0.02
 """Hundreds of workers may report every moment: whoever waits looks again once for all of them."""
 
 
 class ReportedLoads:
-    """`changed` is called some time after reports have come."""
+    """`changed` is called some time after reports have come, or were forgotten."""
 
     def __init__(
         self,
@@ -39,9 +41,11 @@ class ReportedLoads:
         self._changed = changed
         self._telling: asyncio.TimerHandle | None = None
         self._loads: dict[tuple[int, int], ActiveLoad] = {}
+        self._heard: dict[tuple[int, int], float] = {}
         self._decode = msgspec.msgpack.Decoder(ActiveLoad).decode
         self._forget = instances.follow(self._member_changed)
         self._listening = Listening(events, instances, KV_METRICS, self._hear)
+        self._sweeping = asyncio.create_task(self._sweep())
 
     def get(self, worker: Worker) -> ActiveLoad:
         return self._loads.get(worker, NOTHING)
@@ -53,6 +57,8 @@ class ReportedLoads:
         self._forget()
         if self._telling:
             self._telling.cancel()
+        self._sweeping.cancel()
+        await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._listening.close()
 
     def _hear(self, data: bytes) -> None:
@@ -64,9 +70,11 @@ class ReportedLoads:
             self._stats.malformed += 1
             return
         if load.worker_id in self._instances and load.dp_rank < MOST_RANKS:
+            loop = asyncio.get_running_loop()
             self._loads[load.worker_id, load.dp_rank] = load
+            self._heard[load.worker_id, load.dp_rank] = loop.time()
             if self._telling is None:
-                self._telling = asyncio.get_running_loop().call_later(TOLD_AFTER, self._tell)
+                self._telling = loop.call_later(TOLD_AFTER, self._tell)
 
     def _tell(self) -> None:
         self._telling = None
@@ -74,5 +82,16 @@ class ReportedLoads:
 
     def _member_changed(self, instance_id: int, instance: Instance | None) -> None:
         if instance is None:
-            for key in [key for key in self._loads if key[0] == instance_id]:
-                del self._loads[key]
+            self._drop([key for key in self._loads if key[0] == instance_id])
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(LOAD_REPEATED)
+            since = asyncio.get_running_loop().time() - MISSED * LOAD_REPEATED
+            if silent := [key for key, heard in self._heard.items() if heard < since]:
+                self._drop(silent)
+                self._changed()
+
+    def _drop(self, keys: list[tuple[int, int]]) -> None:
+        for key in keys:
+            del self._loads[key], self._heard[key]

@@ -17,6 +17,9 @@ KV_EVENTS = "kv-events"
 KV_METRICS = "kv_metrics"
 BOOKINGS = "active_sequences_events"
 
+LOAD_REPEATED = 5.0
+"""So often, in seconds, a worker tells its load though nothing has changed: a message may have been lost."""
+
 Place = tuple[str, str]
 """Namespace and component."""
 
