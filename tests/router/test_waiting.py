@@ -70,6 +70,23 @@ async def test_a_request_that_waits_is_not_refused_when_all_become_busy() -> Non
         (await waiting).release()
 
 
+async def test_a_request_that_waits_goes_when_thresholds_are_raised() -> None:
+    local = Local()
+    async with (
+        ScriptedWorker(local),
+        routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.5) as side,
+    ):
+        await side.settled(1)
+        there = await side.router.open(asking("ABC"))
+        waiting = await queued(side, "F")
+        side.router.thresholds = Thresholds(active_decode_blocks_threshold=0.02)
+        there.first_token()
+        assert side.router.waiting == 1
+        side.router.thresholds = Thresholds()
+        async with asyncio.timeout(10):
+            (await waiting).release()
+
+
 async def test_a_request_that_waits_goes_when_its_worker_reports_that_it_is_no_longer_busy() -> None:
     local = Local()
     async with (

@@ -119,6 +119,7 @@ class KvRouter:
     def thresholds(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
         self._listen_to_reports()
+        self._queue.eased()
 
     @property
     def waiting(self) -> int:
