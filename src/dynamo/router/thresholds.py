@@ -38,20 +38,21 @@ class Thresholds(Struct, frozen=True, kw_only=True):
         )
 
     def busy(
-        self, card: RuntimeConfig, said: ActiveLoad, *, prefill_tokens: float = 0.0, used_blocks: float = 0.0
+        self, card: RuntimeConfig, said: ActiveLoad, prefill_tokens: float = 0.0, used_blocks: float = 0.0
     ) -> bool:
         """Whether one rank is beyond any of them, by what it said or by what we booked there, whichever is more.
 
         A share of what is not known is never exceeded.
         """
-        prefill_tokens = max(prefill_tokens, said.active_prefill_tokens or 0)
-        batch_tokens, total_blocks = card.max_num_batched_tokens, said.kv_total_blocks or card.total_kv_blocks
         tokens, batches = self.active_prefill_tokens_threshold, self.active_prefill_tokens_threshold_frac
-        if tokens is not None and prefill_tokens > tokens:
-            return True
-        if batches is not None and batch_tokens and prefill_tokens > batches * batch_tokens:
-            return True
+        if tokens is not None or batches is not None:
+            waiting, batch = max(prefill_tokens, said.active_prefill_tokens or 0), card.max_num_batched_tokens
+            if tokens is not None and waiting > tokens:
+                return True
+            if batches is not None and batch and waiting > batches * batch:
+                return True
         share = self.active_decode_blocks_threshold
-        if share is None or not total_blocks:
+        if share is None:
             return False
-        return max(used_blocks, said.used_blocks) > share * total_blocks
+        total = said.kv_total_blocks or card.total_kv_blocks
+        return bool(total) and max(used_blocks, said.used_blocks) > share * (total or 0)

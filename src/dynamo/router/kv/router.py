@@ -31,7 +31,7 @@ from dynamo.router.kv.follow import FollowConfig, Follower
 from dynamo.router.kv.hashing import PromptHashes
 from dynamo.router.kv.index import Index
 from dynamo.router.kv.ledger import Booked, Ledger
-from dynamo.router.kv.load import LoadBook, Loads
+from dynamo.router.kv.load import LoadBook
 from dynamo.router.kv.overlaps import Overlaps
 from dynamo.router.kv.queue import Queue, Ticket
 from dynamo.router.kv.replicas import Replicas
@@ -370,21 +370,18 @@ class KvRouter:
     def _free_of(self, fleet: Fleet, ticket: Ticket) -> Fleet:
         """Those of the ranks that are below the thresholds."""
         loads = self.book.loads(fleet.workers, ticket.chain, asyncio.get_running_loop().time())
-        free = [worker for at, worker in enumerate(fleet.workers) if not self._busy(fleet, loads, at)]
+        said = self._reported.get if self._reported else lambda _: NOTHING
+        card, busy = self._runtime_of, self._thresholds.busy
+        free = [
+            worker
+            for worker, tokens, blocks in zip(fleet.workers, loads.prefill_tokens, loads.active_blocks, strict=True)
+            if not busy(card(worker.worker_id), said(worker), tokens, blocks)
+        ]
         return fleet if len(free) == len(fleet.workers) else self._members.only(free)
 
     def _refusal(self) -> ResourceExhausted:
         self.stats.rejected += 1
         return ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
-
-    def _busy(self, fleet: Fleet, loads: Loads, at: int) -> bool:
-        worker = fleet.workers[at]
-        return self._thresholds.busy(
-            self._runtime_of(worker.worker_id),
-            self._reported.get(worker) if self._reported else NOTHING,
-            prefill_tokens=loads.prefill_tokens[at],
-            used_blocks=loads.active_blocks[at],
-        )
 
     def member_changed(self, instance_id: int, instance: Instance | None) -> None:
         for worker in self._members.drop(instance_id):
