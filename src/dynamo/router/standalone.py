@@ -125,9 +125,7 @@ class StandaloneRouter:
         return {"block_size": self.block_size, "num_blocks": choice.prompt_blocks, "workers": rows}
 
     def _agree(self, instance_id: int, card: ModelCard) -> None:
-        if card.kv_cache_block_size < 1:
-            log.warning("the card of instance %x has blocks of %d tokens", instance_id, card.kv_cache_block_size)
-        elif self._block_size is None:
+        if self._block_size is None:
             self._block_size = card.kv_cache_block_size
             self._make(self._block_size)
         elif card.kv_cache_block_size != self._block_size and not self._warned:

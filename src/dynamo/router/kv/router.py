@@ -267,8 +267,8 @@ class KvRouter:
             placement = self._try(ticket, arriving=True)
             if placement:
                 return placement
-        elif self._thresholds and not self._free_of(self._candidates(ticket), ticket).workers:
-            raise self._refusal()
+        elif self._thresholds:
+            self._free_of(self._candidates(ticket), ticket)
         if len(self._queue) >= self._config.queue_limit * max(1, len(self.instances)):
             self.stats.rejected += 1
             self.stats.queue_full += 1
@@ -282,9 +282,7 @@ class KvRouter:
         if awaited:
             fleet = self._members.only([worker for worker in fleet.workers if worker not in awaited])
         if self._thresholds:
-            fleet = self._free_of(fleet, ticket)
-            if arriving and not fleet.workers:
-                raise self._refusal()
+            fleet = self._free_of(fleet, ticket, refuse=arriving)
         now = asyncio.get_running_loop().time()
         loads = self.book.loads(fleet.workers, ticket.chain, now)
         limit = self._config.queue_threshold
@@ -367,8 +365,8 @@ class KvRouter:
             raise InvalidRequest(f"nvext.dp_rank: no worker has a rank {dp_rank}.", "nvext.dp_rank", "invalid_value")
         return self._members.only(ranks)
 
-    def _free_of(self, fleet: Fleet, ticket: Ticket) -> Fleet:
-        """Those of the ranks that are below the thresholds."""
+    def _free_of(self, fleet: Fleet, ticket: Ticket, *, refuse: bool = True) -> Fleet:
+        """Those of the ranks that are below the thresholds; if there is none, that is an error where one may refuse."""
         loads = self.book.loads(fleet.workers, ticket.chain, asyncio.get_running_loop().time())
         said = self._reported.get if self._reported else lambda _: NOTHING
         card, busy = self._runtime_of, self._thresholds.busy
@@ -377,11 +375,10 @@ class KvRouter:
             for worker, tokens, blocks in zip(fleet.workers, loads.prefill_tokens, loads.active_blocks, strict=True)
             if not busy(card(worker.worker_id), said(worker), tokens, blocks)
         ]
+        if refuse and not free:
+            self.stats.rejected += 1
+            raise ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
         return fleet if len(free) == len(fleet.workers) else self._members.only(free)
-
-    def _refusal(self) -> ResourceExhausted:
-        self.stats.rejected += 1
-        return ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
 
     def member_changed(self, instance_id: int, instance: Instance | None) -> None:
         for worker in self._members.drop(instance_id):
