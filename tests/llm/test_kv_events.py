@@ -432,6 +432,18 @@ async def test_an_engines_own_events_are_published_in_either_form(
     assert await reader.until(worker.instance_id, 5) == {}
 
 
+async def test_blocks_that_an_engine_names_without_their_tokens_harm_nothing(
+    worker: DistributedRuntime, engine: FakeEngine
+) -> None:
+    reader = await Reader().listen(worker)
+    await listening(worker, engine)
+    await engine.say(engine.stored([1], [1] * 4))
+    placeholder = {**engine.stored([1], [], medium="CPU"), "block_size": 0}
+    await engine.say(placeholder, engine.stored([2], [2] * 4, 1))
+    await engine.say(engine.removed([1], medium="CPU"), engine.stored([3], [3] * 4, 2))
+    assert set(await reader.until(worker.instance_id, 2)) == {1, 2, 3}
+
+
 async def test_events_lost_between_engine_and_worker_are_replayed(
     worker: DistributedRuntime, engine: FakeEngine
 ) -> None:

@@ -136,7 +136,7 @@ def test_batch_numbers_are_big_endian_and_the_end_of_a_replay_is_minus_one() -> 
         ({"token_ids": [-1]}, "token id is -1, not an integer in 0..4294967295"),
         ({"token_ids": [[1, 2], 3]}, "mixes pairs"),
         ({"token_ids": [1, [2, 3]]}, "token id is a list"),
-        ({"block_size": 0}, "block_size is 0"),
+        ({"block_size": -1}, "block_size is -1"),
         ({"medium": 3}, "medium is 3, not a string"),
         ({"extra_keys": 3}, "extra_keys is not an array"),
         ({"group_idx": -1}, "group_idx is -1"),

@@ -81,6 +81,7 @@ def test_a_wrong_block_size_is_said_and_nothing_that_hangs_on_it_is_published(ra
         (stored([1, 2, 3], [5, 6, 7, 8, 9]), 2, "5 tokens do not fill 3 blocks"),
         (stored([1, 2], [5, 6, 7, 8], opaque=frozenset({1})), 1, "content depends on more than tokens"),
         (stored([1, 1], [5, 6, 7, 8]), 0, "the same block twice in one event"),
+        (stored([1], [], block_size=0), 0, "blocks without their tokens"),
         (stored([1], [5, 6], local=False), 0, "the block lies with another worker"),
         (stored([1], [5, 6], tier=None), 0, "stored in an unknown medium"),
         (stored([1], [5, 6], group=2), 0, "group 2 of unknown kind"),

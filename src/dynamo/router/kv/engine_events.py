@@ -42,6 +42,7 @@ class EngineStored(Struct, frozen=True, kw_only=True):
     parent_hash: int | None
     token_ids: list[int]
     block_size: int
+    """0: vLLM's offloading names blocks without their tokens."""
     tier: Tier | None
     """None: a medium nobody here knows."""
     lora_name: str | None = None
@@ -144,7 +145,7 @@ def _stored(fields: Mapping[str, Any]) -> EngineStored:
         block_hashes=hashes,
         parent_hash=None if parent is None else _hash(parent),
         token_ids=tokens,
-        block_size=_integer(fields.get("block_size"), "block_size", 1, 1 << 32),
+        block_size=_integer(fields.get("block_size"), "block_size", 0, 1 << 32),
         tier=_tier(fields),
         lora_name=lora_name,
         cache_salt=_text(fields, "cache_salt") or salt,

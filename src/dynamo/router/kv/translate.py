@@ -81,6 +81,8 @@ class Translator:
     def _fitting(self, event: EngineStored) -> tuple[int, str | None]:
         """How many leading blocks can be indexed, and why not more."""
         names = event.block_hashes
+        if not event.block_size:
+            return 0, "blocks without their tokens"
         if event.block_size != self._block_size:
             self._foreign_block_size = event.block_size
             return 0, f"blocks of {event.block_size} tokens where the model card says {self._block_size}"
