@@ -17,7 +17,7 @@ from dynamo.llm import KvEventPublisher
 from dynamo.protocols.errors import DynamoException
 from dynamo.router.kv import Index, Worker, prompt_hashes
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
-from kv_reader import FakeEngine, Form, Reader, ask_snapshot, content
+from kv_reader import PATIENCE, FakeEngine, Form, Reader, ask_snapshot, content
 from services import Nats
 
 BIG = 1 << 63
@@ -220,17 +220,26 @@ async def test_adapters_and_salts_keep_equal_tokens_apart(worker: DistributedRun
 async def test_blocks_of_another_size_stop_the_publishing_once_and_loudly(
     worker: DistributedRuntime, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = await Reader().listen(worker)
     out = publisher(worker)
-    out.publish_stored([1, 2, 3, 4], [4], [1])
     for _ in range(2):
         out.publish_stored(list(range(16)), [16], [2])
     out.publish_stored([1, 2, 3, 4], [4], [3])
-    assert await reader.until(worker.instance_id, 1) == {}
+    assert (await ask_snapshot(worker, worker.instance_id)).tiers == []
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "blocks of 16 tokens, the model card says 4" in warnings[0]
-    assert (await ask_snapshot(worker, worker.instance_id)).last_event_id == 1
+
+
+async def test_after_blocks_that_fit_those_of_another_size_are_only_left_out(
+    worker: DistributedRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = await Reader().listen(worker)
+    out = publisher(worker)
+    out.publish_stored([1, 2, 3, 4], [4], [1])
+    out.publish_stored(list(range(16)), [16], [2])
+    out.publish_stored([1, 2, 3, 4], [4], [3], parent_hash=1)
+    assert set(await reader.until(worker.instance_id, 1)) == {1, 3}
+    assert "blocks of 16 tokens where the model card says 4" in caplog.text
 
 
 async def test_a_batch_is_published_whole_or_not_at_all(worker: DistributedRuntime) -> None:
@@ -526,10 +535,34 @@ async def test_a_batch_that_cannot_be_read_empties_what_is_claimed_and_ends_noth
 async def test_an_engine_with_blocks_of_another_size_is_not_published(
     worker: DistributedRuntime, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
+    out = await listening(worker, engine)
+    engine.block_size = 8
+    await engine.say(engine.stored([2], [2] * 8))
+    async with asyncio.timeout(PATIENCE):
+        while "stops publishing KV events" not in caplog.text:
+            await asyncio.sleep(0.001)
+    out.publish_stored([1] * 4, [4], [1])
+    assert (await ask_snapshot(worker, worker.instance_id)).tiers == []
+
+
+async def test_a_slower_tier_with_blocks_of_another_size_is_left_out_alone(
+    worker: DistributedRuntime, engine: FakeEngine
+) -> None:
+    reader = await Reader().listen(worker)
+    await listening(worker, engine)
+    larger = {**engine.stored([1], [1] * 8, medium="CPU"), "block_size": 8}
+    await engine.say(larger, engine.stored([2], [2] * 4))
+    await engine.say(larger, engine.stored([3], [3] * 4, 2))
+    assert set(await reader.until(worker.instance_id, 1)) == {2, 3}
+
+
+async def test_an_engine_whose_blocks_fitted_before_it_started_anew_is_not_stopped_by_others(
+    worker: DistributedRuntime, engine: FakeEngine
+) -> None:
     reader = await Reader().listen(worker)
     await listening(worker, engine)
     await engine.say(engine.stored([1], [1] * 4))
-    engine.block_size = 8
-    await engine.say(engine.stored([2], [2] * 8))
-    assert await reader.until(worker.instance_id, 1) == {}
-    assert len([record for record in caplog.records if "stops publishing KV events" in record.getMessage()]) == 1
+    await engine.say_raw(b"")
+    await engine.say({**engine.stored([2], [2] * 8), "block_size": 8})
+    await engine.say(engine.stored([3], [3] * 4))
+    assert set(await reader.until(worker.instance_id, 2)) == {3}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from dynamo.llm.kv_feed import RankFeed
-from dynamo.protocols.kv import Cleared
+from dynamo.protocols.kv import Cleared, RouterEvent, Stored, Tier
 from dynamo.router.kv import EngineBatch, Translator
 
 log = logging.getLogger(__name__)
@@ -21,13 +21,16 @@ class EngineRank:
         self._refusals = 0
         self.stopped = False
         """Nothing more is published: the engine's blocks are not the model card's."""
+        self._fits = False
+        """The engine has had blocks as the model card says: others are exceptions."""
         self._translator = self._fresh_translator()
 
     def take(self, batch: EngineBatch) -> None:
         if self.stopped:
             return
         translated = self._translator.translate(batch)
-        if translated.foreign_block_size is not None:
+        self._fits = self._fits or any(map(_of_the_device, translated.events))
+        if translated.foreign_block_size is not None and not self._fits:
             self._stop(translated.foreign_block_size)
             return
         for reason in translated.skipped:
@@ -66,3 +69,7 @@ class EngineRank:
     def _fresh_translator(self) -> Translator:
         worker_id, dp_rank = self._rank.worker
         return Translator(worker_id=worker_id, dp_rank=dp_rank, block_size=self._block_size)
+
+
+def _of_the_device(event: RouterEvent) -> bool:
+    return isinstance(event.data, Stored) and event.tier is Tier.Device

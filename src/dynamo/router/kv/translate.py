@@ -21,7 +21,7 @@ class Translated(Struct, frozen=True):
     skipped: list[str]
     """Why blocks were left out, one line each."""
     foreign_block_size: int | None = None
-    """The size of blocks that were left out because the model card says another one."""
+    """The size of blocks of the device that were left out because the model card says another one."""
 
 
 class Translator:
@@ -84,7 +84,8 @@ class Translator:
         if not event.block_size:
             return 0, "blocks without their tokens"
         if event.block_size != self._block_size:
-            self._foreign_block_size = event.block_size
+            if event.tier is Tier.Device:
+                self._foreign_block_size = event.block_size
             return 0, f"blocks of {event.block_size} tokens where the model card says {self._block_size}"
         if event.parent_hash is not None and self._left_out(event.parent_hash):
             return 0, "the parent block was left out"
