@@ -35,8 +35,9 @@ class Rank:
         self.events += out.events
         return out
 
-    def depth(self, tokens: list[int], **salt: str) -> int:
-        return self.index.match(prompt_hashes(tokens, 2, **salt)).get(Worker(9, 1), Overlap()).device
+    def depth(self, tokens: list[int], tier: Tier = Tier.Device, **salt: str) -> int:
+        overlap = self.index.match(prompt_hashes(tokens, 2, **salt)).get(Worker(9, 1), Overlap())
+        return getattr(overlap, tier.value)
 
 
 @pytest.fixture
@@ -59,6 +60,30 @@ def test_a_salt_named_on_the_first_block_holds_for_the_whole_chain(rank: Rank) -
     rank.see(stored([1], [5, 6], cache_salt="t"), stored([2], [7, 8], parent=1))
     assert rank.depth([5, 6, 7, 8], cache_salt="t") == 2
     assert rank.depth([5, 6, 7, 8]) == 0
+
+
+def test_a_copy_in_a_slower_tier_keeps_the_salt_that_its_event_leaves_out(rank: Rank) -> None:
+    rank.see(stored([1], [5, 6], cache_salt="t"), stored([2], [7, 8], parent=1))
+    rank.see(stored([1, 2], [5, 6, 7, 8], tier=Tier.Host), removed([1, 2]))
+    rank.see(stored([2], [7, 8], parent=1, tier=Tier.Disk), stored([1], [5, 6], tier=Tier.Disk))
+    assert rank.depth([5, 6, 7, 8], Tier.Host) == 0
+    assert rank.depth([5, 6, 7, 8], Tier.Host, cache_salt="t") == 2
+    rank.see(removed([1, 2], tier=Tier.Host))
+    assert rank.depth([5, 6, 7, 8], Tier.Disk) == 0
+    assert rank.depth([5, 6, 7, 8], Tier.Disk, cache_salt="t") == 2
+
+
+def test_a_copy_in_a_slower_tier_of_a_block_that_was_left_out_is_left_out_too(rank: Rank) -> None:
+    rank.see(stored([1, 2, 3], [5, 6, 7, 8, 9, 9], opaque=frozenset({1})))
+    rank.see(stored([1, 2, 3], [5, 6, 7, 8, 9, 9], tier=Tier.Host), removed([1, 2, 3]))
+    rank.see(stored([2], [7, 8], parent=1, tier=Tier.Disk))
+    assert rank.depth([5, 6, 7, 8, 9, 9], Tier.Host) == 1
+    assert rank.depth([5, 6, 7, 8, 9, 9], Tier.Disk) == 0
+
+
+def test_a_block_without_tokens_in_a_slower_tier_is_known_when_it_comes_back_to_the_device(rank: Rank) -> None:
+    rank.see(stored([1], [], block_size=0, tier=Tier.Host), stored([1], [5, 6]))
+    assert rank.depth([5, 6]) == 1
 
 
 def test_a_block_stored_twice_is_removed_with_the_second_removal(rank: Rank) -> None:

@@ -34,7 +34,7 @@ class Translator:
         self._next_id = first_event_id
         self._kinds: dict[int | None, str] = {}
         self._stores: Counter[tuple[Tier, int]] = Counter()
-        self._salts: dict[int, str] = {}
+        self._salts: dict[int | None, str] = {}
         self._skipped: set[tuple[Tier, int]] = set()
         self._foreign_block_size: int | None = None
 
@@ -69,9 +69,11 @@ class Translator:
         if not fitting:
             return
         hashes = event.block_hashes[:fitting]
-        salt = event.cache_salt or (self._salts.get(event.parent_hash) if event.parent_hash is not None else None)
+        # vLLM names the salt on the first block of a prompt only, and only where it is computed.
+        salt = event.cache_salt or self._salts.get(event.parent_hash)
+        if not salt and event.tier is not Tier.Device:
+            salt = self._salts.get(hashes[0])
         if salt:
-            # vLLM names the salt on the first block of a prompt only.
             self._salts.update(dict.fromkeys(hashes, salt))
         local = local_hashes(event.token_ids, self._block_size, salt_seed(event.lora_name, salt), eagle=event.eagle)
         self._skipped.difference_update((event.tier, name) for name in hashes)
@@ -92,8 +94,12 @@ class Translator:
         if len(set(names)) < len(names) or event.parent_hash in names:
             return 0, "the same block twice in one event"
         full = (len(event.token_ids) - event.eagle) // self._block_size
-        if event.opaque and min(event.opaque) < min(full, len(names)):
-            return min(event.opaque), "content depends on more than tokens"
+        opaque = event.opaque
+        if self._skipped and event.tier is not Tier.Device:
+            # What a block depends on is told where it is computed, not where it is copied to.
+            opaque |= {at for at, name in enumerate(names) if self._left_out(name)}
+        if opaque and min(opaque) < min(full, len(names)):
+            return min(opaque), "content depends on more than tokens"
         if full < len(names):
             return max(0, full), f"{len(event.token_ids)} tokens do not fill {len(names)} blocks"
         return len(names), None
