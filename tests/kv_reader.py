@@ -172,7 +172,10 @@ class FakeEngine:
         number = next(self._numbers)
         self._remembered.append((number, payload))
         if not lost:
-            await self._socket.send_multipart([b"kv-events", number.to_bytes(8, "big"), payload])
+            await self._socket.send_multipart([b"kv-events", number.to_bytes(8, "big", signed=True), payload])
+
+    def count_from(self, number: int) -> None:
+        self._numbers = itertools.count(number)
 
     def forget(self, count: int) -> None:
         del self._remembered[:count]

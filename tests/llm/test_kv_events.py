@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from dynamo.llm import KvEventPublisher
+from dynamo.llm import KvEventPublisher, engine_listener
 from dynamo.protocols.errors import DynamoException
 from dynamo.router.kv import Index, Worker, prompt_hashes
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
@@ -439,6 +439,49 @@ async def test_an_engines_own_events_are_published_in_either_form(
     assert {tier.tier.value: tier.block_hashes for tier in snapshot.tiers} == {"device": names, "host": [BIG + 1]}
     await engine.say(engine.cleared())
     assert await reader.until(worker.instance_id, 5) == {}
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("number", [10_000_000, 1 << 61])
+async def test_an_engine_may_number_its_batches_as_it_likes(
+    worker: DistributedRuntime, engine: FakeEngine, number: int, replay: bool
+) -> None:
+    reader = await Reader().listen(worker)
+    await listening(worker, engine, zmq_replay_endpoint=engine.replay_address if replay else None)
+    await engine.say(engine.stored([1], [1] * 4))
+    engine.count_from(number)
+    await engine.say(engine.stored([2], [2] * 4))
+    await engine.say(engine.stored([3], [3] * 4))
+    assert set(await reader.until(worker.instance_id, 3)) == {2, 3}
+
+
+async def test_a_batch_with_a_number_below_zero_is_unreadable_and_ends_nothing(
+    worker: DistributedRuntime, engine: FakeEngine
+) -> None:
+    reader = await Reader().listen(worker)
+    await listening(worker, engine, zmq_replay_endpoint=engine.replay_address)
+    await engine.say(engine.stored([1], [1] * 4))
+    engine.count_from(-5)
+    await engine.say(engine.stored([2], [2] * 4))
+    engine.count_from(7)
+    await engine.say(engine.stored([3], [3] * 4))
+    assert set(await reader.until(worker.instance_id, 2)) == {3}
+
+
+async def test_an_error_nobody_expected_empties_what_is_claimed_and_ends_nothing(
+    worker: DistributedRuntime, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = await Reader().listen(worker)
+    await listening(worker, engine)
+    await engine.say(engine.stored([1], [1] * 4))
+    await reader.until(worker.instance_id, 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_listener, "decode_batch", lambda _: 1 / 0)
+        await engine.say(engine.stored([2], [2] * 4))
+        assert await reader.until(worker.instance_id, 1) == {}
+    await engine.say(engine.stored([3], [3] * 4))
+    assert set(await reader.until(worker.instance_id, 2)) == {3}
+    assert "ZeroDivisionError" in caplog.text
 
 
 async def test_blocks_that_an_engine_names_without_their_tokens_harm_nothing(

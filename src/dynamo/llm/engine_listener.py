@@ -78,7 +78,11 @@ class EngineListener:
                 frames = await events.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            await self._receive(context, frames)
+            try:
+                await self._receive(context, frames)
+            except Exception:
+                log.exception("KV events of the engine at %s were of no use; forgetting its blocks", self._address)
+                self._forget()
             taken += 1
             if taken % BATCH == 0:
                 await asyncio.sleep(0)
@@ -88,6 +92,8 @@ class EngineListener:
             if len(frames) != 3:
                 raise MalformedEvents(f"a message of {len(frames)} frames, not topic, number and batch")
             number = decode_sequence(frames[1])
+            if number < 0:
+                raise MalformedEvents(f"the batch number is {number}")
         except MalformedEvents as error:
             self._unreadable(error)
             return
@@ -112,7 +118,7 @@ class EngineListener:
         if number == start:
             return
         missed = await self._replay(context, start, number)
-        if [at for at, _ in missed] != list(range(start, number)):
+        if not missed or missed[0][0] != start:
             if self._next is not None:
                 log.warning(
                     "KV events %d to %d of the engine at %s are lost; forgetting its blocks",
