@@ -92,6 +92,7 @@ class ScriptedWorker:
         self.deliver: Callable[[bytes], int] = lambda _: 1
         """How often a message gets through."""
         self.snapshots = True
+        """False from the start: there is no endpoint for them. Later: it only fails."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> ScriptedWorker:
@@ -152,6 +153,8 @@ class ScriptedWorker:
 
     async def tell(self, request: Any) -> AsyncIterator[Snapshot]:
         asked = msgspec.convert(request, SnapshotRequest)
+        if not self.snapshots:
+            raise RuntimeError("no snapshot today")
         yield self.snapshot(asked.dp_rank)
 
     def snapshot(self, rank: int = 0) -> Snapshot:

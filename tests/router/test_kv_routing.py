@@ -187,6 +187,36 @@ async def test_a_publisher_that_counts_anew_is_noticed() -> None:
         await converged([side], [worker])
 
 
+async def test_what_is_known_of_a_worker_outlives_a_question_that_fails() -> None:
+    local = Local()
+    async with routing(local) as side, ScriptedWorker(local) as worker:
+        await side.settled(1)
+        worker.store(prompt("AB"))
+        await until(lambda: side.same_as(worker))
+        worker.snapshots = False
+        asked = side.router.stats.snapshots
+        await until(lambda: side.router.stats.snapshots > asked + 1)
+        assert side.same_as(worker)
+        worker.store(prompt("ABCD"))
+        await until(lambda: side.same_as(worker))
+
+
+async def test_a_worker_that_lost_an_event_and_gives_no_snapshot_is_not_believed() -> None:
+    local = Local()
+    async with routing(local) as side, ScriptedWorker(local) as worker:
+        await side.settled(1)
+        worker.store(prompt("AB"))
+        await until(lambda: side.same_as(worker))
+        worker.snapshots = False
+        worker.deliver = lambda _: 0
+        worker.evict(1)
+        worker.deliver = lambda _: 1
+        worker.store(prompt("CD"))
+        await until(lambda: not side.kv.index.blocks(Worker(worker.id)))
+        worker.snapshots = True
+        await converged([side], [worker])
+
+
 async def test_a_worker_without_snapshots_is_known_by_its_events_from_the_first_on() -> None:
     local = Local()
     worker = ScriptedWorker(local)

@@ -324,8 +324,10 @@ class Follower:
         return True
 
     def _begin_without(self, rank: _Rank) -> bool:
-        """A worker that gives no snapshot is still known if all its events were heard from the first one on."""
+        """A worker that gives no snapshot is still known if all its events were heard: since then, or from the first on."""
         assert rank.buffer is not None
+        if rank.sound and self._drain(rank):
+            return True
         self._index.clear(rank.worker)
         rank.cursor.reset(None)
         rank.sound = False
