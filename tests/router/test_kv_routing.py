@@ -12,6 +12,7 @@ import pytest
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.kv import Stored
+from dynamo.router.kv.index import Index
 from dynamo.router.kv.slots import Worker
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
@@ -182,6 +183,18 @@ async def test_a_publisher_that_counts_anew_is_noticed() -> None:
         for letters in ("AB", "CD", "EF"):
             await side.ask(asking(letters))
         worker.clear()
+        worker.last.clear()
+        worker.store(prompt("GH"))
+        await converged([side], [worker])
+
+
+async def test_a_publisher_that_counts_anew_up_to_the_same_number_is_noticed() -> None:
+    local = Local()
+    async with routing(local) as side, ScriptedWorker(local) as worker:
+        await side.settled(1)
+        worker.store(prompt("AB"))
+        await until(lambda: side.same_as(worker))
+        worker.index = Index()
         worker.last.clear()
         worker.store(prompt("GH"))
         await converged([side], [worker])

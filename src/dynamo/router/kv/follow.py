@@ -225,6 +225,8 @@ class Follower:
                 continue  # not ours, or not known yet: then its snapshot will tell
             rank.last_sign = now
             rank.quiet = self._config.quiet
+            if event.event_id == 0 and rank.cursor.last is not None:
+                rank.sound = False  # it counts anew: its publisher began again
             if rank.buffer is None:
                 self._take(rank, event)
             else:
@@ -238,7 +240,7 @@ class Follower:
                 log.debug("worker %x rank %d: event %d after %s", *rank.worker, event.event_id, rank.cursor.last)
                 self._resync(rank, event)
             case Order.Stale if event.event_id == 0:
-                self._resync(rank, event)  # it counts anew: its publisher began again
+                self._resync(rank, event)
 
     def _apply(self, rank: _Rank, event: RouterEvent) -> None:
         self._stats.events += 1
