@@ -11,12 +11,14 @@ import pytest
 
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.kv import Stored
+from dynamo.protocols.kv import Snapshot, Stored
+from dynamo.router.kv.follow import FollowConfig
+from dynamo.router.kv.hashing import prompt_hashes
 from dynamo.router.kv.index import Index
 from dynamo.router.kv.slots import Worker
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
-from router.scripted import Asked, RouterSide, ScriptedWorker, asking, prompt, routing, until
+from router.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing, until
 from services import Nats
 
 
@@ -212,6 +214,61 @@ async def test_what_is_known_of_a_worker_outlives_a_question_that_fails() -> Non
         assert side.same_as(worker)
         worker.store(prompt("ABCD"))
         await until(lambda: side.same_as(worker))
+
+
+async def expect_in_vain(side: RouterSide, rank: Worker) -> float:
+    """How long the next prompt may be missing after one that never comes, and one that is there."""
+    follower = side.kv.follower
+    assert follower
+    before = side.router.stats.snapshots
+    follower.expect(rank, prompt_hashes(prompt("XY"), BLOCK))
+    await until(lambda: side.router.stats.snapshots > before)
+    await follower.settled()
+    follower.expect(rank, prompt_hashes(prompt("AB"), BLOCK))
+    return follower._ranks[rank].patience
+
+
+async def test_prompts_that_are_never_cached_lead_to_ever_fewer_questions_though_others_are() -> None:
+    local = Local()
+    slow = FollowConfig(patience=0.01, longest=60)
+    async with routing(local, follow=slow) as side, ScriptedWorker(local) as worker:
+        await side.settled(1)
+        worker.store(prompt("AB"))
+        await until(lambda: side.same_as(worker))
+        assert [await expect_in_vain(side, Worker(worker.id)) for _ in range(3)] == [0.04, 0.16, 0.64]
+
+
+async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarely() -> None:
+    local = Local()
+    slow = FollowConfig(patience=0.01, longest=60)
+    async with routing(local, follow=slow) as side, ScriptedWorker(local) as worker:
+        await side.settled(1)
+        worker.store(prompt("A"))
+        await until(lambda: side.same_as(worker))
+        worker.snapshot = lambda rank=0: Snapshot(worker_id=worker.id, tiers=[], last_event_id=0)  # type: ignore[method-assign]
+        follower = side.kv.follower
+        assert follower
+        for letter, patience in (("B", 0.04), ("C", 0.16)):
+            worker.last[0] += 1
+            worker.store(prompt(letter))
+            await until(lambda patience=patience: follower._ranks[Worker(worker.id)].patience == patience)
+
+
+async def test_after_a_while_without_doubt_a_missing_prompt_is_asked_for_at_once_again() -> None:
+    local = Local()
+    async with routing(local) as side, ScriptedWorker(local) as worker:
+        await side.settled(1)
+        worker.store(prompt("AB"))
+        await until(lambda: side.same_as(worker))
+        await expect_in_vain(side, Worker(worker.id))
+        follower = side.kv.follower
+        assert follower
+
+        def eager() -> bool:
+            follower.expect(Worker(worker.id), prompt_hashes(prompt("AB"), BLOCK))
+            return follower._ranks[Worker(worker.id)].patience == EAGER.patience
+
+        await until(eager)
 
 
 async def test_a_worker_that_lost_an_event_and_gives_no_snapshot_is_not_believed() -> None:

@@ -46,7 +46,10 @@ class FollowConfig(Struct, frozen=True, kw_only=True):
     retry: float = 1.0
     """Before a snapshot that failed is asked for again; doubles up to `longest`."""
     patience: float = 0.25
-    """How long a computed prompt may be missing from the cache of its worker; quadruples up to `longest`."""
+    """How long a computed prompt may be missing from its worker's cache, or a snapshot not fit the events after it.
+
+    Quadruples up to `longest` each time, until neither happened for twice that: some prompts are never cached.
+    """
     quiet: float = 30.0
     """A rank that was silent for so long is asked; doubles up to 20 times that while there is nothing new."""
     longest: float = 30.0
@@ -69,6 +72,8 @@ class _Rank:
         self.reachable = asyncio.Event()
         self.doubt: asyncio.TimerHandle | None = None
         self.patience = config.patience
+        self.doubted = 0.0
+        """When a computed prompt was missing, or a snapshot did not fit."""
         self.missing = 0
         self.quiet = config.quiet
         self.last_sign = 0.0
@@ -152,7 +157,8 @@ class Follower:
             return
         if self._holds(worker, chain[-1]):
             rank.missing = 0
-            rank.patience = self._config.patience
+            if _now() - rank.doubted > 2 * self._config.longest:
+                rank.patience = self._config.patience
             return
         rank.doubt = asyncio.get_running_loop().call_later(rank.patience, self._check, rank, chain[0], chain[-1])
 
@@ -160,7 +166,7 @@ class Follower:
         rank.doubt = None
         if rank.buffer is not None or self._holds(rank.worker, last):
             return
-        rank.patience = min(rank.patience * 4, self._config.longest)
+        self._doubt(rank)
         if self._index.blocks(rank.worker) and not self._holds(rank.worker, first):
             rank.missing += 1
             if rank.missing == self._config.wrong_hashes:
@@ -170,6 +176,10 @@ class Follower:
                     rank.worker.worker_id, rank.worker.dp_rank, self._block_size,
                 )  # fmt: skip
         self._resync(rank)
+
+    def _doubt(self, rank: _Rank) -> None:
+        rank.doubted = _now()
+        rank.patience = min(rank.patience * 4, self._config.longest)
 
     def _holds(self, worker: Worker, block: int) -> bool:
         return self._index.holds(worker, block)
@@ -218,7 +228,7 @@ class Follower:
                 log.warning("ignoring KV events that are none: %s; further ones are only counted", error)
             self._stats.malformed += 1
             return
-        now = asyncio.get_running_loop().time()
+        now = _now()
         for event in batch.events:
             rank = self._ranks.get((event.worker_id, event.dp_rank))
             if rank is None:
@@ -282,7 +292,8 @@ class Follower:
                 log.info("worker %x rank %d: what it caches is known now", *rank.worker)
             if self._drain(rank):
                 break
-            await asyncio.sleep(self._config.patience)
+            await asyncio.sleep(rank.patience)
+            self._doubt(rank)
         rank.buffer = None
         rank.syncing = None
         self._settled.set()
@@ -298,7 +309,7 @@ class Follower:
                              Snapshot)  # fmt: skip
 
     def _adopt(self, rank: _Rank, snapshot: Snapshot) -> None:
-        now = asyncio.get_running_loop().time()
+        now = _now()
         if rank.sound and snapshot.last_event_id == rank.cursor.last:
             # Nothing new: silence was silence.
             rank.quiet = min(rank.quiet * 2, self._config.quiet * 20)
@@ -326,7 +337,7 @@ class Follower:
         return True
 
     def _begin_without(self, rank: _Rank) -> bool:
-        """A worker that gives no snapshot is still known if all its events were heard: since then, or from the first on."""
+        """Without a snapshot a worker is known while no event is missing, or if all were heard from the first one on."""
         assert rank.buffer is not None
         if rank.sound and self._drain(rank):
             return True
@@ -350,7 +361,11 @@ class Follower:
     async def _watch_for_silence(self) -> None:
         while True:
             await asyncio.sleep(self._config.quiet / 2)
-            now = asyncio.get_running_loop().time()
+            now = _now()
             for rank in self._ranks.values():
                 if rank.buffer is None and now - rank.last_sign >= rank.quiet:
                     self._resync(rank)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
