@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from serving import serving
 
 from dynamo.frontend.__main__ import main, parser
 from dynamo.frontend.config import _ENVIRONMENT, FrontendConfig
-from dynamo.frontend.open_files import raise_limit
 from dynamo.frontend.server import ServerError
 
 
@@ -118,17 +116,3 @@ async def test_an_address_that_is_not_ours_is_told(tmp_path: Path, host: str) ->
     with pytest.raises(ServerError, match="no address of this machine; see --http-host"):
         async with serving(tmp_path, host=host):
             pass
-
-
-def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        assert raise_limit(0) == 256
-        assert raise_limit(128) == 256
-        assert raise_limit(512) == 512
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 512
-        if hard != resource.RLIM_INFINITY:
-            assert raise_limit(hard + 1) == hard
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,17 @@ async def test_a_router_process_sends_a_prompt_where_it_is_cached(
     assert [item async for item in await best.random(prompt, annotated=False)] == [home]
     again = [item async for item in await generate.random(request, annotated=False)]
     assert again[-1]["completion_usage"]["prompt_tokens_details"] == {"cached_tokens": 36}
+
+
+async def test_a_router_process_may_open_as_many_files_as_the_machine_allows(stack: Stack) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        router = await stack.python("-m", "dynamo.router", "--endpoint", "ns.backend.generate")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    await router.line("waiting for a worker")
+    assert resource.prlimit(router.child.pid, resource.RLIMIT_NOFILE)[0] in (hard, 65536)
 
 
 @pytest.mark.parametrize(

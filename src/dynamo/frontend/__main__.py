@@ -17,7 +17,6 @@ from msgspec import structs
 
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.models import Models
-from dynamo.frontend.open_files import raise_limit
 from dynamo.frontend.server import Server
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.tracing import TracingError, tracing_from_env
@@ -29,6 +28,7 @@ from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.config import PLANES
 from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
+from dynamo.runtime.open_files import raise_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,10 @@ from dynamo.router.standalone import StandaloneRouter
 from dynamo.runtime import DistributedRuntime, EndpointId, RuntimeConfig
 from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.open_files import raise_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
+
+OPEN_FILES = 65536
 
 
 def parser() -> argparse.ArgumentParser:
@@ -54,6 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         )
     except (ValueError, StartError) as error:
         raise fail(str(error), code=2, error=error) from None
+    raise_limit(OPEN_FILES)
     uvloop.run(serve(endpoint, config, block_size, network))
 
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ import zmq
 
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.events import EventPlaneError, ZmqEventPlane
+from dynamo.runtime.events import zmq as zmq_events
 from dynamo.runtime.events.channel import MAX_TOPICS
 from dynamo.runtime.events.zmq import CHANNELS, EventChannel
 from services import free_port
@@ -68,6 +70,31 @@ async def published_until(plane: ZmqEventPlane, subject: str, heard: asyncio.Eve
         while not heard.is_set():
             plane.publish(subject, b"")
             await asyncio.sleep(0.005)
+
+
+@contextmanager
+def no_more_open_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_publisher_that_comes_while_no_file_can_be_opened_is_heard_later(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(zmq_events, "AGAIN_SECONDS", 0.01)
+    async with cluster.plane() as listener, cluster.plane() as publisher:
+        heard = asyncio.Event()
+        await listener.subscribe("a.b", lambda _, data: heard.set())
+        publisher.publish("a.b", b"")  # opens its channel at once, and tells of it later
+        with no_more_open_files():
+            async with asyncio.timeout(20):
+                while "Too many open files" not in caplog.text:
+                    await asyncio.sleep(0.001)
+        await published_until(publisher, "a.b", heard)
 
 
 GARBAGE = [

@@ -337,7 +337,7 @@ class Follower:
         return True
 
     def _begin_without(self, rank: _Rank) -> bool:
-        """Without a snapshot a worker is known while no event is missing, or if all were heard from the first one on."""
+        """Without a snapshot a worker is known while no event is missing, or if all were heard from the first on."""
         assert rank.buffer is not None
         if rank.sound and self._drain(rank):
             return True

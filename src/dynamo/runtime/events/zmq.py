@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 CHANNELS = "v1/event_channels/"
 JOIN_SECONDS = 1.0
+AGAIN_SECONDS = 1.0
+"""Until a publisher is tried again for which there was no socket."""
 MAX_SOCKETS = 16_384
 
 
@@ -54,6 +56,9 @@ class ZmqEventPlane:
         self._subscribers = Subscribers()
         self._prefixes: list[str] = []
         self._channels: dict[str, SubscribingEnd] = {}
+        self._unreached: dict[str, bytes] = {}
+        """Records of publishers there was no socket for."""
+        self._again: asyncio.TimerHandle | None = None
         self._synced = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._publishing: PublishingEnd | None = None
@@ -111,6 +116,8 @@ class ZmqEventPlane:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._again:
+            self._again.cancel()
         self._subscribers.clear()
         for key in tuple(self._channels):
             self._leave(key)
@@ -137,6 +144,7 @@ class ZmqEventPlane:
                         case Put(key, value):
                             self._reach(context, key, value)
                         case Delete(key):
+                            self._unreached.pop(key, None)
                             self._leave(key)
                         case Synced():
                             self._synced.set()
@@ -155,8 +163,20 @@ class ZmqEventPlane:
             self._channels[key] = SubscribingEnd(
                 context, address, self._prefixes, self._subscribers.deliver, self._missed
             )
+            self._unreached.pop(key, None)
+        except zmq.ZMQError as error:
+            if not self._unreached:
+                logger.warning("cannot listen to %s, and will try again: %s", address, error)
+            self._unreached[key] = value
+            if self._again is None:
+                self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._reach_again, context)
         except (msgspec.DecodeError, EventPlaneError) as error:
             logger.warning("ignoring the event channel %s: %s", key, error)
+
+    def _reach_again(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._again = None
+        for key, value in tuple(self._unreached.items()):
+            self._reach(context, key, value)
 
     def _leave(self, key: str) -> None:
         channel = self._channels.pop(key, None)
