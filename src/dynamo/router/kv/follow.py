@@ -317,7 +317,11 @@ class Follower:
             return
         # A worker must not be able to overwrite what another one holds.
         mine = msgspec.structs.replace(snapshot, worker_id=rank.worker.worker_id, dp_rank=rank.worker.dp_rank)
-        self._index.replace(mine)
+        if refused := self._index.replace(mine):
+            log.warning(
+                "worker %x rank %d: %d blocks of its snapshot are left out: others hold them after other blocks",
+                rank.worker.worker_id, rank.worker.dp_rank, refused,
+            )  # fmt: skip
         rank.cursor.reset(snapshot.last_event_id)
         rank.sound = True
         rank.last_sign = now
