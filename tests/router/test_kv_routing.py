@@ -365,6 +365,19 @@ async def test_ranks_are_chosen_and_told_to_the_worker() -> None:
             await side.router.open(asking("A", dp_rank=7))
 
 
+async def test_events_of_a_rank_that_the_card_does_not_have_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    local = Local()
+    async with ScriptedWorker(local) as worker, routing(local) as side:
+        await side.settled(1)
+        for letters in ("AB", "CD"):
+            worker.store(prompt(letters), rank=3)
+        worker.store(prompt("EF"))
+        await until(lambda: side.same_as(worker))
+        told = [record for record in caplog.records if "rank 3" in record.getMessage()]
+        assert len(told) == 1
+        assert "data_parallel_size" in told[0].getMessage()
+
+
 async def test_salts_keep_prompts_apart() -> None:
     local = Local()
     async with ScriptedWorker(local) as one, ScriptedWorker(local) as two, routing(local) as side:

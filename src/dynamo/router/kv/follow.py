@@ -109,6 +109,8 @@ class Follower:
         self._block_size = block_size
         self._config = config or FollowConfig()
         self._ranks: dict[tuple[int, int], _Rank] = {}
+        self._odd: set[int] = set()
+        """Workers with more ranks than their card says."""
         self._ended: set[asyncio.Task[None]] = set()
         self._clients: dict[Place, asyncio.Task[Client]] = {}
         self._asking = asyncio.Semaphore(self._config.concurrent)
@@ -192,6 +194,7 @@ class Follower:
                 rank.syncing.add_done_callback(self._ended.discard)
             rank.end()
             self._index.remove_worker(rank.worker)
+        self._odd.discard(instance_id)
         self._settled.set()
         if instance is None:
             return
@@ -232,7 +235,8 @@ class Follower:
         for event in batch.events:
             rank = self._ranks.get((event.worker_id, event.dp_rank))
             if rank is None:
-                continue  # not ours, or not known yet: then its snapshot will tell
+                self._unheard(event.worker_id, event.dp_rank)
+                continue
             rank.last_sign = now
             rank.quiet = self._config.quiet
             if event.event_id == 0 and rank.cursor.last is not None:
@@ -241,6 +245,15 @@ class Follower:
                 self._take(rank, event)
             else:
                 rank.buffer.append(event)
+
+    def _unheard(self, worker_id: int, dp_rank: int) -> None:
+        """A worker is not ours, or not known yet (then its snapshot will tell), or has more ranks than we know of."""
+        if (worker_id, 0) in self._ranks and worker_id not in self._odd:
+            self._odd.add(worker_id)
+            log.warning(
+                "worker %x publishes KV events of rank %d, but its data_parallel_size is %d: they are ignored",
+                worker_id, dp_rank, self._ranks_of(worker_id),
+            )  # fmt: skip
 
     def _take(self, rank: _Rank, event: RouterEvent) -> None:
         match rank.cursor.see(event.event_id):
