@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from dynamo.llm import KvEventPublisher, engine_listener
+from dynamo.llm import KvEventPublisher, engine_listener, kv_feed
 from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.kv import Snapshot
 from dynamo.router.kv import Index, Worker, prompt_hashes
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from kv_reader import PATIENCE, FakeEngine, Form, Reader, ask_snapshot, content
@@ -100,6 +102,25 @@ async def test_a_large_cache_fits_into_a_snapshot(join: Callable[[], Distributed
     out.publish_stored([7] * 400_000, [4] * 100_000, names)
     await router.start()
     assert list(content(await ask_snapshot(router, worker.instance_id))) == names
+
+
+async def test_a_snapshot_too_large_for_one_item_comes_in_several_to_who_takes_them(
+    join: Callable[[], DistributedRuntime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_feed, "SNAPSHOT_BLOCKS", 50)
+    worker, router = join(), join()
+    await worker.start()
+    names = list(range(60))
+    publisher(worker).publish_stored([7] * 4 * len(names), [4] * len(names), names)
+    await router.start()
+    await ask_snapshot(router, worker.instance_id)
+    client = await router.endpoint("ns.backend.kv_snapshot").client()
+    request = {"worker_id": worker.instance_id, "parts": True}
+    stream = await client.direct(request, worker.instance_id, annotated=False)
+    told = [msgspec.convert(item, Snapshot) async for item in stream]
+    assert [len(content(part)) for part in told] == [50, 10]
+    assert [name for part in told for name in content(part)] == names
+    assert {part.last_event_id for part in told} == {0}
 
 
 async def test_every_rank_counts_from_zero_and_all_share_one_snapshot_endpoint(worker: DistributedRuntime) -> None:

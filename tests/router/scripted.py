@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from dynamo.llm.kv_feed import parts
 from dynamo.pipeline.migration import Migration
 from dynamo.protocols.card import RuntimeConfig as CardRuntime
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
@@ -155,7 +156,9 @@ class ScriptedWorker:
         asked = msgspec.convert(request, SnapshotRequest)
         if not self.snapshots:
             raise RuntimeError("no snapshot today")
-        yield self.snapshot(asked.dp_rank)
+        snapshot = self.snapshot(asked.dp_rank)
+        for part in parts(snapshot, 5) if asked.parts else (snapshot,):
+            yield part
 
     def snapshot(self, rank: int = 0) -> Snapshot:
         tiers = self.index.snapshot(Worker(self.id, rank))

@@ -8,9 +8,10 @@ Where a source is exact, a plain list of what it holds is book enough.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import msgspec
+from msgspec import structs
 
 from dynamo.llm.kv_held import Held
 from dynamo.protocols.errors import InvalidArgument
@@ -23,16 +24,19 @@ from dynamo.protocols.kv import (
     SnapshotRequest,
     Stored,
     Tier,
+    TierSnapshot,
 )
 from dynamo.router.kv import Index, Rejected, Worker
 from dynamo.router.kv.follow import SNAPSHOT_ENDPOINT
 from dynamo.router.subjects import KV_EVENTS, subject
-from dynamo.runtime import Component, Context, Endpoint
-from dynamo.runtime.stream import Outlet
+from dynamo.runtime import Component, Endpoint
+from dynamo.runtime.handler import GeneratorHandler
 
 MAX_EVENTS = 128
 MAX_BLOCKS = 8192
 """Of one message, and so of one event."""
+SNAPSHOT_BLOCKS = 500_000
+"""Of one item of a snapshot: 27 bytes each, far below what a frame may hold."""
 
 Change = Stored | Removed | Cleared
 
@@ -118,17 +122,20 @@ class KvFeed:
                 self._plane.publish(self._subject, self._encode(RouterEventBatch(events)))
 
     async def _serve_snapshots(self) -> None:
-        def handle(request: SnapshotRequest, context: Context, outlet: Outlet) -> None:
-            outlet.item(self.snapshot(request.worker_id, request.dp_rank))
-            outlet.end()
-
+        handler = GeneratorHandler(self._tell)
         endpoint = self._component.endpoint(SNAPSHOT_ENDPOINT)
         try:
             await self._component.runtime.start()
             await self._plane.announce()
-            await endpoint.serve(handle, SnapshotRequest, graceful_shutdown=False, on_found=self._settled.set)
+            await endpoint.serve(handler, SnapshotRequest, graceful_shutdown=False, on_found=self._settled.set)
         finally:
             self._settled.set()
+            await handler.close()
+
+    async def _tell(self, request: SnapshotRequest) -> AsyncIterator[Snapshot]:
+        snapshot = self.snapshot(request.worker_id, request.dp_rank)
+        for part in parts(snapshot, SNAPSHOT_BLOCKS) if request.parts else (snapshot,):
+            yield part
 
 
 class RankFeed:
@@ -176,6 +183,23 @@ def messages(events: list[RouterEvent]) -> Iterator[list[RouterEvent]]:
             start, blocks = at, 0
         blocks += size
     yield events[start:]
+
+
+def parts(snapshot: Snapshot, most: int) -> Iterator[Snapshot]:
+    """A snapshot as several of at most so many blocks."""
+    if sum([len(tier.block_hashes) for tier in snapshot.tiers]) <= most:
+        yield snapshot
+        return
+    for tier in snapshot.tiers:
+        for start in range(0, len(tier.block_hashes), most):
+            some = slice(start, start + most)
+            part = TierSnapshot(
+                tier=tier.tier,
+                block_hashes=tier.block_hashes[some],
+                sequence_hashes=tier.sequence_hashes[some],
+                parents=tier.parents[some],
+            )
+            yield structs.replace(snapshot, tiers=[part])
 
 
 def pieces(data: Change) -> Iterator[Change]:

@@ -61,6 +61,8 @@ class RouterEventBatch(Struct, frozen=True):
 class SnapshotRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker_id: U64
     dp_rank: Count = 0
+    parts: bool = False
+    """The answer may be several snapshots, which together are that of one moment: a large one is more than one item."""
 
 
 class TierSnapshot(Struct, frozen=True, kw_only=True):

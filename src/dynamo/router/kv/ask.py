@@ -1,4 +1,4 @@
-"""One question to one instance, one answer."""
+"""One question to one instance, and all it answers."""
 
 from __future__ import annotations
 
@@ -12,35 +12,38 @@ from dynamo.runtime.plane.base import Channel
 T = TypeVar("T")
 
 
-class OneItem:
-    """A sink that takes the first item and no tokens."""
+class Items:
+    """A sink that takes items and no tokens."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._items: list[Any] = []
 
     def tokens(self, ids: list[int]) -> None:
         self.fail(ProtocolError("tokens came where an item belongs"))
 
     def item(self, value: Any) -> None:
-        if not self.answer.done():
-            self.answer.set_result(value)
+        self._items.append(value)
 
     def end(self) -> None:
-        self.fail(StreamIncomplete("the stream ended without an answer"))
+        if not self._items:
+            self.fail(StreamIncomplete("the stream ended without an answer"))
+        elif not self.answer.done():
+            self.answer.set_result(self._items)
 
     def fail(self, error: DynamoException) -> None:
         if not self.answer.done():
             self.answer.set_exception(error)
 
 
-async def ask(channel: Channel, request: Any, answer_type: type[T]) -> T:
+async def ask(channel: Channel, request: Any, answer_type: type[T]) -> list[T]:
     """Raises what the instance answered with, or that it could not be reached. Cancelling it cancels over there."""
     if not channel.ready:
         await channel.open()
-    context, sink = Context(), OneItem()
+    context, sink = Context(), Items()
     try:
         channel.send(request, context, sink, item_type=answer_type)
-        answer: T = await sink.answer
+        answer: list[T] = await sink.answer
         return answer
     finally:
         context.kill()

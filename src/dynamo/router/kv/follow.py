@@ -318,8 +318,12 @@ class Follower:
         async with self._asking, asyncio.timeout(self._config.timeout):
             self._stats.snapshots += 1
             channel = client.set.channel(rank.worker.worker_id)
-            return await ask(channel, SnapshotRequest(worker_id=rank.worker.worker_id, dp_rank=rank.worker.dp_rank),
-                             Snapshot)  # fmt: skip
+            worker_id, dp_rank = rank.worker
+            asked = SnapshotRequest(worker_id=worker_id, dp_rank=dp_rank, parts=True)
+            parts = await ask(channel, asked, Snapshot)
+        # Whatever it says: a worker must not be able to overwrite what another one holds.
+        tiers = [tier for part in parts for tier in part.tiers]
+        return Snapshot(worker_id=worker_id, dp_rank=dp_rank, last_event_id=parts[0].last_event_id, tiers=tiers)
 
     def _adopt(self, rank: _Rank, snapshot: Snapshot) -> None:
         now = _now()
@@ -328,9 +332,7 @@ class Follower:
             rank.quiet = min(rank.quiet * 2, self._config.quiet * 20)
             rank.last_sign = now
             return
-        # A worker must not be able to overwrite what another one holds.
-        mine = msgspec.structs.replace(snapshot, worker_id=rank.worker.worker_id, dp_rank=rank.worker.dp_rank)
-        if refused := self._index.replace(mine):
+        if refused := self._index.replace(snapshot):
             log.warning(
                 "worker %x rank %d: %d blocks of its snapshot are left out: others hold them after other blocks",
                 rank.worker.worker_id, rank.worker.dp_rank, refused,
