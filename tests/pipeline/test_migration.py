@@ -37,14 +37,31 @@ def answer_to(prompt: list[int], length: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class Scripted:
-    """A worker that dies after so many tokens; None lives, 0 refuses, -1 is gone before anything is sent."""
+Fate = tuple[type[DynamoException], int] | None
+"""What happens to a request at a worker: an error after so many tokens; None answers it to the end."""
 
-    def __init__(self, router: ScriptedRouter, dies_after: int | None) -> None:
+
+def breaks(after: int) -> Fate:
+    return Disconnected, after
+
+
+def leaves(after: int) -> Fate:
+    return EngineShutdown, after
+
+
+REFUSES = leaves(0)
+UNREACHABLE: Fate = (CannotConnect, 0)
+"""Gone before anything is sent."""
+
+
+class Scripted:
+    """A worker with a fate for each time it is asked; the last one is for all times that follow."""
+
+    def __init__(self, router: ScriptedRouter, fates: list[Fate]) -> None:
         self.ready = True
         self.draining = False
         self._router = router
-        self._dies_after = dies_after
+        self._fates = fates
 
     async def open(self) -> None: ...
 
@@ -57,18 +74,16 @@ class Scripted:
         item_type: Any = Any,
         columnar: bool = False,
     ) -> None:
-        if self._dies_after == -1:
+        error, after = (self._fates.pop(0) if len(self._fates) > 1 else self._fates[0]) or (None, 0)
+        if error is CannotConnect:
             raise CannotConnect("gone")
         self._router.requests.append(request)
         limit = request.stop_conditions.max_tokens or 0
         tokens = answer_to(request.token_ids, limit)
-        if self._dies_after == 0:
-            sink.fail(EngineShutdown("leaving"))
-            return
-        if self._dies_after is not None and self._dies_after <= limit:
-            for token in tokens[: self._dies_after]:
+        if error and after <= limit:
+            for token in tokens[:after]:
                 sink.tokens([token])
-            sink.fail(Disconnected("gone"))
+            sink.fail(error("gone"))
             return
         for token in tokens[:-1]:
             sink.tokens([token])
@@ -92,14 +107,22 @@ class ScriptedPlacement(Placement):
 
 
 class ScriptedRouter:
-    """Hands out the workers in order and remembers whom it was told to avoid."""
+    """Hands out the workers in order and remembers what it was told of them."""
 
-    def __init__(self, *lives: int | None) -> None:
+    def __init__(self, *fates: Fate | list[Fate]) -> None:
         self.requests: list[PreprocessedRequest] = []
         self.inhibited: list[int] = []
         self.placements: list[ScriptedPlacement] = []
         self.instances = self
-        self._workers = [Scripted(self, life) for life in lives]
+        self.workers = {
+            id: Scripted(self, list(fate) if isinstance(fate, list) else [fate]) for id, fate in enumerate(fates)
+        }
+        """Those that are registered."""
+        self.nobody_left = asyncio.Event()
+
+    @property
+    def asked(self) -> list[int]:
+        return [placement.instance_id for placement in self.placements]
 
     def inhibit(self, instance_id: int) -> None:
         self.inhibited.append(instance_id)
@@ -107,10 +130,11 @@ class ScriptedRouter:
     async def open(
         self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
     ) -> ScriptedPlacement:
-        left = [id for id in range(len(self._workers)) if id not in avoid]
+        left = [id for id in self.workers if id not in avoid]
         if not left:
+            self.nobody_left.set()
             raise Unavailable("nobody left")
-        placement = ScriptedPlacement(left[0], self._workers[left[0]])
+        placement = ScriptedPlacement(left[0], self.workers[left[0]])
         self.placements.append(placement)
         return placement
 
@@ -141,7 +165,7 @@ async def run(
     router: ScriptedRouter, request: PreprocessedRequest, limit: int, context: Context | None = None
 ) -> tuple[Reader, Migration]:
     reader = Reader()
-    migration = Migration(router, request, context or Context(), reader, limit=limit)  # type: ignore[arg-type]
+    migration = Migration(router, request, context or Context(), reader, limit=limit, pause=0)  # type: ignore[arg-type]
     await migration.start()
     async with asyncio.timeout(10):
         await reader.done.wait()
@@ -156,12 +180,12 @@ def asking(prompt: list[int], length: int, **fields: Any) -> PreprocessedRequest
 @given(
     st.lists(st.integers(0, 999), min_size=1, max_size=8),
     st.integers(1, 30),
-    st.lists(st.integers(-1, 12), max_size=4),
+    st.lists(st.sampled_from([UNREACHABLE, REFUSES, *map(breaks, range(13))]), max_size=4),
 )
-def test_however_often_workers_die_the_stream_is_the_same(prompt: list[int], length: int, lives: list[int]) -> None:
+def test_however_often_workers_die_the_stream_is_the_same(prompt: list[int], length: int, fates: list[Fate]) -> None:
     async def check() -> None:
-        router = ScriptedRouter(*lives, None)
-        reader, _ = await run(router, asking(prompt, length), limit=len(lives))
+        router = ScriptedRouter(*fates, None)
+        reader, _ = await run(router, asking(prompt, length), limit=len(fates))
         assert reader.error is None
         assert reader.tokens_seen == answer_to(prompt, length)
         assert reader.usage is None or reader.usage.prompt_tokens == len(prompt)
@@ -185,20 +209,20 @@ def test_a_continuation_asks_for_exactly_the_rest(max_tokens: int, min_tokens: i
 
 
 async def test_the_limit_counts_and_the_first_error_is_told() -> None:
-    reader, migration = await run(ScriptedRouter(1, 1, 1, None), asking([1], 9), limit=2)
+    reader, migration = await run(ScriptedRouter(*[breaks(1)] * 3, None), asking([1], 9), limit=2)
     assert isinstance(reader.error, Disconnected)
     assert migration.migrations == 2
     assert reader.tokens_seen == answer_to([1], 3)
 
 
 async def test_without_migration_a_death_is_told_at_once() -> None:
-    reader, migration = await run(ScriptedRouter(1, None), asking([1], 9), limit=0)
+    reader, migration = await run(ScriptedRouter(breaks(1), None), asking([1], 9), limit=0)
     assert isinstance(reader.error, Disconnected)
     assert migration.migrations == 0
 
 
 async def test_a_worker_that_refuses_costs_no_migration() -> None:
-    router = ScriptedRouter(0, 0, None)
+    router = ScriptedRouter(REFUSES, REFUSES, None)
     reader, migration = await run(router, asking([1], 3), limit=0)
     assert reader.tokens_seen == answer_to([1], 3)
     assert migration.migrations == 0
@@ -207,7 +231,7 @@ async def test_a_worker_that_refuses_costs_no_migration() -> None:
 
 
 async def test_a_request_that_was_not_sent_costs_no_migration() -> None:
-    router = ScriptedRouter(-1, -1, None)
+    router = ScriptedRouter(UNREACHABLE, UNREACHABLE, None)
     reader, migration = await run(router, asking([1], 3), limit=0)
     assert reader.tokens_seen == answer_to([1], 3)
     assert migration.migrations == 0
@@ -217,37 +241,81 @@ async def test_a_request_that_was_not_sent_costs_no_migration() -> None:
 
 async def test_with_nobody_left_who_took_it_a_request_is_unavailable() -> None:
     with pytest.raises(Unavailable):
-        await run(ScriptedRouter(-1, -1), asking([1], 3), limit=0)
-    for lives in ([0, -1], [-1, 0]):
-        reader, _ = await run(ScriptedRouter(*lives), asking([1], 3), limit=0)
+        await run(ScriptedRouter(UNREACHABLE, UNREACHABLE), asking([1], 3), limit=0)
+    for fates in ([REFUSES, UNREACHABLE], [UNREACHABLE, REFUSES]):
+        reader, _ = await run(ScriptedRouter(*fates), asking([1], 3), limit=0)
         assert isinstance(reader.error, Unavailable)
 
 
 async def test_a_pinned_request_that_was_not_sent_says_so() -> None:
     pinned = asking([1], 9, routing=Routing(backend_instance_id=0))
-    router = ScriptedRouter(-1, None)
+    router = ScriptedRouter(UNREACHABLE, None)
     with pytest.raises(CannotConnect):
         await run(router, pinned, limit=3)
     assert [placement.told for placement in router.placements] == [["released"]]
 
 
-async def test_when_nobody_is_left_the_original_error_is_told() -> None:
-    reader, _ = await run(ScriptedRouter(2), asking([1], 9), limit=5)
+async def test_with_nobody_else_there_it_goes_back_to_where_it_broke() -> None:
+    router = ScriptedRouter([breaks(2), None])
+    reader, migration = await run(router, asking([1], 9), limit=3)
+    assert reader.error is None
+    assert reader.tokens_seen == answer_to([1], 9)
+    assert migration.migrations == 1
+    assert router.asked == [0, 0]
+
+
+async def test_it_goes_back_only_once_it_broke_everywhere() -> None:
+    router = ScriptedRouter(breaks(1), breaks(1))
+    reader, migration = await run(router, asking([1], 9), limit=5)
     assert isinstance(reader.error, Disconnected)
+    assert reader.tokens_seen == answer_to([1], 6)
+    assert migration.migrations == 5
+    assert router.asked == [0, 1] * 3
+
+
+async def test_it_does_not_go_back_to_a_worker_that_left_or_cannot_be_reached() -> None:
+    for last in (REFUSES, leaves(1), UNREACHABLE):
+        router = ScriptedRouter([breaks(2), last])
+        reader, _ = await run(router, asking([1], 9), limit=5)
+        assert isinstance(reader.error, Disconnected | EngineShutdown)
+        assert router.asked == [0, 0]
+
+
+async def test_when_nobody_is_left_the_original_error_is_told() -> None:
+    class Forgetting(ScriptedRouter):
+        def inhibit(self, instance_id: int) -> None:
+            del self.workers[instance_id]
+
+    router = Forgetting(breaks(2))
+    reader, _ = await run(router, asking([1], 9), limit=5)
+    assert isinstance(reader.error, Disconnected)
+    assert router.asked == [0]
+
+
+async def test_a_client_that_leaves_before_it_goes_back_is_not_waited_for() -> None:
+    router = ScriptedRouter(breaks(2))
+    reader, context = Reader(), Context()
+    migration = Migration(router, asking([1], 9), context, reader, limit=5, pause=3600)  # type: ignore[arg-type]
+    await migration.start()
+    await router.nobody_left.wait()
+    context.kill()
+    await migration.close()
+    assert router.asked == [0]
+    assert [move.outcome for move in migration.moves] == ["cancelled"]
 
 
 async def test_requests_with_state_at_the_worker_do_not_move() -> None:
     guided = asking([1], 9, sampling_options=SamplingOptions(guided_decoding={"json": {}}))
     pinned = asking([1], 9, routing=Routing(backend_instance_id=0))
     for request in (guided, pinned):
-        reader, _ = await run(ScriptedRouter(1, None), request, limit=3)
+        reader, _ = await run(ScriptedRouter(breaks(1), None), request, limit=3)
         assert isinstance(reader.error, Disconnected)
 
 
 async def test_a_request_nobody_wants_any_more_does_not_move() -> None:
     context = Context()
     context.stop_generating()
-    reader, migration = await run(ScriptedRouter(1, None), asking([1], 9), limit=3, context=context)
+    reader, migration = await run(ScriptedRouter(breaks(1), None), asking([1], 9), limit=3, context=context)
     assert isinstance(reader.error, Disconnected)
     assert migration.migrations == 0
 
@@ -255,7 +323,7 @@ async def test_a_request_nobody_wants_any_more_does_not_move() -> None:
 async def test_a_clients_mistake_is_not_tried_elsewhere() -> None:
     class Refusing(ScriptedRouter):
         async def open(self, *_: Any, **__: Any) -> ScriptedPlacement:
-            worker = Scripted(self, None)
+            worker = Scripted(self, [None])
             worker.send = lambda *a, **k: a[2].fail(InvalidArgument("no"))  # type: ignore[method-assign]
             return ScriptedPlacement(0, worker)
 

@@ -14,13 +14,17 @@ from typing import Any
 from msgspec import Struct, structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
-from dynamo.protocols.errors import CannotConnect, DynamoException, EngineShutdown
+from dynamo.protocols.errors import CannotConnect, DynamoException, EngineShutdown, Unavailable
 from dynamo.router import Placement, Router
 from dynamo.router.router import on_rank
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.1
+"""Before a request goes back to where it broke; twice as long each time, up to the longest."""
+LONGEST_PAUSE_SECONDS = 2.0
 
 
 class Move(Struct, frozen=True):
@@ -36,7 +40,16 @@ class Move(Struct, frozen=True):
 class Migration:
     """Stands between the streams of one request and the sink that reads them as one."""
 
-    def __init__(self, router: Router, request: Any, context: Context, sink: Sink, *, limit: int = 0) -> None:
+    def __init__(
+        self,
+        router: Router,
+        request: Any,
+        context: Context,
+        sink: Sink,
+        *,
+        limit: int = 0,
+        pause: float = PAUSE_SECONDS,
+    ) -> None:
         self.placement: Placement | None = None
         """Where it is, or was last; it holds the reasons for the choice."""
         self.migrations = 0
@@ -54,7 +67,10 @@ class Migration:
         self._pinned = pinned_instance(request)
         self._left = limit if can_migrate(request) else 0
         self._generated: list[int] = []
-        self._failed: set[int] = set()
+        self._avoided: set[int] = set()
+        self._broke: set[int] = set()
+        """Those of the avoided that may be asked again: they neither left nor are out of reach."""
+        self._pause = pause
         self._retry: asyncio.Task[None] | None = None
         self._uncomputed: Placement | None = None
         """Where the prompt waits for its first token."""
@@ -68,9 +84,15 @@ class Migration:
         """Send the request; raises when there is nobody to send it to."""
         request = self._continuation()
         while True:
-            placement = await self._router.open(
-                request, request_id=self._context.id(), pinned=self._pinned, avoid=self._failed
-            )
+            try:
+                placement = await self._router.open(
+                    request, request_id=self._context.id(), pinned=self._pinned, avoid=self._avoided
+                )
+            except Unavailable:
+                if not self._broke:
+                    raise
+                await self._begin_another_round()
+                continue
             self.placed_at = self.placed_at or perf_counter()
             self.placement = self._uncomputed = placement
             try:
@@ -82,7 +104,14 @@ class Migration:
                 if self._pinned is not None:
                     raise
                 self._router.instances.inhibit(placement.instance_id)
-                self._failed.add(placement.instance_id)
+                self._avoided.add(placement.instance_id)
+
+    async def _begin_another_round(self) -> None:
+        """It broke everywhere: the same workers once more, but not in a hurry."""
+        self._avoided -= self._broke
+        self._broke.clear()
+        await asyncio.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
 
     def _send(self, request: Any, placement: Placement) -> None:
         tokens = isinstance(request, PreprocessedRequest)
@@ -157,7 +186,9 @@ class Migration:
             self._sink.item(EngineOutput(finish_reason="length"))
             self._sink.end()
             return
-        self._failed.add(self.instance_id)
+        self._avoided.add(self.instance_id)
+        if not isinstance(error, EngineShutdown):
+            self._broke.add(self.instance_id)
         refused = isinstance(error, EngineShutdown) and self.first_output_time is None and self._pinned is None
         if not refused and self._left == 0:
             self._moved("failure")
