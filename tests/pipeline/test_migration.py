@@ -76,6 +76,7 @@ class Scripted:
     ) -> None:
         error, after = (self._fates.pop(0) if len(self._fates) > 1 else self._fates[0]) or (None, 0)
         if error is CannotConnect:
+            self._router.gone.append(self)
             raise CannotConnect("gone")
         self._router.requests.append(request)
         limit = request.stop_conditions.max_tokens or 0
@@ -83,6 +84,8 @@ class Scripted:
         if error and after <= limit:
             for token in tokens[:after]:
                 sink.tokens([token])
+            if error is EngineShutdown:
+                self._router.gone.append(self)
             sink.fail(error("gone"))
             return
         for token in tokens[:-1]:
@@ -111,6 +114,8 @@ class ScriptedRouter:
 
     def __init__(self, *fates: Fate | list[Fate]) -> None:
         self.requests: list[PreprocessedRequest] = []
+        self.gone: list[Scripted] = []
+        """Those that said they leave or could not be reached, each time they did."""
         self.inhibited: list[int] = []
         self.placements: list[ScriptedPlacement] = []
         self.instances = self
@@ -177,17 +182,35 @@ def asking(prompt: list[int], length: int, **fields: Any) -> PreprocessedRequest
     return PreprocessedRequest(token_ids=prompt, stop_conditions=StopConditions(max_tokens=length), **fields)
 
 
+any_fate = st.one_of(
+    st.none(), st.builds(breaks, st.integers(0, 12)), st.builds(leaves, st.integers(0, 12)), st.just(UNREACHABLE)
+)
+
+
 @given(
     st.lists(st.integers(0, 999), min_size=1, max_size=8),
     st.integers(1, 30),
-    st.lists(st.sampled_from([UNREACHABLE, REFUSES, *map(breaks, range(13))]), max_size=4),
+    st.lists(st.lists(any_fate, min_size=1, max_size=4), min_size=1, max_size=4),
+    st.integers(0, 8),
 )
-def test_however_often_workers_die_the_stream_is_the_same(prompt: list[int], length: int, fates: list[Fate]) -> None:
+def test_whatever_happens_to_workers_nothing_is_lost_and_nothing_said_twice(
+    prompt: list[int], length: int, fleet: list[list[Fate]], limit: int
+) -> None:
     async def check() -> None:
-        router = ScriptedRouter(*fates, None)
-        reader, _ = await run(router, asking(prompt, length), limit=len(fates))
-        assert reader.error is None
-        assert reader.tokens_seen == answer_to(prompt, length)
+        router = ScriptedRouter(*fleet)
+        try:
+            reader, migration = await run(router, asking(prompt, length), limit=limit)
+        except Unavailable:
+            assert all(fate[0] == UNREACHABLE for fate in fleet)
+            return
+        whole = answer_to(prompt, length)
+        assert reader.tokens_seen == whole[: len(reader.tokens_seen)]
+        assert migration.migrations <= limit
+        if reader.error is None:
+            assert reader.tokens_seen == whole
+        else:
+            assert migration.migrations == limit or len(router.gone) == len(fleet)
+        assert len(set(router.gone)) == len(router.gone)
         assert reader.usage is None or reader.usage.prompt_tokens == len(prompt)
         for placement in router.placements:
             assert placement.told in (["first token", "released"], ["released"])
@@ -228,6 +251,22 @@ async def test_a_worker_that_refuses_costs_no_migration() -> None:
     assert migration.migrations == 0
     assert migration.instance_id == 2
     assert router.inhibited == [0, 1]
+
+
+async def test_a_worker_that_refuses_during_a_move_costs_none() -> None:
+    router = ScriptedRouter(breaks(1), REFUSES, UNREACHABLE, REFUSES, None)
+    reader, migration = await run(router, asking([1], 9), limit=1)
+    assert reader.error is None
+    assert reader.tokens_seen == answer_to([1], 9)
+    assert migration.migrations == 1
+    assert [move.outcome for move in migration.moves] == ["success"]
+
+
+async def test_a_worker_that_leaves_after_a_word_has_not_refused() -> None:
+    reader, migration = await run(ScriptedRouter(breaks(1), leaves(1), None), asking([1], 9), limit=1)
+    assert isinstance(reader.error, EngineShutdown)
+    assert reader.tokens_seen == answer_to([1], 2)
+    assert migration.migrations == 1
 
 
 async def test_a_request_that_was_not_sent_costs_no_migration() -> None:

@@ -74,6 +74,8 @@ class Migration:
         self._retry: asyncio.Task[None] | None = None
         self._uncomputed: Placement | None = None
         """Where the prompt waits for its first token."""
+        self._silent = True
+        """Where it is now, nothing was said yet."""
         self._moving: tuple[str, float] | None = None
 
     @property
@@ -95,6 +97,7 @@ class Migration:
                 continue
             self.placed_at = self.placed_at or perf_counter()
             self.placement = self._uncomputed = placement
+            self._silent = True
             try:
                 self._send(request, placement)
                 return
@@ -132,9 +135,13 @@ class Migration:
         if self.placement:
             self.placement.release()
 
-    def _computed(self, placement: Placement) -> None:
+    def _heard(self) -> None:
+        self._silent = False
         if self.first_output_time is None:
             self.first_output_time = time.time()
+
+    def _computed(self, placement: Placement) -> None:
+        self._heard()
         self._uncomputed = None
         if self._moving:
             self._moved("success")
@@ -155,8 +162,8 @@ class Migration:
         self._sink.tokens(ids)
 
     def item(self, value: Any) -> None:
-        if self.first_output_time is None:
-            self.first_output_time = time.time()
+        if self._silent:
+            self._heard()
         if self._uncomputed is not None and (not isinstance(value, EngineOutput) or value.token_ids):
             self._computed(self._uncomputed)
         if isinstance(value, EngineOutput):
@@ -189,7 +196,7 @@ class Migration:
         self._avoided.add(self.instance_id)
         if not isinstance(error, EngineShutdown):
             self._broke.add(self.instance_id)
-        refused = isinstance(error, EngineShutdown) and self.first_output_time is None and self._pinned is None
+        refused = isinstance(error, EngineShutdown) and self._silent and self._pinned is None
         if not refused and self._left == 0:
             self._moved("failure")
             self._sink.fail(error)
