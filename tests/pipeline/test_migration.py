@@ -351,6 +351,44 @@ async def test_requests_with_state_at_the_worker_do_not_move() -> None:
         assert isinstance(reader.error, Disconnected)
 
 
+class Speaking(Scripted):
+    """Says these items and is gone."""
+
+    def __init__(self, router: ScriptedRouter, *items: EngineOutput) -> None:
+        super().__init__(router, [])
+        self._items = items
+
+    def send(self, request: Any, context: Context, sink: Sink, **_: Any) -> None:
+        for item in self._items:
+            sink.item(item)
+        sink.fail(Disconnected("gone"))
+
+
+async def test_text_without_ids_cannot_be_gone_on_from() -> None:
+    router = ScriptedRouter(None, None)
+    router.workers[0] = Speaking(router, EngineOutput(token_ids=[5]), EngineOutput(text="Hello"))
+    reader, migration = await run(router, asking([1], 9), limit=3)
+    assert isinstance(reader.error, Disconnected)
+    assert router.asked == [0]
+    assert migration.migrations == 0
+
+
+async def test_text_that_comes_with_its_ids_is_gone_on_from() -> None:
+    router = ScriptedRouter(None, None)
+    router.workers[0] = Speaking(router, EngineOutput(token_ids=answer_to([1], 1), text="Hello"))
+    reader, migration = await run(router, asking([1], 9), limit=3)
+    assert reader.error is None
+    assert reader.tokens_seen == answer_to([1], 9)
+    assert migration.migrations == 1
+
+
+async def test_text_says_that_the_prompt_is_computed() -> None:
+    router = ScriptedRouter(None)
+    router.workers[0] = Speaking(router, EngineOutput(text="Hello"), EngineOutput(text=" world"))
+    await run(router, asking([1], 9), limit=0)
+    assert router.placements[0].told == ["first token", "released"]
+
+
 async def test_a_request_nobody_wants_any_more_does_not_move() -> None:
     context = Context()
     context.stop_generating()

@@ -164,9 +164,12 @@ class Migration:
     def item(self, value: Any) -> None:
         if self._silent:
             self._heard()
-        if self._uncomputed is not None and (not isinstance(value, EngineOutput) or value.token_ids):
+        if self._uncomputed is not None and (not isinstance(value, EngineOutput) or value.token_ids or value.text):
             self._computed(self._uncomputed)
         if isinstance(value, EngineOutput):
+            if value.text and not value.token_ids:
+                # Nobody can go on from text: its ids are not known.
+                self._left = 0
             if self._left:
                 self._generated += value.token_ids
             if self.migrations and value.completion_usage:
