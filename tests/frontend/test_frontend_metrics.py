@@ -205,6 +205,18 @@ async def test_migrations_are_counted_by_whether_anything_was_generated(tmp_path
         assert metrics[f'dynamo_frontend_model_migration_total{{migration_type="{kind}",model="tiny"}}'] == 1
 
 
+async def test_an_answer_that_breaks_after_its_last_token_is_a_success(tmp_path: Path) -> None:
+    engine = Holding()
+    async with serving(tmp_path, engine) as stack:
+        asking = asyncio.create_task(stack.chat(max_tokens=1))
+        held = await engine.requests.get()
+        held.sink.tokens([100])
+        held.sink.fail(Disconnected("gone"))
+        assert (await asking).status == 200
+        metrics = await stack.metrics()
+    assert metrics[TOTAL.format("", "tiny", "unary", "success")] == 1
+
+
 async def test_the_prefix_of_all_names_can_be_chosen(tmp_path: Path) -> None:
     async with serving(tmp_path, metrics_prefix="mine") as stack:
         await stack.chat()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import models
+from dynamo.model import Tokenizer
+from dynamo.pipeline.choice import Finish
 from dynamo.pipeline.migration import Migration, continuation
+from dynamo.pipeline.postprocess import Postprocess
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, SamplingOptions, StopConditions, Usage
 from dynamo.protocols.errors import (
     CannotConnect,
@@ -29,11 +34,13 @@ ANY_DECISION = Decision(
 )
 
 
-def answer_to(prompt: list[int], length: int) -> list[int]:
+def answer_to(prompt: Sequence[int], length: int, ends: Collection[int] = ()) -> list[int]:
     """What any of the scripted workers says: each token follows from all before it, as with a real model."""
     tokens = list(prompt)
-    for _ in range(length):
-        tokens.append((sum(tokens) * 31 + len(tokens)) % 1000)
+    while len(tokens) < len(prompt) + length:
+        tokens.append((sum(tokens) * 31 + len(tokens)) % 500)
+        if tokens[-1] in ends:
+            break
     return tokens[len(prompt) :]
 
 
@@ -80,18 +87,22 @@ class Scripted:
             raise CannotConnect("gone")
         self._router.requests.append(request)
         limit = request.stop_conditions.max_tokens or 0
-        tokens = answer_to(request.token_ids, limit)
-        if error and after <= limit:
+        ends = request.stop_conditions.stop_token_ids_hidden or ()
+        tokens = answer_to(request.token_ids, limit, ends)
+        if error and after <= len(tokens):
             for token in tokens[:after]:
                 sink.tokens([token])
             if error is EngineShutdown:
                 self._router.gone.append(self)
+            if after < len(tokens) and (after or error is not EngineShutdown):
+                self._router.broken += 1
             sink.fail(error("gone"))
             return
         for token in tokens[:-1]:
             sink.tokens([token])
         usage = Usage(prompt_tokens=len(request.token_ids), completion_tokens=len(tokens))
-        sink.item(EngineOutput(token_ids=tokens[-1:], finish_reason="length", completion_usage=usage))
+        reason = "eos" if tokens[-1] in ends else "length"
+        sink.item(EngineOutput(token_ids=tokens[-1:], finish_reason=reason, completion_usage=usage))
         sink.end()
 
 
@@ -116,6 +127,8 @@ class ScriptedRouter:
         self.requests: list[PreprocessedRequest] = []
         self.gone: list[Scripted] = []
         """Those that said they leave or could not be reached, each time they did."""
+        self.broken = 0
+        """Answers that were begun and not said to their end."""
         self.inhibited: list[int] = []
         self.placements: list[ScriptedPlacement] = []
         self.instances = self
@@ -182,38 +195,81 @@ def asking(prompt: list[int], length: int, **fields: Any) -> PreprocessedRequest
     return PreprocessedRequest(token_ids=prompt, stop_conditions=StopConditions(max_tokens=length), **fields)
 
 
+class Client:
+    """What somebody who asked is told in the end."""
+
+    def __init__(self) -> None:
+        self.said = ""
+        self.finished: Finish | None = None
+        self.error: DynamoException | None = None
+        self.done = asyncio.Event()
+
+    def escaped(self, text: str) -> None:
+        self.text(json.loads(f'"{text}"'))
+
+    def text(self, text: str) -> None:
+        self.said += text
+
+    def finish(self, finish: Finish) -> None:
+        self.finished = finish
+        self.done.set()
+
+    def fail(self, error: DynamoException) -> None:
+        self.error = error
+        self.done.set()
+
+
+async def told(router: ScriptedRouter, request: PreprocessedRequest, limit: int = 0) -> tuple[Client, Migration]:
+    client, context = Client(), Context()
+    decoder = Tokenizer(models.byte_level_json()).decoder([], skip_special_tokens=True)
+    sink = Postprocess(request, decoder, client, stop_worker=context.stop_generating)  # type: ignore[arg-type]
+    migration = Migration(router, request, context, sink, limit=limit, pause=0)  # type: ignore[arg-type]
+    await migration.start()
+    async with asyncio.timeout(10):
+        await client.done.wait()
+    await migration.close()
+    return client, migration
+
+
 any_fate = st.one_of(
     st.none(), st.builds(breaks, st.integers(0, 12)), st.builds(leaves, st.integers(0, 12)), st.just(UNREACHABLE)
 )
 
 
 @given(
-    st.lists(st.integers(0, 999), min_size=1, max_size=8),
-    st.integers(1, 30),
+    st.lists(st.integers(0, 499), min_size=1, max_size=8),
+    st.builds(
+        StopConditions,
+        max_tokens=st.integers(1, 30),
+        stop=st.none() | st.lists(st.text("aeinrst ", min_size=1, max_size=2), min_size=1, max_size=2),
+        stop_token_ids_hidden=st.none() | st.lists(st.integers(0, 499), min_size=1, max_size=40),
+    ),
     st.lists(st.lists(any_fate, min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(0, 8),
 )
 def test_whatever_happens_to_workers_nothing_is_lost_and_nothing_said_twice(
-    prompt: list[int], length: int, fleet: list[list[Fate]], limit: int
+    prompt: list[int], conditions: StopConditions, fleet: list[list[Fate]], limit: int
 ) -> None:
+    request = PreprocessedRequest(token_ids=prompt, stop_conditions=conditions)
+
     async def check() -> None:
+        unbroken, _ = await told(ScriptedRouter(None), request)
         router = ScriptedRouter(*fleet)
         try:
-            reader, migration = await run(router, asking(prompt, length), limit=limit)
+            client, migration = await told(router, request, limit)
         except Unavailable:
-            assert all(fate[0] == UNREACHABLE for fate in fleet)
+            assert len(router.gone) == len(fleet)
             return
-        whole = answer_to(prompt, length)
-        assert reader.tokens_seen == whole[: len(reader.tokens_seen)]
-        assert migration.migrations <= limit
-        if reader.error is None:
-            assert reader.tokens_seen == whole
-        else:
-            assert migration.migrations == limit or len(router.gone) == len(fleet)
-        assert len(set(router.gone)) == len(router.gone)
-        assert reader.usage is None or reader.usage.prompt_tokens == len(prompt)
+        assert len(router.gone) == len(set(router.gone))
         for placement in router.placements:
             assert placement.told in (["first token", "released"], ["released"])
+        if client.error:
+            assert unbroken.said.startswith(client.said)
+            assert router.broken > limit or len(router.gone) == len(fleet)
+        else:
+            assert client.said == unbroken.said
+            assert client.finished == unbroken.finished
+        assert migration.migrations <= min(limit, router.broken)
 
     asyncio.run(check())
 
@@ -341,6 +397,19 @@ async def test_a_client_that_leaves_before_it_goes_back_is_not_waited_for() -> N
     await migration.close()
     assert router.asked == [0]
     assert [move.outcome for move in migration.moves] == ["cancelled"]
+
+
+async def test_an_answer_that_broke_after_its_last_token_is_complete() -> None:
+    ends = [answer_to([1], 4)[-1]]
+    for length, reason in ((4, "length"), (9, "stop")):
+        conditions = StopConditions(max_tokens=length, stop_token_ids_hidden=ends if reason == "stop" else None)
+        request = PreprocessedRequest(token_ids=[1], stop_conditions=conditions)
+        for limit in (0, 1):
+            router = ScriptedRouter(breaks(4), None)
+            client, migration = await told(router, request, limit)
+            assert client.finished
+            assert (client.finished.reason, client.finished.usage.completion_tokens) == (reason, 4)
+            assert migration.migrations == 0
 
 
 async def test_requests_with_state_at_the_worker_do_not_move() -> None:

@@ -125,7 +125,7 @@ class Metered:
         self._sink.end()
 
     def fail(self, error: DynamoException) -> None:
-        if self._postprocess is None or not self._postprocess.done:
+        if self._postprocess is None or not self._postprocess.complete:
             self._exchange.error = error
         self._sink.fail(error)
 

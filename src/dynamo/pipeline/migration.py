@@ -193,7 +193,6 @@ class Migration:
         self._router.instances.inhibit(self.instance_id)
         if self._left and self._said_all():
             # It died between its last token and the word that this was the last.
-            self._sink.item(EngineOutput(finish_reason="length"))
             self._sink.end()
             return
         self._avoided.add(self.instance_id)
@@ -221,8 +220,11 @@ class Migration:
         self._retry = asyncio.create_task(self._again(error))
 
     def _said_all(self) -> bool:
-        limit = self._request.stop_conditions.max_tokens
-        return limit is not None and len(self._generated) >= limit
+        conditions, said = self._request.stop_conditions, len(self._generated)
+        if conditions.max_tokens is not None and said >= conditions.max_tokens:
+            return True
+        ends = (conditions.stop_token_ids or []) + (conditions.stop_token_ids_hidden or [])
+        return said > 0 and self._generated[-1] in ends and said >= (conditions.min_tokens or 0)
 
     async def _again(self, error: DynamoException) -> None:
         try:

@@ -140,16 +140,19 @@ class Postprocess:
         else:
             self._finish((_REASONS.get(reason, "stop"), output.stop_reason))
 
+    @property
+    def complete(self) -> bool:
+        """The client has the whole answer, whether or not the engine has said that this was it."""
+        return self.done or self._over is not None or self.count >= self._limit
+
     def end(self) -> None:
         """An engine that just ends has said all it had to say."""
         if not self.done:
             self._finish(self._over or ("length" if self.count >= self._limit else "stop", None))
 
     def fail(self, error: DynamoException) -> None:
-        if self.done:
-            return
-        if self._over:
-            self._finish(self._over)
+        if self.complete:
+            self.end()
         else:
             self.done = True
             self._choice.fail(error)
