@@ -28,13 +28,15 @@ GENERATE = EndpointId("test", "backend", "generate")
 class Worker:
     """Its requests wait for the test's word, and its connections can be cut."""
 
-    def __init__(self, instance_id: int) -> None:
+    def __init__(self, instance_id: int, *predecessors: int) -> None:
+        """The predecessors had its address before, and are registered still."""
         self.route = Route(route_path(GENERATE, instance_id), self._handle, PreprocessedRequest)
         self.requests: asyncio.Queue[tuple[PreprocessedRequest, Outlet]] = asyncio.Queue()
         self.connections = 0
         self.dead = False
         """Whoever connects is hung up on."""
         self._id = instance_id
+        self._predecessors = predecessors
         self._open: set[asyncio.StreamWriter] = set()
 
     def _handle(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
@@ -44,14 +46,15 @@ class Worker:
     async def registered(self, instances: InstanceSet) -> AsyncIterator[None]:
         async with await asyncio.start_server(self._connected, "127.0.0.1") as server:
             host, port = server.sockets[0].getsockname()
-            instances.put(Instance(
-                instance_id=self._id,
-                namespace=GENERATE.namespace,
-                component=GENERATE.component,
-                endpoint=GENERATE.name,
-                transport="tcp",
-                address=f"{host}:{port}",
-            ))  # fmt: skip
+            for instance_id in (self._id, *self._predecessors):
+                instances.put(Instance(
+                    instance_id=instance_id,
+                    namespace=GENERATE.namespace,
+                    component=GENERATE.component,
+                    endpoint=GENERATE.name,
+                    transport="tcp",
+                    address=f"{host}:{port}",
+                ))  # fmt: skip
             yield
             self.cut()
 
@@ -146,3 +149,15 @@ async def test_a_dead_worker_that_stays_registered_is_tried_once_more_and_left_a
         assert isinstance(reader.error, Disconnected)
         assert reader.seen == [3]
         assert worker.connections == 2
+
+
+async def test_a_dead_worker_whose_address_another_has_now_is_passed_over() -> None:
+    worker = Worker(1, 2, 3)
+    async with reaching(worker) as router:
+        for _ in range(3):
+            async with asked(router, limit=0) as reader:
+                _, outlet = await worker.requests.get()
+                outlet.tokens([3])
+                outlet.end()
+                await reader.done.wait()
+                assert reader.seen == [3]

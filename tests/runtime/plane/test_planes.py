@@ -18,7 +18,6 @@ from dynamo.protocols.errors import (
     EngineShutdown,
     HttpError,
     InvalidArgument,
-    Unavailable,
     Unknown,
 )
 from dynamo.protocols.instance import Instance
@@ -421,7 +420,7 @@ async def test_an_instance_that_is_not_there_cannot_be_reached(pair: Pair) -> No
     assert caught.value.migratable
 
 
-async def test_a_path_that_is_not_served_is_unavailable(pair: Pair) -> None:
+async def test_a_path_that_is_not_served_has_left(pair: Pair) -> None:
     async def say(request: Any) -> AsyncIterator[Any]:
         yield request
 
@@ -440,4 +439,4 @@ async def test_a_path_that_is_not_served_is_unavailable(pair: Pair) -> None:
     assert channel.ready
     strange = pair.client.channel(other)
     await strange.open()
-    assert isinstance((await call(strange, None)).error, Unavailable)
+    assert isinstance((await call(strange, None)).error, EngineShutdown)

@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dynamo.protocols.errors import DynamoException, ProtocolError, Unavailable, to_wire
+from dynamo.protocols.errors import DynamoException, EngineShutdown, ProtocolError, to_wire
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.frames import Kind
@@ -80,7 +80,8 @@ class ServerLink(Link):
             raise ProtocolError(f"stream {request.stream} is already in use")
         route = self._routes.get(request.endpoint)
         if route is None:
-            error = Unavailable(f"{request.endpoint} is not served here")
+            # Whoever served it had this address before and has left.
+            error = EngineShutdown(f"{request.endpoint} is not served here")
             self.send(Kind.ERROR, frames.Error(request.stream, *to_wire(error)))
             return
         context = Context(request.id, request.metadata, traceparent=request.traceparent)
