@@ -5,14 +5,18 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 import models
 from system.stack import Stack
 
 
-async def test_a_stream_outlives_its_worker_byte_for_byte(stack: Stack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_stream_outlives_its_worker_byte_for_byte(stack: Stack, tmp_path: Path, end: signal.Signals) -> None:
+    """Also where the worker was asked to go and its time to finish is up."""
     folder = models.byte_level_model(tmp_path / "toy-model")
     mocker = ["-m", "dynamo.mocker", "--model-path", str(folder), "--migration-limit", "3", "--speedup-ratio", "0.3"]
-    first = await stack.python(*mocker)
+    first = await stack.python(*mocker, DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="0.1")
     frontend = await stack.frontend()
     await frontend.until_models("toy-model")
     stream = await frontend.client.chat.completions.create(
@@ -26,7 +30,7 @@ async def test_a_stream_outlives_its_worker_byte_for_byte(stack: Stack, tmp_path
     said = [await anext(chunks) for _ in range(10)]
     await stack.python(*mocker)
     await frontend.until_instances(2)
-    first.signal(signal.SIGKILL)
+    first.signal(end)
     said += [chunk async for chunk in chunks]
     usage = said[-1].usage
     assert usage

@@ -301,6 +301,26 @@ async def test_a_closed_route_refuses_what_is_new_and_finishes_what_runs(pair: P
     assert running.items == ["started", "finished"]
 
 
+async def test_a_killed_route_tells_callers_that_it_leaves_and_handlers_that_nobody_listens(pair: Pair) -> None:
+    told = asyncio.Event()
+
+    async def ends_in_order(request: Any, context: Context) -> AsyncIterator[Any]:
+        yield "started"
+        await context.async_killed_or_stopped()
+        told.set()
+
+    channel = await pair.serve(GeneratorHandler(ends_in_order))
+    sink = Collected()
+    channel.send(None, Context(), sink)
+    async with asyncio.timeout(10):
+        await sink.arrived.wait()
+        assert pair.route
+        pair.route.kill()
+        await told.wait()
+        await sink.done.wait()
+    assert isinstance(sink.error, EngineShutdown)
+
+
 async def test_closing_the_worker_fails_open_streams_with_a_typed_error(pair: Pair) -> None:
     async def waits(request: Any, context: Context) -> AsyncIterator[Any]:
         yield "started"

@@ -34,8 +34,8 @@ class Route:
         self.on_close: list[Callable[[], None]] = []
         self._decoder = msgspec.msgpack.Decoder(request_type)
         self._handler = handler
-        self._active: dict[Context, float] = {}
-        """Since when each runs, if that is counted."""
+        self._active: dict[Context, tuple[Outlet, float]] = {}
+        """Where each goes, and since when it runs, if that is counted."""
         self._idle: asyncio.Future[None] | None = None
 
     @property
@@ -59,9 +59,9 @@ class Route:
     def start(self, request: Any, context: Context, outlet: Outlet, size: int = 0) -> None:
         """`size` is that of the request in bytes, where it came as such."""
         if self.counts is None:
-            self._active[context] = 0.0
+            self._active[context] = outlet, 0.0
         else:
-            self._active[context] = perf_counter()
+            self._active[context] = outlet, perf_counter()
             self.counts.arrived(size)
             self.counts.begun()
         if not self.open:
@@ -75,7 +75,7 @@ class Route:
 
     def finished(self, context: Context, error: DynamoException | None = None) -> None:
         """Called by the outlet, once, when the stream has ended in whatever way."""
-        began = self._active.pop(context, 0.0)
+        _, began = self._active.pop(context, (None, 0.0))
         if began and self.counts is not None:
             failed = error is not None and not isinstance(error, Cancelled)
             self.counts.ended(perf_counter() - began, failed=failed, cancelled=context.is_stopped())
@@ -94,7 +94,9 @@ class Route:
             await self._idle
 
     def kill(self) -> None:
-        for context in tuple(self._active):
+        for context, (outlet, _) in tuple(self._active.items()):
+            # First, as a handler that ends in order would make half an answer look like a whole one.
+            outlet.fail(EngineShutdown("this worker left before the answer was complete"))
             context.kill()
 
 
