@@ -420,6 +420,37 @@ async def test_requests_with_state_at_the_worker_do_not_move() -> None:
         assert isinstance(reader.error, Disconnected)
 
 
+async def test_an_answer_that_broke_after_its_finish_reason_is_complete() -> None:
+    router = ScriptedRouter(None, None)
+    router.workers[0] = Speaking(router, EngineOutput(token_ids=[5], finish_reason="stop"))
+    reader, migration = await run(router, asking([1], 9), limit=3)
+    assert reader.error is None
+    assert reader.tokens_seen == [5]
+    assert router.asked == [0]
+
+
+async def test_what_was_cached_of_an_answer_is_not_counted_as_prompt() -> None:
+    router = ScriptedRouter(breaks(2), None)
+    usage = Usage(prompt_tokens=3, completion_tokens=1, prompt_tokens_details={"cached_tokens": 2})
+    router.workers[1] = Speaking(router, EngineOutput(token_ids=[5], finish_reason="stop", completion_usage=usage))
+    reader, _ = await run(router, asking([1], 9), limit=3)
+    assert reader.usage
+    assert reader.usage.prompt_tokens == 1
+    assert reader.usage.prompt_tokens_details == {"cached_tokens": 1}
+
+
+async def test_a_fault_in_finding_the_next_worker_is_told() -> None:
+    class Faulty(ScriptedRouter):
+        async def open(self, *args: Any, **kwargs: Any) -> ScriptedPlacement:
+            if self.placements:
+                raise RuntimeError("a fault")
+            return await super().open(*args, **kwargs)
+
+    reader, migration = await run(Faulty(breaks(1), None), asking([1], 9), limit=3)
+    assert isinstance(reader.error, Disconnected)
+    assert [move.outcome for move in migration.moves] == ["failure"]
+
+
 class Speaking(Scripted):
     """Says these items and is gone."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import CannotConnect, DynamoException, EngineShutdown, Unavailable
 from dynamo.router import Placement, Router
 from dynamo.router.router import on_rank
@@ -76,6 +76,7 @@ class Migration:
         """Where the prompt waits for its first token."""
         self._silent = True
         """Where it is now, nothing was said yet."""
+        self._finished = False
         self._moving: tuple[str, float] | None = None
 
     @property
@@ -172,9 +173,10 @@ class Migration:
                 self._left = 0
             if self._left:
                 self._generated += value.token_ids
+            if value.finish_reason is not None:
+                self._finished = True
             if self.migrations and value.completion_usage:
-                # The last worker counted what its predecessors generated as prompt.
-                value.completion_usage.prompt_tokens = len(self._request.token_ids)
+                count_prompt(value.completion_usage, len(self._request.token_ids))
         self._sink.item(value)
 
     def end(self) -> None:
@@ -191,8 +193,8 @@ class Migration:
             return
         assert self.instance_id is not None
         self._router.instances.inhibit(self.instance_id)
-        if self._left and self._said_all():
-            # It died between its last token and the word that this was the last.
+        if self._finished or (self._left and self._said_all()):
+            # It died between its last token and the end of the stream.
             self._sink.end()
             return
         self._avoided.add(self.instance_id)
@@ -233,6 +235,10 @@ class Migration:
             log.warning("request %s: nowhere left to move it: %s", self._context.id(), next_error)
             self._moved("failure")
             self._sink.fail(next_error if self.first_output_time is None else error)
+        except Exception:
+            log.exception("request %s cannot be moved", self._context.id())
+            self._moved("failure")
+            self._sink.fail(error)
 
     def _continuation(self) -> Any:
         return continuation(self._request, self._generated) if self._generated else self._request
@@ -250,6 +256,15 @@ def continuation(request: PreprocessedRequest, generated: list[int]) -> Preproce
             min_tokens=_rest(conditions.min_tokens, generated),
         ),
     )
+
+
+def count_prompt(usage: Usage, tokens: int) -> None:
+    """The last worker took for prompt what its predecessors had generated."""
+    usage.prompt_tokens = tokens
+    details = usage.prompt_tokens_details or {}
+    cached = details.get("cached_tokens")
+    if isinstance(cached, int):
+        usage.prompt_tokens_details = {**details, "cached_tokens": min(cached, tokens)}
 
 
 def _rest(limit: int | None, generated: list[int]) -> int | None:
