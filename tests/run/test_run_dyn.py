@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from pathlib import Path
 
 import openai
@@ -49,6 +50,15 @@ def test_two_workers_of_one_name_must_be_alike(tmp_path: Path, model: Path) -> N
         done = run(tmp_path, "in=dyn://a.b.c", "out=echo_core", "--model-name", "m", str(model))
         assert done.returncode == 1
         assert "another card" in done.stderr.decode().splitlines()[-1]
+
+
+def test_a_worker_that_takes_text_tells_how_often_its_requests_may_move(tmp_path: Path) -> None:
+    with running(tmp_path, "in=http", "out=dyn", "--http-port", "0") as server:
+        url = server.url()
+        with running(tmp_path, "in=dyn://pool", "out=echo", "--model-name", "m", "--migration-limit", "3"):
+            server.line_with("model 'm' can be served")
+            with urllib.request.urlopen(f"{url}/metrics") as metrics:
+                assert b'dynamo_frontend_model_migration_limit{model="m"} 3' in metrics.read()
 
 
 @pytest.mark.parametrize("plane", ["tcp", "nats"])

@@ -187,6 +187,7 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
             model_input=ModelInput.Text,
             context_length=info.context_length or command.context_length,
             kv_cache_block_size=block_size,
+            migration_limit=command.migration_limit,
             runtime_config=runtime_config,
         )
     assert subject.described_by
