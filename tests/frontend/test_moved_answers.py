@@ -16,7 +16,7 @@ from models import byte_level_json
 async def test_every_choice_goes_on_where_it_was(tmp_path: Path) -> None:
     """Both at the only worker there is, which stays."""
     engine = Holding()
-    async with serving(tmp_path, engine, card={"migration_limit": 1}) as stack:
+    async with asyncio.timeout(10), serving(tmp_path, engine, card={"migration_limit": 1}) as stack:
         asking = asyncio.create_task(stack.chat(n=2))
         begun = [await engine.requests.get(), await engine.requests.get()]
         prompt = list(begun[0].request.token_ids)
@@ -33,6 +33,22 @@ async def test_every_choice_goes_on_where_it_was(tmp_path: Path) -> None:
     assert texts == [text_of([65, 70]), text_of([70, 71, 76])]
     assert answer["usage"]["prompt_tokens"] == len(prompt)
     assert answer["usage"]["completion_tokens"] == 5
+
+
+async def test_a_client_that_leaves_during_a_move_leaves_nothing_behind(tmp_path: Path) -> None:
+    engine = Holding()
+    async with asyncio.timeout(10), serving(tmp_path, engine, card={"migration_limit": 5}) as stack:
+        asking = asyncio.create_task(stack.chat(stream=True, n=2))
+        moving, other = await engine.requests.get(), await engine.requests.get()
+        moving.sink.tokens([65])
+        answer = await asking
+        moving.sink.fail(Disconnected("gone"))
+        answer.close()
+        await other.cancelled.wait()
+        while (await stack.metrics())['dynamo_frontend_inflight_requests{model="tiny"}']:
+            await asyncio.sleep(0)
+        while not engine.requests.empty():
+            assert engine.requests.get_nowait().cancelled.is_set()
 
 
 def finish(held: Held, ids: list[int]) -> None:

@@ -23,6 +23,7 @@ from dynamo.protocols.errors import (
     DynamoException,
     EngineShutdown,
     InvalidArgument,
+    ResourceExhausted,
     Unavailable,
 )
 from dynamo.router import Decision, Placement
@@ -160,6 +161,7 @@ class ScriptedRouter:
 class Reader:
     def __init__(self) -> None:
         self.tokens_seen: list[int] = []
+        self.items: list[Any] = []
         self.usage: Usage | None = None
         self.error: DynamoException | None = None
         self.done = asyncio.Event()
@@ -167,9 +169,11 @@ class Reader:
     def tokens(self, ids: list[int]) -> None:
         self.tokens_seen += ids
 
-    def item(self, value: EngineOutput) -> None:
-        self.tokens_seen += value.token_ids
-        self.usage = value.completion_usage
+    def item(self, value: Any) -> None:
+        self.items.append(value)
+        if isinstance(value, EngineOutput):
+            self.tokens_seen += value.token_ids
+            self.usage = value.completion_usage
 
     def end(self) -> None:
         self.done.set()
@@ -359,6 +363,19 @@ async def test_with_nobody_else_there_it_goes_back_to_where_it_broke() -> None:
     assert router.asked == [0, 0]
 
 
+async def test_with_all_others_busy_it_goes_back_to_where_it_broke() -> None:
+    class Busy(ScriptedRouter):
+        async def open(self, *args: Any, avoid: Collection[int] = (), **kwargs: Any) -> ScriptedPlacement:
+            if avoid:
+                raise ResourceExhausted("all workers are busy")
+            return await super().open(*args, avoid=avoid, **kwargs)
+
+    router = Busy([breaks(2), None])
+    reader, _ = await run(router, asking([1], 9), limit=1)
+    assert reader.tokens_seen == answer_to([1], 9)
+    assert router.asked == [0, 0]
+
+
 async def test_it_goes_back_only_once_it_broke_everywhere() -> None:
     router = ScriptedRouter(breaks(1), breaks(1))
     reader, migration = await run(router, asking([1], 9), limit=5)
@@ -420,10 +437,33 @@ async def test_requests_with_state_at_the_worker_do_not_move() -> None:
         assert isinstance(reader.error, Disconnected)
 
 
+async def test_requests_that_cannot_be_gone_on_with_are_begun_anew_as_long_as_nothing_was_said() -> None:
+    guided = asking([1], 9, sampling_options=SamplingOptions(guided_decoding={"json": {}}))
+    router = ScriptedRouter(breaks(0), None)
+    reader, migration = await run(router, guided, limit=3)
+    assert reader.tokens_seen == answer_to([1], 9)
+    assert (migration.migrations, migration.restarts) == (1, 1)
+
+
+async def test_a_request_in_text_is_begun_anew_as_long_as_nothing_was_said() -> None:
+    chunk = {"choices": [{"delta": {"content": "hi"}}]}
+    for said, asked in (([], [0, 1]), ([chunk], [0])):
+        router = ScriptedRouter(None, None)
+        router.workers = {0: Speaking(router, *said), 1: Speaking(router, chunk, error=None)}
+        reader = Reader()
+        migration = Migration(router, {"messages": []}, Context(), reader, limit=3, pause=0)  # type: ignore[arg-type]
+        await migration.start()
+        async with asyncio.timeout(10):
+            await reader.done.wait()
+        await migration.close()
+        assert reader.items == [chunk]
+        assert router.asked == asked
+
+
 async def test_an_answer_that_broke_after_its_finish_reason_is_complete() -> None:
     router = ScriptedRouter(None, None)
     router.workers[0] = Speaking(router, EngineOutput(token_ids=[5], finish_reason="stop"))
-    reader, migration = await run(router, asking([1], 9), limit=3)
+    reader, _ = await run(router, asking([1], 9), limit=3)
     assert reader.error is None
     assert reader.tokens_seen == [5]
     assert router.asked == [0]
@@ -452,16 +492,20 @@ async def test_a_fault_in_finding_the_next_worker_is_told() -> None:
 
 
 class Speaking(Scripted):
-    """Says these items and is gone."""
+    """Says these items and is gone, or ends where there is no error."""
 
-    def __init__(self, router: ScriptedRouter, *items: EngineOutput) -> None:
+    def __init__(self, router: ScriptedRouter, *items: Any, error: type[DynamoException] | None = Disconnected) -> None:
         super().__init__(router, [])
         self._items = items
+        self._error = error
 
     def send(self, request: Any, context: Context, sink: Sink, **_: Any) -> None:
         for item in self._items:
             sink.item(item)
-        sink.fail(Disconnected("gone"))
+        if self._error:
+            sink.fail(self._error("gone"))
+        else:
+            sink.end()
 
 
 async def test_text_without_ids_cannot_be_gone_on_from() -> None:

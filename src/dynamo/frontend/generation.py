@@ -58,17 +58,17 @@ class Generation:
         )
         choice.begin(sink.usage)
         metered = self._exchange.metered(sink, len(prepared.request.token_ids)) if self._exchange else sink
-        await self._start(Migration(
-            self._model.router, prepared.request, context, metered, limit=self._model.card.migration_limit
-        ), context)  # fmt: skip
+        await self._start(prepared.request, context, metered)
 
     async def relay(self, request: object, sink: Sink) -> None:
         """Send a request as the client wrote it, to a worker that takes text."""
         context = self._next_context()
         metered = self._exchange.metered(sink) if self._exchange else sink
-        await self._start(Migration(self._model.router, request, context, metered), context)
+        await self._start(request, context, metered)
 
-    async def _start(self, migration: Migration, context: Context) -> None:
+    async def _start(self, request: object, context: Context, sink: Sink) -> None:
+        model = self._model
+        migration = Migration(model.router, request, context, sink, limit=model.card.migration_limit)
         self._running.append((context, migration))
         if self._exchange:
             self._exchange.routing(migration)

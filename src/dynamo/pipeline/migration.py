@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
-from dynamo.protocols.errors import CannotConnect, DynamoException, EngineShutdown, Unavailable
+from dynamo.protocols.errors import CannotConnect, DynamoException, EngineShutdown
 from dynamo.router import Placement, Router
 from dynamo.router.router import on_rank
 from dynamo.runtime import Context
@@ -65,7 +65,8 @@ class Migration:
         self._context = context
         self._sink = sink
         self._pinned = pinned_instance(request)
-        self._left = limit if can_migrate(request) else 0
+        self._left = limit if self._pinned is None else 0  # a pinned one has nowhere else to go
+        self._can_go_on = can_go_on(request)
         self._generated: list[int] = []
         self._avoided: set[int] = set()
         self._broke: set[int] = set()
@@ -91,7 +92,7 @@ class Migration:
                 placement = await self._router.open(
                     request, request_id=self._context.id(), pinned=self._pinned, avoid=self._avoided
                 )
-            except Unavailable:
+            except DynamoException:
                 if not self._broke:
                     raise
                 await self._begin_another_round()
@@ -111,7 +112,7 @@ class Migration:
                 self._avoided.add(placement.instance_id)
 
     async def _begin_another_round(self) -> None:
-        """It broke everywhere: the same workers once more, but not in a hurry."""
+        """Nobody else takes it: those where it broke once more, but not in a hurry."""
         self._avoided -= self._broke
         self._broke.clear()
         await asyncio.sleep(self._pause)
@@ -138,6 +139,8 @@ class Migration:
 
     def _heard(self) -> None:
         self._silent = False
+        if not self._can_go_on:
+            self._left = 0
         if self.first_output_time is None:
             self.first_output_time = time.time()
 
@@ -222,11 +225,14 @@ class Migration:
         self._retry = asyncio.create_task(self._again(error))
 
     def _said_all(self) -> bool:
-        conditions, said = self._request.stop_conditions, len(self._generated)
+        said = len(self._generated)
+        if not said:
+            return False
+        conditions = self._request.stop_conditions
         if conditions.max_tokens is not None and said >= conditions.max_tokens:
             return True
         ends = (conditions.stop_token_ids or []) + (conditions.stop_token_ids_hidden or [])
-        return said > 0 and self._generated[-1] in ends and said >= (conditions.min_tokens or 0)
+        return self._generated[-1] in ends and said >= (conditions.min_tokens or 0)
 
     async def _again(self, error: DynamoException) -> None:
         try:
@@ -271,11 +277,9 @@ def _rest(limit: int | None, generated: list[int]) -> int | None:
     return None if limit is None else max(0, limit - len(generated))
 
 
-def can_migrate(request: Any) -> bool:
-    """Guided decoding has a state that a new worker lacks; a pinned request has nowhere else to go."""
-    if not isinstance(request, PreprocessedRequest):
-        return False
-    return request.sampling_options.guided_decoding is None and pinned_instance(request) is None
+def can_go_on(request: Any) -> bool:
+    """Whether another worker can take over in the middle: it needs all ids, and lacks guided decoding's state."""
+    return isinstance(request, PreprocessedRequest) and request.sampling_options.guided_decoding is None
 
 
 def pinned_instance(request: Any) -> int | None:
