@@ -420,6 +420,19 @@ async def test_a_reader_that_breaks_touches_no_other_stream(pair: Pair) -> None:
     assert healthy.error is None
 
 
+async def test_a_reader_that_breaks_keeps_nobody_from_hearing_that_a_route_was_killed(pair: Pair) -> None:
+    channel = await pair.serve(lambda request, context, outlet: None)
+    healthy = Collected()
+    channel.send(None, Context(), Breaking())
+    channel.send(None, Context(), healthy)
+    async with asyncio.timeout(10):
+        while not pair.route or pair.route.active < 2:
+            await asyncio.sleep(0)
+        pair.route.kill()
+        await healthy.done.wait()
+    assert isinstance(healthy.error, EngineShutdown)
+
+
 async def test_an_instance_that_is_not_there_cannot_be_reached(pair: Pair) -> None:
     async def say(request: Any) -> AsyncIterator[Any]:
         yield request

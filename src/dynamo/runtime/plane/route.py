@@ -96,7 +96,10 @@ class Route:
     def kill(self) -> None:
         for context, (outlet, _) in tuple(self._active.items()):
             # First, as a handler that ends in order would make half an answer look like a whole one.
-            outlet.fail(EngineShutdown("this worker left before the answer was complete"))
+            try:
+                outlet.fail(EngineShutdown("this worker left before the answer was complete"))
+            except Exception:
+                log.exception("a stream of %s could not be failed", self.path)
             context.kill()
 
 
