@@ -117,10 +117,15 @@ async def test_unknown_and_repeated_options_are_refused_by_name(folder: Path, op
             await register_llm(ModelType.Backend, one.endpoint("a.b.c"), str(folder), **options)
 
 
-async def test_a_migration_limit_below_zero_is_refused(folder: Path) -> None:
+@pytest.mark.parametrize("model_input", list(ModelInput))
+async def test_a_migration_limit_reaches_the_card_and_is_not_negative(model_input: ModelInput, folder: Path) -> None:
     async with runtime() as one:
-        with pytest.raises(ModelError, match="migration limit must be at least 0, not -5"):
-            await register_llm(ModelType.Backend, one.endpoint("a.b.c"), str(folder), migration_limit=-5)
+        endpoint = one.endpoint("a.b.c")
+        with pytest.raises(ModelError, match="migration_limit"):
+            await register_llm(model_input, ModelType.Chat, endpoint, str(folder), migration_limit=-5)
+        await register_llm(model_input, ModelType.Chat, endpoint, str(folder), migration_limit=3)
+        (card,) = await cards(endpoint)
+        assert card.migration_limit == 3
 
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "empty"])

@@ -143,6 +143,7 @@ def _make_card(
             context_length=context_length,
             kv_cache_block_size=kv_cache_block_size or 16,
             user_data=user_data,
+            migration_limit=migration_limit or 0,
             runtime_config=runtime_config or RuntimeConfig(),
         )
     local = resolve(str(model_path), config=HubConfig.from_env(os.environ))

@@ -49,8 +49,6 @@ def build_card(
     """The card of a model on this machine; `context_length` may only shorten what the model can do."""
     if not name:
         raise ModelError("a model needs a name")
-    if migration_limit < 0:
-        raise ModelError(f"the migration limit must be at least 0, not {migration_limit}")
     paths = {_GGUF: local.path} if local.is_gguf else find_files(local.path)
     if custom_template_path is not None:
         paths[_CUSTOM_TEMPLATE] = Path(custom_template_path).expanduser().resolve()

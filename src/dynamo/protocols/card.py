@@ -86,7 +86,7 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     or gguf, whose checksum covers the metadata at its head."""
     context_length: int | None = None
     kv_cache_block_size: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] = 16
-    migration_limit: int = 0
+    migration_limit: Size = 0
     user_data: dict[str, Any] | None = None
     runtime_config: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)
 
