@@ -246,33 +246,3 @@ def test_long_chains_with_random_eviction_match_exactly(seed: int) -> None:
         for prompt in prompts:
             chain = sequence_hashes(prompt)
             assert index.match(chain) == model.match(chain)
-
-
-def lie(chain: list[int], parents: list[int | None]) -> Snapshot:
-    part = TierSnapshot(tier=Tier.Device, block_hashes=chain, sequence_hashes=chain, parents=parents)
-    return Snapshot(worker_id=B.worker_id, tiers=[part])
-
-
-def test_a_snapshot_with_wrong_parents_adds_nothing_to_what_others_hold() -> None:
-    index = Index()
-    assert index.replace(lie([CHAIN[0], 7, CHAIN[2]], [None, CHAIN[0], 7])) == 0
-    assert isinstance(index.apply(stored(A, CHAIN[:3], [1, 2, 3])), Rejected)
-    index.apply(stored(A, CHAIN[:2], [1, 2]))
-    index.apply(removed(A, CHAIN[1:2]))
-    assert index.match(CHAIN)[A] == Overlap(1)
-
-
-def test_of_a_snapshot_is_left_out_what_others_hold_under_another_parent() -> None:
-    index = Index()
-    index.apply(stored(A, CHAIN[:3], [1, 2, 3]))
-    assert index.replace(lie([CHAIN[0], 7, CHAIN[2], 8], [None, CHAIN[0], 7, CHAIN[2]])) == 2
-    assert index.match(CHAIN) == {A: Overlap(3), B: Overlap(1)}
-    assert index.blocks(B) == 2
-
-
-def test_a_worker_that_goes_on_where_a_lie_stands_is_not_believed_to_hold_the_lie() -> None:
-    index = Index()
-    index.apply(stored(A, CHAIN[:1], [1]))
-    index.replace(lie([CHAIN[0], CHAIN[1], 7, CHAIN[3]], [None, CHAIN[0], CHAIN[1], 7]))
-    assert isinstance(index.apply(stored(A, CHAIN[1:4], [2, 3, 4], CHAIN[0])), Rejected)
-    assert index.match(CHAIN)[A] == Overlap(1)

@@ -332,11 +332,7 @@ class Follower:
             rank.quiet = min(rank.quiet * 2, self._config.quiet * 20)
             rank.last_sign = now
             return
-        if refused := self._index.replace(snapshot):
-            log.warning(
-                "worker %x rank %d: %d blocks of its snapshot are left out: others hold them after other blocks",
-                rank.worker.worker_id, rank.worker.dp_rank, refused,
-            )  # fmt: skip
+        self._index.replace(snapshot)
         rank.cursor.reset(snapshot.last_event_id)
         rank.sound = True
         rank.last_sign = now

@@ -131,11 +131,8 @@ class Index:
         common = {sequence: name for name, sequence in self._blocks.names.listed.items()}
         return {worker: self._told(self._ranks[worker], common) for worker in self._slots}
 
-    def replace(self, snapshot: Snapshot) -> int:
-        """Make a worker hold exactly what its snapshot says. A malformed one changes nothing.
-
-        Returns how many blocks were left out: those that others hold under another parent, and what follows them.
-        """
+    def replace(self, snapshot: Snapshot) -> None:
+        """Make a worker hold exactly what its snapshot says. A malformed one changes nothing."""
         for part in snapshot.tiers:
             if not len(part.block_hashes) == len(part.sequence_hashes) == len(part.parents):
                 raise InvalidArgument(f"snapshot of worker {snapshot.worker_id}: columns of different length")
@@ -144,8 +141,8 @@ class Index:
         worker = Worker(snapshot.worker_id, snapshot.dp_rank)
         self.clear(worker)
         rank = self._rank(worker)
-        parts = [(rank.shelves[part.tier], part) for part in snapshot.tiers]
-        return sum([shelf.fill(part.block_hashes, part.sequence_hashes, part.parents) for shelf, part in parts])
+        for part in snapshot.tiers:
+            rank.shelves[part.tier].fill(part.block_hashes, part.sequence_hashes, part.parents)
 
     def _rank(self, worker: Worker) -> _Rank:
         rank = self._ranks.get(worker)
@@ -170,7 +167,7 @@ class Index:
             return Rejected(f"{len(names)} block hashes, {len(stored.tokens_hashes)} of tokens")
         if not names:
             return Applied()
-        local, above, parent = stored.tokens_hashes, stored.parent_hash, None
+        local, above = stored.tokens_hashes, stored.parent_hash
         if above is not None:
             if rank is None:
                 return Rejected(f"parent block {above} is unknown")
@@ -178,16 +175,13 @@ class Index:
                 return Applied(len(names))
             if above in names:
                 return Rejected(f"block {above} is stored as its own parent")
-            if (parent := rank.meaning(above)) is None:
-                return Rejected(f"parent block {above} is unknown")
-        chain = sequence_hashes(local, parent)
-        runs = self._device if event.tier is _DEVICE else self._blocks.runs[event.tier]
-        if (fitting := runs.fits(chain, parent)) < len(chain):
-            return Rejected(f"block {names[fitting]} is known under another parent")
-        if rank is None:
+        elif rank is None:
             rank = self._rank(Worker(event.worker_id, event.dp_rank))
+        parent = None
+        if above is not None and (parent := rank.meaning(above)) is None:
+            return Rejected(f"parent block {above} is unknown")
         shelf = rank.device if event.tier is _DEVICE else rank.shelves[event.tier]
-        changed = shelf.store(names, chain, parent)
+        changed = shelf.store(names, sequence_hashes(local, parent), parent)
         return Applied(changed, len(names) - changed)
 
     def _below(self, chain: Sequence[int], depths: list[int]) -> list[list[int]]:

@@ -105,28 +105,6 @@ class Runs:
                         yield block, parent
                     parent = block
 
-    def fits(self, chain: list[int], parent: int | None) -> int:
-        """How many blocks of a chain, from the first on, nobody holds under another block than here.
-
-        Only what workers say of themselves can fail this, where they are wrong: a sequence hash names all before it.
-        """
-        of, at, total = self.of, 0, len(chain)
-        if of.keys().isdisjoint(chain):
-            return total
-        while at < total:
-            run, count = of.get(chain[at]), 1
-            if run is not None:
-                blocks = run.blocks
-                place = 0 if blocks[0] == chain[at] else blocks.index(chain[at])
-                if parent != (blocks[place - 1] if place else run.above):
-                    return at
-                count = run.agrees(place, chain, at)
-                if blocks[place : place + count] != chain[at : at + count]:
-                    count = next(n for n in range(count) if blocks[place + n] != chain[at + n])
-            at += count
-            parent = chain[at - 1]
-        return total
-
     def store(self, slot: int, chain: list[int], parent: int | None) -> int:
         """A worker holds a chain under another block, or under none; returns how many of its blocks are new to it."""
         of, bit, at, new, total = self.of, 1 << slot, 0, 0, len(chain)
@@ -174,13 +152,13 @@ class Runs:
             of[block] = run
         return True
 
-    def advance(self, slot: int, chain: list[int], parent: int) -> bool:
+    def advance(self, slot: int, chain: list[int]) -> bool:
         """The same for blocks of a run whose beginning this worker holds, just up to there; False as above."""
-        run = self.of.get(parent)
+        run = self.of.get(chain[0])
         if run is None or not (place := run.upto.get(slot, 0)):
             return False
         blocks, end = run.blocks, place + len(chain)
-        if blocks[place - 1] != parent or blocks[place:end] != chain:
+        if blocks[place] != chain[0] or end > len(blocks) or blocks[end - 1] != chain[-1]:
             return False
         if end < len(blocks):
             run.upto[slot] = end

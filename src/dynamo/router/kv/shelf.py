@@ -80,16 +80,15 @@ class Shelf:
         chain = sequence_hashes(local, parent)
         gone = self._blocks.names.gone
         if listed is None:
-            fits = names == chain and (runs.append(slot, chain, parent) or runs.advance(slot, chain, parent))
+            fits = names == chain and (runs.append(slot, chain, parent) or runs.advance(slot, chain))
         else:
             size = len(listed)
-            known = list(map(listed.setdefault, names, chain))
-            fits = known == chain
+            fits = list(map(listed.setdefault, names, chain)) == chain
             added = len(listed) - size
             if fits and added == len(chain) and not any(self._elsewhere) and (not gone or gone.isdisjoint(chain)):
-                fits = runs.append(slot, chain, parent) or (self._own and runs.advance(slot, chain, parent))
+                fits = runs.append(slot, chain, parent) or (self._own and runs.advance(slot, chain))
             else:
-                fits = fits and not added and not self._own and runs.advance(slot, known, parent)
+                fits = fits and not added and not self._own and runs.advance(slot, chain)
             if not fits:
                 for _ in range(added):
                     listed.popitem()
@@ -99,21 +98,14 @@ class Shelf:
                 gone.difference_update(chain)
         return fits
 
-    def fill(self, names: list[int], blocks: list[int], parents: list[int | None]) -> int:
-        """Blocks came in any order, with their parents; returns how many were left out.
-
-        Those are the ones that others hold under another parent, and what follows them.
-        """
-        begin, seen, refused = 0, {*blocks[:1]}, 0
+    def fill(self, names: list[int], blocks: list[int], parents: list[int | None]) -> None:
+        """Blocks came in any order, with their parents."""
+        begin, seen = 0, {*blocks[:1]}
         for end in range(1, len(blocks) + 1):
             if end == len(blocks) or parents[end] != blocks[end - 1] or blocks[end] in seen:
-                fitting = begin + self._runs.fits(blocks[begin:end], parents[begin])
-                if begin < fitting:
-                    self.store(names[begin:fitting], blocks[begin:fitting], parents[begin])
-                refused += end - fitting
+                self.store(names[begin:end], blocks[begin:end], parents[begin])
                 begin = end
             seen.update(blocks[end : end + 1])
-        return refused
 
     def remove(self, names: list[int]) -> int:
         """Returns how many of the names were held."""
