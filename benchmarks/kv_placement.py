@@ -92,6 +92,8 @@ class Router:
             self.book.add_worker(worker)
         self.rng = random.Random(seed)
         self.turn = itertools.count()
+        self.homes: dict[int, int] = {}
+        """The worker of each system prompt, by its first block."""
 
     def least(self, costs: list[float], prompt: Prompt) -> Picked:
         best = min(costs)
@@ -104,6 +106,12 @@ class Router:
 
 def round_robin(router: Router, prompt: Prompt, now: float) -> Picked:
     return router.uncached(next(router.turn) % len(router.workers), prompt)
+
+
+def one_home(router: Router, prompt: Prompt, now: float) -> Picked:
+    """Each system prompt has one worker, in turn: nothing is computed twice, whatever the load."""
+    home = router.homes.setdefault(prompt.chain[0], len(router.homes) % len(router.workers))
+    return router.uncached(home, prompt)
 
 
 def least_loaded(router: Router, prompt: Prompt, now: float) -> Picked:
@@ -130,7 +138,13 @@ def ours(router: Router, prompt: Prompt, now: float) -> Picked:
     return Picked(choice.at, choice.prefill_tokens, choice)
 
 
-RULES: dict[str, Rule] = {"round-robin": round_robin, "least-loaded": least_loaded, "upstream": upstream, "ours": ours}
+RULES: dict[str, Rule] = {
+    "round-robin": round_robin,
+    "least-loaded": least_loaded,
+    "one-home": one_home,
+    "upstream": upstream,
+    "ours": ours,
+}
 
 
 def conversations(variant: Variant, seed: int) -> list[tuple[list[Prompt], list[float]]]:

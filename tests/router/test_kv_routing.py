@@ -245,13 +245,23 @@ async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarel
         await side.settled(1)
         worker.store(prompt("A"))
         await until(lambda: side.same_as(worker))
+        told = worker.snapshot
         worker.snapshot = lambda rank=0: Snapshot(worker_id=worker.id, tiers=[], last_event_id=0)  # type: ignore[method-assign]
         follower = side.kv.follower
         assert follower
-        for letter, patience in (("B", 0.04), ("C", 0.16)):
+        rank = follower._ranks[Worker(worker.id)]
+        for letter, pause in (("B", 0.02), ("C", 0.04)):
             worker.last[0] += 1
             worker.store(prompt(letter))
-            await until(lambda patience=patience: follower._ranks[Worker(worker.id)].patience == patience)
+            await until(lambda pause=pause: rank.pause == pause)
+            await follower.settled()
+        worker.snapshot = told  # type: ignore[method-assign]
+        worker.last[0] += 1
+        worker.store(prompt("D"))
+        await until(lambda: side.same_as(worker))
+        worker.store(prompt("E"))
+        await until(lambda: side.same_as(worker))
+        assert rank.pause == slow.patience
 
 
 async def test_after_a_while_without_doubt_a_missing_prompt_is_asked_for_at_once_again() -> None:

@@ -69,11 +69,13 @@ class _Rank:
         self.buffer: deque[RouterEvent] | None = None
         """Events that wait for a snapshot; None when none is under way."""
         self.syncing: asyncio.Task[None] | None = None
+        self.pause = config.patience
+        """Before the next snapshot, when one does not fit; longer each time, until events follow each other again."""
         self.reachable = asyncio.Event()
         self.doubt: asyncio.TimerHandle | None = None
         self.patience = config.patience
         self.doubted = 0.0
-        """When a computed prompt was missing, or a snapshot did not fit."""
+        """When a computed prompt was missing."""
         self.missing = 0
         self.quiet = config.quiet
         self.last_sign = 0.0
@@ -168,7 +170,8 @@ class Follower:
         rank.doubt = None
         if rank.buffer is not None or self._holds(rank.worker, last):
             return
-        self._doubt(rank)
+        rank.doubted = _now()
+        rank.patience = min(rank.patience * 4, self._config.longest)
         if self._index.blocks(rank.worker) and not self._holds(rank.worker, first):
             rank.missing += 1
             if rank.missing == self._config.wrong_hashes:
@@ -178,10 +181,6 @@ class Follower:
                     rank.worker.worker_id, rank.worker.dp_rank, self._block_size,
                 )  # fmt: skip
         self._resync(rank)
-
-    def _doubt(self, rank: _Rank) -> None:
-        rank.doubted = _now()
-        rank.patience = min(rank.patience * 4, self._config.longest)
 
     def _holds(self, worker: Worker, block: int) -> bool:
         return self._index.holds(worker, block)
@@ -258,6 +257,7 @@ class Follower:
     def _take(self, rank: _Rank, event: RouterEvent) -> None:
         match rank.cursor.see(event.event_id):
             case Order.Next:
+                rank.pause = self._config.patience
                 self._apply(rank, event)
             case Order.Gap:
                 log.debug("worker %x rank %d: event %d after %s", *rank.worker, event.event_id, rank.cursor.last)
@@ -305,8 +305,8 @@ class Follower:
                 log.info("worker %x rank %d: what it caches is known now", *rank.worker)
             if self._drain(rank):
                 break
-            await asyncio.sleep(rank.patience)
-            self._doubt(rank)
+            await asyncio.sleep(rank.pause)
+            rank.pause = min(rank.pause * 2, self._config.longest)
         rank.buffer = None
         rank.syncing = None
         self._settled.set()
