@@ -127,9 +127,9 @@ class InstanceSet:
             raise Unavailable(f"no instance {instance_id} of {self.name}")
         return channel
 
-    async def open(self, choose: Choose, avoid: Collection[int] = ()) -> tuple[int, Channel]:
+    async def open(self, choose: Choose) -> tuple[int, Channel]:
         """A chosen, connected instance; one that cannot be reached is passed over for the next, until none is left."""
-        failed = set(avoid)
+        failed: set[int] = set()
         last: DynamoException | None = None
         while routable := self.routable(failed):
             instance_id = choose(routable)
