@@ -25,13 +25,12 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from dynamo.frontend.chunks import ChatChoice, Chunks
-from dynamo.frontend.exchange import Exchanges, Metered
-from dynamo.frontend.metrics import FrontendMetrics
-from dynamo.frontend.sse import CORK, Cork, EventStream
+from dynamo.frontend.answers.chunks import ChatChoice, Chunks
+from dynamo.frontend.answers.sse import CORK, Cork, EventStream
+from dynamo.frontend.measure.exchange import Exchanges, Metered
+from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.choice import Finish
-from dynamo.pipeline.migration import Migration
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared, Preprocessor
 from dynamo.protocols.body import BodyDecoder
@@ -39,6 +38,7 @@ from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_fields import StreamOptions
+from dynamo.router.migration import Migration
 from dynamo.runtime import Context
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.client_link import ClientLink

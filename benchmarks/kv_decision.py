@@ -7,12 +7,12 @@ import time
 from array import array
 from collections.abc import Callable
 
+from dynamo.kv.hashing import local_hashes, prompt_hashes
 from dynamo.protocols.kv import RouterEvent, Stored
-from dynamo.router.kv.cost import CostConfig, choose
-from dynamo.router.kv.fleet import Capacity, Fleet
-from dynamo.router.kv.hashing import local_hashes, prompt_hashes
-from dynamo.router.kv.index import Index
-from dynamo.router.kv.load import LoadBook
+from dynamo.router.kv.choice.cost import CostConfig, choose
+from dynamo.router.kv.choice.fleet import Capacity, Fleet
+from dynamo.router.kv.index.index import Index
+from dynamo.router.kv.load.book import LoadBook
 from dynamo.router.kv.slots import Worker
 
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
+from dynamo.kv.hashing import sequence_hashes
 from dynamo.protocols.kv import Removed, RouterEvent, Stored
-from dynamo.router.kv.hashing import sequence_hashes
-from dynamo.router.kv.index import Index, Rejected
+from dynamo.router.kv.index.index import Index, Rejected
 from dynamo.router.kv.slots import Worker
 
 DEPTH = 100

@@ -20,12 +20,12 @@ from functools import partial
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.kv import RouterEvent
-from dynamo.router.kv.copies import LEAST_SHARING, LEAST_TOKENS, Made, idle_places
-from dynamo.router.kv.cost import Choice, CostConfig, choose
-from dynamo.router.kv.fleet import Capacity, Fleet
-from dynamo.router.kv.index import Index, Rejected
-from dynamo.router.kv.load import LoadBook
-from dynamo.router.kv.overlaps import Overlap
+from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, Made, idle_places
+from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
+from dynamo.router.kv.choice.fleet import Capacity, Fleet
+from dynamo.router.kv.index.index import Index, Rejected
+from dynamo.router.kv.index.overlaps import Overlap
+from dynamo.router.kv.load.book import LoadBook
 from dynamo.router.kv.slots import Worker
 from kv_fleet import Asked, Prompt, SimWorker
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import time
 
-from dynamo.frontend.exchange import Exchange, Exchanges
-from dynamo.frontend.metrics import FrontendMetrics
-from dynamo.pipeline.migration import Migration
+from dynamo.frontend.measure.exchange import Exchange, Exchanges
+from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.router import Placement
+from dynamo.router.migration import Migration
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 

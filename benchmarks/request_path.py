@@ -16,7 +16,7 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from dynamo.frontend.sse import CORK, DONE, Cork, EventStream
+from dynamo.frontend.answers.sse import CORK, DONE, Cork, EventStream
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.validate import validate_chat

@@ -19,12 +19,12 @@ from typing import Any
 
 import uvloop
 
+from dynamo.kv.hashing import local_hashes, prompt_hashes
 from dynamo.protocols.card import RuntimeConfig as CardRuntime
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import RouterEvent, Stored
 from dynamo.router import Router, RouterConfig
-from dynamo.router.kv.hashing import local_hashes, prompt_hashes
 from dynamo.router.kv.router import KvRouter
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime, RuntimeConfig

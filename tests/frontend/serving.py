@@ -16,8 +16,8 @@ from msgspec import structs
 from dynamo.engines.base import Engine, EngineInfo, Running
 from dynamo.engines.echo import EchoCore
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.server import Server
-from dynamo.frontend.tracing import Tracing
 from dynamo.llm import register_llm
 from dynamo.model import HubConfig
 from dynamo.protocols.card import ModelInput, ModelType

@@ -9,7 +9,7 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from dynamo.frontend.anthropic_stream import PING, AnthropicStream
+from dynamo.frontend.answers.anthropic_stream import PING, AnthropicStream
 from dynamo.protocols.anthropic_answers import AnthropicError, message_of
 from dynamo.protocols.errors import CannotConnect, InvalidRequest, ModelNotFound, ResourceExhausted
 from dynamo.protocols.openai_answers import AnswerMessage, ChatChoice, ChatCompletion, CompletionUsage

@@ -168,7 +168,7 @@ async def test_one_line_tells_about_each_request(tmp_path: Path, caplog: pytest.
         await stack.http.get(f"{stack.url}/a%0Ab", headers={"x-request-id": "three"})
         await stack.http.get(f"{stack.url}/health")
         worker = stack.server.models.instances()[0].instance_id
-    lines = [record.getMessage() for record in caplog.records if record.name == "dynamo.frontend.exchange"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "dynamo.frontend.measure.exchange"]
     assert len(lines) == 3
     assert lines[0].startswith(f"POST /v1/chat/completions 200 model=tiny worker={worker:x} in=13 out=7 ttft=")
     assert lines[0].endswith("ms [one]")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo.frontend.metrics import FrontendMetrics, clean_prefix
+from dynamo.frontend.measure.metrics import FrontendMetrics, clean_prefix
 from dynamo.frontend.siblings import merge
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime.exposition import exposition

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dynamo.frontend.models import Models
 from dynamo.llm import ModelInput, ModelType
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig
@@ -20,6 +19,7 @@ from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.router import RouterConfig
 from dynamo.runtime import DistributedRuntime, Endpoint, Local, RuntimeConfig
 from dynamo.runtime.names import CARDS, INSTANCES
+from dynamo.serving.models import Models
 
 
 async def say(request: Any) -> AsyncIterator[Any]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dynamo.frontend.exchange import Exchange
-from dynamo.frontend.generation import Generation
-from dynamo.frontend.sse import EventStream
-from dynamo.pipeline.migration import Migration
+from dynamo.frontend.answers.sse import EventStream
+from dynamo.frontend.measure.exchange import Exchange
 from dynamo.pipeline.postprocess import Postprocess
+from dynamo.router.migration import Migration
+from dynamo.serving.generation import Generation
 from toys import Live, Scripted
 
 PARTS = (Exchange, Generation, Migration, Postprocess, EventStream)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.frontend.overrides import Override, Overrides
+from dynamo.serving.overrides import Override, Overrides
 
 OVERRIDES = st.lists(
     st.builds(

@@ -10,7 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from dynamo.frontend.responses_stream import ResponsesStream
+from dynamo.frontend.answers.responses_stream import ResponsesStream
 from dynamo.protocols.openai_answers import (
     AnswerMessage,
     ChatChoice,

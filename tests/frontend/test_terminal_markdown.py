@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.frontend.terminal.markdown import MarkdownStream, harmless
+from dynamo.serving.terminal.markdown import MarkdownStream, harmless
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 

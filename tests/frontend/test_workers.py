@@ -17,8 +17,8 @@ from test_tls import certificate, renewed, shown_by, shown_in
 
 import dynamo.frontend
 from dynamo.engines.echo import EchoCore
+from dynamo.frontend.processes import reserve
 from dynamo.frontend.server import ServerError
-from dynamo.frontend.workers import reserve
 from dynamo.llm import register_llm
 from dynamo.protocols.card import ModelInput, ModelType
 from dynamo.runtime import DistributedRuntime, RuntimeConfig

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 import models
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import Finish
-from dynamo.pipeline.migration import Migration, continuation
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, SamplingOptions, StopConditions, Usage
 from dynamo.protocols.errors import (
@@ -27,6 +26,7 @@ from dynamo.protocols.errors import (
     Unavailable,
 )
 from dynamo.router import Decision, Placement
+from dynamo.router.migration import Migration, continuation
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 

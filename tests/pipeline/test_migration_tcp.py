@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from dynamo.pipeline.migration import Migration
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.protocols.instance import Instance
 from dynamo.router import RouterConfig
+from dynamo.router.migration import Migration
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Context, EndpointId
 from dynamo.runtime.events.memory import MemoryBus, MemoryEventPlane

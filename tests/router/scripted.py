@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from dynamo.kv.subjects import KV_EVENTS, subject
 from dynamo.llm.kv_feed import parts
-from dynamo.pipeline.migration import Migration
 from dynamo.protocols.card import RuntimeConfig as CardRuntime
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException
@@ -27,12 +27,12 @@ from dynamo.protocols.kv import (
 )
 from dynamo.router import RouterConfig
 from dynamo.router.kv import Index, local_hashes, sequence_hashes
-from dynamo.router.kv.follow import FollowConfig
 from dynamo.router.kv.router import KvRouter
 from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.sync.follow import FollowConfig
+from dynamo.router.migration import Migration
 from dynamo.router.router import Router
 from dynamo.router.simple import SimpleRouter
-from dynamo.router.subjects import KV_EVENTS, subject
 from dynamo.runtime import Context, DistributedRuntime, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.client import Client
 from dynamo.runtime.stream import Outlet

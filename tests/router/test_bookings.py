@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dynamo.kv.subjects import BOOKINGS, subject
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import (
@@ -23,10 +24,9 @@ from dynamo.protocols.errors import (
 )
 from dynamo.protocols.kv import ActiveLoad, BookingAdded, BookingBatch, BookingFreed
 from dynamo.router import Router, Thresholds
-from dynamo.router.kv import replicas
 from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.sync import replicas
 from dynamo.router.simple import SimpleRouter
-from dynamo.router.subjects import BOOKINGS, subject
 from dynamo.runtime import Local
 from router.scripted import PLACE, Asked, RouterSide, ScriptedWorker, asking, routing, until
 from services import Nats

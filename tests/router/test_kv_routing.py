@@ -9,13 +9,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.kv import Snapshot, Stored
-from dynamo.router.kv.follow import FollowConfig
-from dynamo.router.kv.hashing import prompt_hashes
-from dynamo.router.kv.index import Index
+from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.sync.follow import FollowConfig
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
 from router.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing, until

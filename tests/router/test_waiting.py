@@ -7,10 +7,10 @@ import asyncio
 import msgspec
 import pytest
 
+from dynamo.kv.subjects import KV_METRICS, subject
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router import Placement, Thresholds
-from dynamo.router.subjects import KV_METRICS, subject
 from dynamo.runtime import Local
 from router.scripted import PLACE, RouterSide, ScriptedWorker, asking, routing, until
 

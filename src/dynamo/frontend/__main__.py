@@ -16,11 +16,10 @@ import uvloop
 from msgspec import structs
 
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.models import Models
+from dynamo.frontend.measure.tracing import TracingError, tracing_from_env
+from dynamo.frontend.processes import Parent, supervise
 from dynamo.frontend.server import Server
 from dynamo.frontend.siblings import Siblings
-from dynamo.frontend.tracing import TracingError, tracing_from_env
-from dynamo.frontend.workers import Parent, supervise
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
 from dynamo.router import add_router_flags, router_flags
@@ -30,6 +29,7 @@ from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.open_files import raise_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+from dynamo.serving.models import Models
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
-    from dynamo.frontend.terminal import talk
+    from dynamo.serving.terminal import talk
 
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise fail("--interactive is a chat and needs a terminal", code=2)

@@ -8,27 +8,27 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 
-from dynamo.frontend import admin, headers, listing
-from dynamo.frontend.answer import KEEP_ALIVE_SECONDS
-from dynamo.frontend.chat import chat
-from dynamo.frontend.completions import completions
+from dynamo.frontend import headers
+from dynamo.frontend.answers.answer import KEEP_ALIVE_SECONDS
+from dynamo.frontend.answers.errors import ANTHROPIC_PATH, error_response
+from dynamo.frontend.answers.sse import CORK, Cork
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.decisions import decisions
-from dynamo.frontend.docs import Documents, docs, openapi_json
-from dynamo.frontend.embeddings import embeddings
-from dynamo.frontend.errors import ANTHROPIC_PATH, error_response
-from dynamo.frontend.exchange import EXCHANGE
 from dynamo.frontend.gate import Gate
-from dynamo.frontend.loop_delay import LoopDelay
-from dynamo.frontend.messages import count_tokens, messages
-from dynamo.frontend.models import Models, ServedModel
-from dynamo.frontend.overhead_metrics import overhead_metrics
+from dynamo.frontend.measure.exchange import EXCHANGE
+from dynamo.frontend.measure.loop_delay import LoopDelay
+from dynamo.frontend.measure.overhead_metrics import overhead_metrics
+from dynamo.frontend.measure.router_metrics import router_metrics
+from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.request_template import fill_body
-from dynamo.frontend.responses import responses
-from dynamo.frontend.router_metrics import router_metrics
+from dynamo.frontend.routes import admin, listing
+from dynamo.frontend.routes.chat import chat
+from dynamo.frontend.routes.completions import completions
+from dynamo.frontend.routes.decisions import decisions
+from dynamo.frontend.routes.docs import Documents, docs, openapi_json
+from dynamo.frontend.routes.embeddings import embeddings
+from dynamo.frontend.routes.messages import count_tokens, messages
+from dynamo.frontend.routes.responses import responses
 from dynamo.frontend.siblings import Siblings
-from dynamo.frontend.sse import CORK, Cork
-from dynamo.frontend.worker_metrics import ready_gauge, worker_gauges
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
@@ -39,6 +39,7 @@ from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.runtime import Context
 from dynamo.runtime.instruments import Snapshot
+from dynamo.serving.models import Models, ServedModel
 
 Handler = Callable[["Frontend", web.Request, str], Awaitable[web.StreamResponse]]
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from dynamo.frontend.connection import ConnectionLimits
-from dynamo.frontend.metrics import clean_prefix
+from dynamo.frontend.measure.metrics import clean_prefix
 from dynamo.frontend.request_template import RequestTemplate
 from dynamo.router import RouterConfig
 from dynamo.router.config import SETTINGS

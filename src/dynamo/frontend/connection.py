@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_request import BaseRequest
 from msgspec import Struct
 
-from dynamo.frontend.errors import error_response
+from dynamo.frontend.answers.errors import error_response
 from dynamo.protocols.errors import HttpError
 
 log = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from dynamo.frontend import headers
+from dynamo.frontend.answers.errors import error_response
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
-from dynamo.frontend.errors import error_response
-from dynamo.frontend.exchange import EXCHANGE, PROBES, Exchange, Exchanges, one_line
 from dynamo.frontend.keys import ApiKeys
-from dynamo.frontend.metrics import FrontendMetrics
-from dynamo.frontend.tracing import Tracing
+from dynamo.frontend.measure.exchange import EXCHANGE, PROBES, Exchange, Exchanges, one_line
+from dynamo.frontend.measure.metrics import FrontendMetrics
+from dynamo.frontend.measure.tracing import Tracing
 from dynamo.protocols.errors import (
     DynamoException,
     HttpError,

@@ -14,14 +14,14 @@ from dynamo.frontend.app import Frontend
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
-from dynamo.frontend.loop_delay import LoopDelay
-from dynamo.frontend.models import Models
+from dynamo.frontend.measure.loop_delay import LoopDelay
+from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.tls import Certificate, TlsError
-from dynamo.frontend.tracing import Tracing
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime
+from dynamo.serving.models import Models
 
 log = logging.getLogger(__name__)
 

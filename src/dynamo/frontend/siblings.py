@@ -12,8 +12,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from dynamo.frontend.overrides import Override
 from dynamo.runtime.instruments import Sample, Snapshot
+from dynamo.serving.overrides import Override
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dynamo.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 from dynamo.llm.engine_listener import EngineListener, engine_address
 from dynamo.llm.engine_rank import EngineRank
 from dynamo.llm.kv_feed import component_of, kv_feed
 from dynamo.protocols.kv import Tier
-from dynamo.router.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 from dynamo.runtime import Component, Endpoint
 
 log = logging.getLogger(__name__)

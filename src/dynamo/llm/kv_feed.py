@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 from msgspec import structs
 
+from dynamo.kv.subjects import KV_EVENTS, subject
 from dynamo.llm.kv_held import Held
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import (
@@ -27,8 +28,7 @@ from dynamo.protocols.kv import (
     TierSnapshot,
 )
 from dynamo.router.kv import Index, Rejected, Worker
-from dynamo.router.kv.follow import SNAPSHOT_ENDPOINT
-from dynamo.router.subjects import KV_EVENTS, subject
+from dynamo.router.kv.sync.follow import SNAPSHOT_ENDPOINT
 from dynamo.runtime import Component, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
 

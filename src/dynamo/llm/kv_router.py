@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from dynamo.kv.hashing import local_hashes, salt_seed
 from dynamo.llm.bookings import Bookings
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RouterConfig
-from dynamo.router.kv.hashing import local_hashes, salt_seed
 from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream

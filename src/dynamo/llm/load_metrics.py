@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, subject
 from dynamo.llm.kv_feed import component_of
 from dynamo.protocols.kv import ActiveLoad
-from dynamo.router.subjects import KV_METRICS, LOAD_REPEATED, subject
 from dynamo.runtime import Component, Context, Endpoint
 from dynamo.runtime.stream import Outlet
 

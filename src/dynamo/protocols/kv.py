@@ -1,7 +1,7 @@
 """What workers and routers tell each other about KV blocks and load.
 
 Hashes are unsigned 64-bit. A block has two names: `block_hash` is the engine's own and opaque, `tokens_hash` is
-computed from the block's tokens alone. A sequence hash (see `dynamo.router.kv.hashing`) names a whole prefix.
+computed from the block's tokens alone. A sequence hash (see `dynamo.kv.hashing`) names a whole prefix.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from dynamo.router.config import MODES, RouterConfig
 from dynamo.router.decision import Decision
+from dynamo.router.factory import make_router
 from dynamo.router.flags import add_router_flags, router_flags
-from dynamo.router.make import make_router
 from dynamo.router.router import Placement, Router
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds

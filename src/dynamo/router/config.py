@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.cost import CostConfig
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.thresholds import Thresholds
 
 MODES = ("round-robin", "random", "least-loaded", "power-of-two", "direct", "kv")

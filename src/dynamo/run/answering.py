@@ -6,8 +6,6 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from dynamo.frontend.ask import Wishes
-from dynamo.frontend.models import Models, ServedModel
 from dynamo.model import HubConfig
 from dynamo.router import RouterConfig
 from dynamo.run.grammar import Command
@@ -15,6 +13,8 @@ from dynamo.run.local import engine_served
 from dynamo.run.settings import request_template, router_flags
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
+from dynamo.serving.ask import Wishes
+from dynamo.serving.models import Models, ServedModel
 
 
 @asynccontextmanager

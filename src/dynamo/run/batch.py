@@ -11,8 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from dynamo.frontend.ask import Answer, ask
-from dynamo.frontend.models import Models
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.run.answering import answering, wishes
 from dynamo.run.errors import INTERRUPTED, RunError
@@ -23,6 +21,8 @@ from dynamo.run.prompts import BadLine, Prompt, Request, read_prompt
 from dynamo.run.settings import request_template
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
+from dynamo.serving.ask import Answer, ask
+from dynamo.serving.models import Models
 
 OUTPUT = "output.jsonl"
 _ATTEMPTS = 3

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dynamo.frontend.ask import Answer, Wishes
-from dynamo.frontend.errors import error_answer
+from dynamo.frontend.answers.errors import error_answer
 from dynamo.frontend.request_template import RequestTemplate, fill_body
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import DynamoException, to_wire
 from dynamo.protocols.openai_chat import ChatRequest, Message
 from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.serving.ask import Answer, Wishes
 
 Request = ChatRequest | CompletionRequest
 

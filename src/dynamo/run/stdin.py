@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
-from dynamo.frontend.ask import ask
 from dynamo.protocols.openai_chat import Message
 from dynamo.run.answering import answering, wishes
 from dynamo.run.errors import INTERRUPTED, RunError
@@ -15,6 +14,7 @@ from dynamo.run.grammar import Command
 from dynamo.run.threads import in_thread
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
+from dynamo.serving.ask import ask
 
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:

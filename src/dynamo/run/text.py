@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from dynamo.frontend.terminal import TerminalChat, history_path
 from dynamo.run.answering import answering, wishes
 from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
+from dynamo.serving.terminal import TerminalChat, history_path
 
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:

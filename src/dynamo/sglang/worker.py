@@ -1,6 +1,6 @@
 """`python -m dynamo.sglang.worker`."""
 
-from dynamo.worker.absent import main
+from dynamo.worker.missing import main
 
 if __name__ == "__main__":
     main("sglang")

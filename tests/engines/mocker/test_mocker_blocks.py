@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dynamo.engines.mocker.blocks import AllBlocksCleared, BlockPool, BlockRemoved, BlockStored
-from dynamo.router.kv.hashing import local_hashes, salt_seed, sequence_hashes
+from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 
 ONE_TO_TWELVE = list(range(1, 13))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dynamo.kv.hashing import sequence_hashes
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier
-from dynamo.router.kv.hashing import sequence_hashes
-from dynamo.router.kv.index import Applied
-from dynamo.router.kv.overlaps import Overlap
+from dynamo.router.kv.index.index import Applied
+from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv.slots import Worker
 
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from dynamo.router.kv.approximate import ApproximateIndex
-from dynamo.router.kv.hashing import sequence_hashes
-from dynamo.router.kv.overlaps import Overlap
+from dynamo.kv.hashing import sequence_hashes
+from dynamo.router.kv.index.approximate import ApproximateIndex
+from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv.slots import Worker
 
 A, B = Worker(1), Worker(2)

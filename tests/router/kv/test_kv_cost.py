@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dynamo.protocols.errors import InvalidArgument, Unavailable
-from dynamo.router.kv.cost import Choice, CostConfig, choose
-from dynamo.router.kv.fleet import Capacity, Fleet
-from dynamo.router.kv.load import Loads
-from dynamo.router.kv.overlaps import Overlap, Overlaps
+from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
+from dynamo.router.kv.choice.fleet import Capacity, Fleet
+from dynamo.router.kv.index.overlaps import Overlap, Overlaps
+from dynamo.router.kv.load.book import Loads
 from dynamo.router.kv.slots import Worker
 
 BLOCK = 16

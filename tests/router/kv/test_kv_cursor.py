@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dynamo.router.kv.cursor import Cursor, Order
+from dynamo.router.kv.sync.cursor import Cursor, Order
 
 
 def test_events_follow_each_other_and_anything_else_is_stale_or_a_gap() -> None:

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.protocols.kv import Tier
-from dynamo.router.kv.engine_events import (
+from dynamo.kv.engine_events import (
     EngineBatch,
     EngineCleared,
     EngineRemoved,
@@ -17,6 +16,7 @@ from dynamo.router.kv.engine_events import (
     decode_batch,
     decode_sequence,
 )
+from dynamo.protocols.kv import Tier
 
 VLLM_STORED = {
     "type": "BlockStored",

@@ -5,8 +5,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo.kv.hashing import PromptHashes, local_hashes, prompt_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.hashing import PromptHashes, local_hashes, prompt_hashes, salt_seed, sequence_hashes
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_naive import NaiveIndex
 
+from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
-from dynamo.router.kv.hashing import local_hashes, salt_seed, sequence_hashes
-from dynamo.router.kv.index import Applied, Index, Rejected
-from dynamo.router.kv.overlaps import Overlap
+from dynamo.router.kv.index.index import Applied, Index, Rejected
+from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv.slots import Worker
 
 A, B = Worker(1), Worker(2)

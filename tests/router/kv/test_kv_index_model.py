@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kv_naive import NaiveIndex
 
+from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
-from dynamo.router.kv.hashing import local_hashes, salt_seed, sequence_hashes
-from dynamo.router.kv.index import Index, Rejected
+from dynamo.router.kv.index.index import Index, Rejected
 from dynamo.router.kv.slots import Worker
 
 Prompt = tuple[tuple[int, ...], int]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.load import LoadBook, Loads
+from dynamo.router.kv.load.book import LoadBook, Loads
 from dynamo.router.kv.slots import Worker
 
 A, B = Worker(1), Worker(2)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.router.kv.rough import rough_tokens
+from dynamo.router.kv.choice.prompt_estimate import rough_tokens
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from dynamo.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
+from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.translate import Translated, Translator
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, Tier
-from dynamo.router.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
-from dynamo.router.kv.hashing import prompt_hashes
-from dynamo.router.kv.index import Index
-from dynamo.router.kv.overlaps import Overlap
+from dynamo.router.kv.index.index import Index
+from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv.slots import Worker
-from dynamo.router.kv.translate import Translated, Translator
 
 
 def stored(hashes: list[int], tokens: list[int], parent: int | None = None, **more: Any) -> EngineStored:

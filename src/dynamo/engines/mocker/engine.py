@@ -11,11 +11,11 @@ from itertools import count
 from typing import Literal
 
 from dynamo.engines.base import EngineInfo, KvChange, KvListener, LoadListener, RankLoad
+from dynamo.kv.hashing import salt_seed
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
 from dynamo.protocols.kv import Cleared, Removed, Stored
-from dynamo.router.kv.hashing import salt_seed
 from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs

@@ -7,8 +7,8 @@ from itertools import repeat
 
 from msgspec import Struct
 
+from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.hashing import BASE_SEED
 
 from .args import MockerArgs
 from .blocks import KvEvent

@@ -11,8 +11,8 @@ from collections.abc import Collection
 
 from msgspec import Struct
 
+from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.hashing import BASE_SEED
 
 from .args import MockerArgs
 from .blocks import BlockPool, KvEvent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from dynamo.router.kv.hashing import local_hashes, sequence_hashes
+from dynamo.kv.hashing import local_hashes, sequence_hashes
 
 from .tokens import Answer
 

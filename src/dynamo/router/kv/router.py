@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
+from dynamo.kv.hashing import PromptHashes
 from dynamo.protocols.card import RuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import (
@@ -23,20 +24,19 @@ from dynamo.protocols.errors import (
 from dynamo.protocols.instance import Instance
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
-from dynamo.router.kv.approximate import ApproximateIndex
-from dynamo.router.kv.copies import Copies
-from dynamo.router.kv.cost import Choice, CostConfig, choose
-from dynamo.router.kv.fleet import Capacity, Fleet, Members
-from dynamo.router.kv.follow import FollowConfig, Follower
-from dynamo.router.kv.hashing import PromptHashes
-from dynamo.router.kv.index import Index
-from dynamo.router.kv.ledger import Booked, Ledger
-from dynamo.router.kv.load import LoadBook
-from dynamo.router.kv.overlaps import Overlaps
-from dynamo.router.kv.queue import Queue, Ticket
-from dynamo.router.kv.replicas import Replicas
-from dynamo.router.kv.rough import rough_tokens
+from dynamo.router.kv.choice.copies import Copies
+from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
+from dynamo.router.kv.choice.fleet import Capacity, Fleet, Members
+from dynamo.router.kv.choice.prompt_estimate import rough_tokens
+from dynamo.router.kv.choice.queue import Queue, Ticket
+from dynamo.router.kv.index.approximate import ApproximateIndex
+from dynamo.router.kv.index.index import Index
+from dynamo.router.kv.index.overlaps import Overlaps
+from dynamo.router.kv.load.book import LoadBook
+from dynamo.router.kv.load.ledger import Booked, Ledger
 from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.sync.follow import FollowConfig, Follower
+from dynamo.router.kv.sync.replicas import Replicas
 from dynamo.router.overhead import Overhead, Watch
 from dynamo.router.reported import NOTHING, ReportedLoads
 from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel

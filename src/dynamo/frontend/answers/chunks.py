@@ -1,0 +1,262 @@
+"""Answers that stream, as OpenAI sends them: role first, then content, the finish in its own chunk, usage, `[DONE]`.
+
+Chunks are byte templates: between the id and the finish reason only the text changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dynamo.frontend.answers.errors import error_answer
+from dynamo.frontend.answers.nvext import Extras
+from dynamo.frontend.answers.sse import DONE, EventStream
+from dynamo.model import Tokenizer, json_escaped
+from dynamo.pipeline.choice import Finish, TokenLogprob
+from dynamo.pipeline.logprobs import chat_logprobs, text_logprobs
+from dynamo.protocols.engine import Usage
+from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.openai_answers import CompletionUsage
+from dynamo.protocols.openai_fields import StreamOptions
+
+_json = msgspec.json.Encoder()
+
+
+class Chunks:
+    """One streamed answer: the choices write their own chunks, this one knows when all of them are done."""
+
+    def __init__(
+        self,
+        events: EventStream,
+        *,
+        id: str,
+        created: int,
+        model: str,
+        object: str,
+        choices: int,
+        per_prompt: int = 1,
+        options: StreamOptions | None = None,
+        tokenizer: Tokenizer | None = None,
+        top_logprobs: int = 0,
+        extras: Extras | None = None,
+        request_id: str = "",
+    ) -> None:
+        """`per_prompt` of the choices share a prompt, which is paid for once."""
+        self.events = events
+        self.error: DynamoException | None = None
+        self.usage = Usage()
+        self.tokenizer = tokenizer
+        self.top_logprobs = top_logprobs
+        self.head = (
+            f'data: {{"id":"{id}","object":"{object}","created":{created},"model":"{json_escaped(model)}","choices":['
+        )
+        self._include_usage = bool(options and options.include_usage)
+        self.continuous_usage = bool(self._include_usage and options and options.continuous_usage_stats)
+        # With usage asked for, OpenAI sends it as null on all chunks but the last.
+        self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
+        self._running = choices
+        self._per_prompt = per_prompt
+        self._extras = extras
+        self._request_id = request_id
+
+    def usage_tail(self, usage: Usage) -> str:
+        return f'],"usage":{_usage(usage)}}}\n\n'
+
+    def finished(self, index: int, finish: Finish, chunk: str) -> None:
+        add_usage(self.usage, finish.usage, prompt=index % self._per_prompt == 0)
+        self._running -= 1
+        if self._running:
+            self.events.write(chunk.encode())
+            return
+        told = self._extras.tell(finish.stop_reason) if self._extras else None
+        if told:
+            chunk = chunk.removesuffix("}\n\n") + f',"nvext":{_json.encode(told).decode()}}}\n\n'
+        if self._include_usage:
+            chunk += self.head + self.usage_tail(self.usage)
+        self.events.end(chunk.encode() + DONE)
+
+    def failed(self, error: DynamoException) -> None:
+        """After the first byte an error is an event; before it the handler turns it into a status."""
+        if self.error is None:
+            self.error = error
+            if self.events.has_begun:
+                body = _json.encode(error_answer(error, self._request_id))
+                self.events.end(b"data: " + body + b"\n\n" + DONE)
+            else:
+                self.events.end()
+
+
+def _usage(usage: Usage) -> str:
+    return _json.encode(CompletionUsage.of(usage)).decode()
+
+
+def add_usage(total: Usage, part: Usage, *, prompt: bool) -> None:
+    """Sum the usage of several choices; `prompt` says whether this one's prompt is still to be counted."""
+    total.completion_tokens += part.completion_tokens
+    _add_details(total, part, "completion_tokens_details")
+    if prompt:
+        total.prompt_tokens += part.prompt_tokens
+        _add_details(total, part, "prompt_tokens_details")
+    total.total_tokens = total.prompt_tokens + total.completion_tokens
+
+
+def _add_details(total: Usage, part: Usage, field: str) -> None:
+    details = getattr(part, field)
+    if details:
+        known = getattr(total, field) or {}
+        setattr(total, field, {**details, **{k: _plus(v, details.get(k)) for k, v in known.items()}})
+
+
+def _plus(known: Any, more: Any) -> Any:
+    return known + more if isinstance(known, int) and isinstance(more, int) else known
+
+
+class ChatChoice:
+    """One choice of a streamed chat."""
+
+    def __init__(self, chunks: Chunks, index: int, *, reasoning_field: str = "reasoning_content") -> None:
+        self._chunks = chunks
+        self._index = index
+        self._write = chunks.events.write
+        self._begun = False
+        self._quick = False
+        self._logprobs: list[TokenLogprob] = []
+        self._so_far: Callable[[], Usage] | None = None
+        self._delta = f'{chunks.head}{{"index":{index},"delta":'
+        self._open = self._delta + '{"content":"'
+        self._close = f'"}},"logprobs":null,"finish_reason":null}}{chunks.tail}'
+        self._reasoning_field = reasoning_field
+
+    def begin(self, so_far: Callable[[], Usage]) -> None:
+        if self._chunks.continuous_usage:
+            self._so_far = so_far
+
+    def escaped(self, text: str) -> None:
+        if self._quick and not self._logprobs:
+            self._write((self._open + text + self._close).encode())
+        else:
+            self._chunk(f'{{"content":"{text}"}}')
+
+    def text(self, text: str) -> None:
+        self.escaped(json_escaped(text))
+
+    def reasoning(self, text: str) -> None:
+        self._chunk(f'{{"{self._reasoning_field}":"{json_escaped(text)}"}}')
+
+    def tool_start(self, index: int, id: str, name: str) -> None:
+        function = f'{{"name":"{json_escaped(name)}","arguments":""}}'
+        call = f'{{"index":{index},"id":"{json_escaped(id)}","type":"function","function":{function}}}'
+        self._chunk(f'{{"tool_calls":[{call}]}}')
+
+    def tool_arguments(self, index: int, fragment: str) -> None:
+        call = f'{{"index":{index},"function":{{"arguments":"{json_escaped(fragment)}"}}}}'
+        self._chunk(f'{{"tool_calls":[{call}]}}')
+
+    def logprobs(self, tokens: list[TokenLogprob]) -> None:
+        self._logprobs += tokens
+
+    def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
+        """A chat has no place for them."""
+
+    def _chunk(self, delta: str) -> None:
+        before = "" if self._begun else self._begin()
+        self._write((before + self._one(delta, "null")).encode())
+
+    def _begin(self) -> str:
+        self._begun = True
+        self._quick = self._so_far is None
+        return f'{self._delta}{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}{self._tail()}'
+
+    def _one(self, delta: str, finish: str) -> str:
+        logprobs = "null"
+        if self._logprobs:
+            chunks = self._chunks
+            assert chunks.tokenizer
+            logprobs = _json.encode(chat_logprobs(chunks.tokenizer, self._logprobs, chunks.top_logprobs)).decode()
+            self._logprobs = []
+        return f'{self._delta}{delta},"logprobs":{logprobs},"finish_reason":{finish}}}{self._tail()}'
+
+    def _tail(self) -> str:
+        return self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
+
+    def finish(self, finish: Finish) -> None:
+        before = "" if self._begun else self._begin()
+        last = before + self._one("{}", f'"{finish.reason}"')
+        self._so_far = None  # whoever counts holds this choice
+        self._chunks.finished(self._index, finish, last)
+
+    def fail(self, error: DynamoException) -> None:
+        self._so_far = None
+        self._chunks.failed(error)
+
+
+class TextChoice:
+    """One choice of a streamed completion, which may begin by repeating its prompt."""
+
+    def __init__(self, chunks: Chunks, index: int, *, echo: str = "", echoed: list[TokenLogprob] | None = None) -> None:
+        """`echoed` are the prompt's tokens, where their probabilities are wanted."""
+        self._chunks = chunks
+        self._index = index
+        self._write = chunks.events.write
+        self._logprobs: list[TokenLogprob] = echoed or []
+        self._wants_prompt = echoed is not None
+        self._offset = 0
+        self._echo = json_escaped(echo)
+        self._so_far: Callable[[], Usage] | None = None
+        self._open = f'{chunks.head}{{"index":{index},"text":"'
+        self._close = f'","logprobs":null,"finish_reason":null}}{chunks.tail}'
+        if not self._wants_prompt:
+            self._offset = len(echo)
+
+    def begin(self, so_far: Callable[[], Usage]) -> None:
+        if self._chunks.continuous_usage:
+            self._so_far = so_far
+
+    def escaped(self, text: str) -> None:
+        if self._echo or self._logprobs or self._so_far:
+            self._write(self._one(text, "null").encode())
+        else:
+            self._write((self._open + text + self._close).encode())
+
+    def text(self, text: str) -> None:
+        self.escaped(json_escaped(text))
+
+    def reasoning(self, text: str) -> None:
+        self.text(text)
+
+    def tool_start(self, index: int, id: str, name: str) -> None:
+        raise AssertionError("completions are not parsed for tool calls")
+
+    def tool_arguments(self, index: int, fragment: str) -> None:
+        raise AssertionError("completions are not parsed for tool calls")
+
+    def logprobs(self, tokens: list[TokenLogprob]) -> None:
+        self._logprobs += tokens
+
+    def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
+        if self._wants_prompt and self._echo:
+            self._logprobs = tokens
+
+    def _one(self, text: str, finish: str) -> str:
+        text, self._echo = self._echo + text, ""
+        logprobs = "null"
+        if self._logprobs:
+            chunks = self._chunks
+            assert chunks.tokenizer
+            told = text_logprobs(chunks.tokenizer, self._logprobs, chunks.top_logprobs, self._offset)
+            self._offset += sum(map(len, told.tokens))
+            logprobs = _json.encode(told).decode()
+            self._logprobs = []
+        tail = self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
+        return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}}}{tail}'
+
+    def finish(self, finish: Finish) -> None:
+        last = self._one("", f'"{finish.reason}"')
+        self._so_far = None  # whoever counts holds this choice
+        self._chunks.finished(self._index, finish, last)
+
+    def fail(self, error: DynamoException) -> None:
+        self._so_far = None
+        self._chunks.failed(error)

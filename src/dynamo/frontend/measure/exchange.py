@@ -1,0 +1,380 @@
+"""One request as the log and the metrics see it: who asked for what, when the first token came, how it ended."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, ModelMetrics
+from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
+from dynamo.pipeline.postprocess import Postprocess
+from dynamo.protocols.engine import EngineOutput, Usage
+from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted, Unknown, to_wire
+from dynamo.runtime.stream import Sink
+
+if TYPE_CHECKING:
+    from dynamo.router.migration import Migration
+
+log = logging.getLogger(__name__)
+
+ENDPOINTS = {
+    "/v1/chat/completions": "chat_completions",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+    "/v1/responses": "responses",
+    "/v1/messages": "anthropic_messages",
+}
+"""The label of each route that makes a model work; only these are counted and limited."""
+PROBES = frozenset(("/health", "/live", "/metrics"))
+"""Asked every few seconds by machines: their lines would drown the others."""
+
+
+class Endless:
+    """A reader that takes all a worker sends."""
+
+    done = False
+
+
+class Metered:
+    """The stage that takes the time of each step of one stream. It is on the hot path: see benchmarks/metering.py."""
+
+    __slots__ = (
+        "_began",
+        "_bounds",
+        "_counts",
+        "_exchange",
+        "_last",
+        "_postprocess",
+        "_reader",
+        "_settled",
+        "_sink",
+        "_tokens",
+        "_told",
+    )
+
+    def __init__(self, exchange: Exchange, sink: Sink) -> None:
+        latency = exchange.metrics.inter_token
+        self._bounds = latency.bounds
+        self._counts = latency.counts
+        self._exchange = exchange
+        self._sink = sink
+        self._tokens = sink.tokens
+        self._postprocess = sink if isinstance(sink, Postprocess) else None
+        self._reader = self._postprocess or Endless
+        self._began = self._last = 0.0
+        self._settled = (0.0, 0)
+        self._told = 0
+
+    def tokens(self, ids: list[int]) -> None:
+        if self._reader.done:
+            # What a worker still sends after a stop was found is nobody's.
+            return
+        now = perf_counter()
+        if self._last:
+            count = len(ids) or 1
+            # The sum of the latencies is the time between the first and the last step: `settle` adds it.
+            self._counts[bisect_left(self._bounds, (now - self._last) / count)] += count
+        else:
+            self._first(now)
+        self._last = now
+        self._tokens(ids)
+
+    def item(self, value: Any) -> None:
+        now = perf_counter()
+        if isinstance(value, EngineOutput):
+            self._output(value, now)
+        else:
+            self._step(now, 1)
+            self._usage(value.get("usage") if isinstance(value, dict) else None)
+        self._sink.item(value)
+
+    def _usage(self, usage: Any) -> None:
+        """A worker that takes text may tell what it counted, in any of its chunks."""
+        if isinstance(usage, dict):
+            generated, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
+            if isinstance(generated, int) and isinstance(prompt, int):
+                self._told = generated
+                self._exchange.input_tokens = prompt
+
+    def _output(self, output: EngineOutput, now: float) -> None:
+        if output.token_ids or output.text:
+            self._step(now, len(output.token_ids) or 1)
+        if output.completion_usage:
+            self._exchange.cached_tokens += cached_tokens(output.completion_usage)
+        reason = output.finish_reason
+        if reason and reason.startswith("error"):
+            self._exchange.error = Unknown(reason)
+
+    def _step(self, now: float, count: int) -> None:
+        if self._last:
+            self._counts[bisect_left(self._bounds, (now - self._last) / count)] += count
+        else:
+            self._first(now)
+        self._last = now
+
+    def _first(self, now: float) -> None:
+        self._began = now
+        self._settled = (now, 0)
+        self._exchange.first_token(now)
+
+    def end(self) -> None:
+        self._sink.end()
+
+    def fail(self, error: DynamoException) -> None:
+        if self._postprocess is None or not self._postprocess.complete:
+            self._exchange.error = error
+        self._sink.fail(error)
+
+    @property
+    def count(self) -> int:
+        """Tokens generated so far, as the client is told."""
+        return self._postprocess.count if self._postprocess else self._told
+
+    @property
+    def streaming(self) -> float:
+        """Seconds between the first step and the last."""
+        return self._last - self._began
+
+    def settle(self) -> None:
+        """Add to the metrics what the hot path left for later."""
+        last, count = self._settled
+        metrics = self._exchange.metrics
+        metrics.inter_token.total += self._last - last
+        metrics.output_tokens.value += self.count - count
+        self._settled = (self._last, self.count)
+
+
+def cached_tokens(usage: Usage) -> int:
+    told = (usage.prompt_tokens_details or {}).get("cached_tokens")
+    return told if isinstance(told, int) and told > 0 else 0
+
+
+class Exchanges:
+    """All requests that run, and the metrics they end up in."""
+
+    def __init__(self, metrics: FrontendMetrics) -> None:
+        self.metrics = metrics
+        self.running: set[Exchange] = set()
+        """Those at the routes of ENDPOINTS."""
+
+    def begin(self, method: str, path: str, request_id: str) -> Exchange:
+        endpoint = ENDPOINTS.get(path) if method == "POST" else None
+        exchange = Exchange(self.metrics, request_id, method, path, endpoint)
+        if endpoint:
+            self.running.add(exchange)
+        return exchange
+
+    def end(self, exchange: Exchange, status: int) -> None:
+        self.running.discard(exchange)
+        exchange.end(status)
+
+    def settle(self) -> None:
+        """Bring the metrics up to this moment."""
+        for exchange in self.running:
+            exchange.settle()
+
+
+class Exchange:
+    __slots__ = (
+        "_all", "_asked", "_first", "_known", "_migrations", "_model", "_stages", "_timed", "cached_tokens", "endpoint",
+        "error", "input_tokens", "method", "metrics", "path", "request_id", "span", "started", "stream", "traceparent",
+    )  # fmt: skip
+
+    def __init__(
+        self, metrics: FrontendMetrics, request_id: str, method: str, path: str, endpoint: str | None = None
+    ) -> None:
+        self.started = perf_counter()
+        self.request_id = request_id
+        self.method = method
+        self.path = path
+        self.endpoint = endpoint
+        self.stream = False
+        self.error: DynamoException | None = None
+        self.traceparent: str | None = None
+        self.span: Any = None
+        self.input_tokens = 0
+        self.cached_tokens = 0
+        self.metrics: ModelMetrics
+        self._all = metrics
+        self._model: ModelMetrics | None = None
+        self._known = self._asked = self._first = 0.0
+        self._timed = False
+        self._stages: list[Metered] = []
+        self._migrations: list[Migration] = []
+
+    def served_by(self, model: str) -> None:
+        """The model is known and served here."""
+        if self._model is None:
+            self._known = perf_counter()
+            self._model = self.metrics = self._all.model(model)
+            self._model.started.value += 1
+            self._model.inflight.value += 1
+            self._model.active.value += 1
+            self._model.queued.value += 1
+
+    def metered(self, sink: Sink, prompt_tokens: int = 0) -> Metered:
+        """The stage in front of `sink`, for one stream of this request."""
+        self.input_tokens += prompt_tokens
+        stage = Metered(self, sink)
+        self._stages.append(stage)
+        return stage
+
+    def routing(self, migration: Migration) -> None:
+        """A stream of this request goes to the router now."""
+        if not self._migrations:
+            self._asked = perf_counter()
+        self._migrations.append(migration)
+
+    def first_token(self, now: float) -> None:
+        if not self._first:
+            self._first = now
+            self.metrics.queued.value -= 1
+            self.metrics.time_to_first.observe(now - self.started)
+
+    @property
+    def stage(self) -> str:
+        """Where it is on its way to the first token; empty before its model is known, and after."""
+        if self._model is None or self._first:
+            return ""
+        if not self._migrations:
+            return PREPROCESS
+        return DISPATCH if self.streams == len(self._migrations) else ROUTE
+
+    @property
+    def streams(self) -> int:
+        """Those that workers have of it right now."""
+        return sum(one.placement is not None and not one.placement.released for one in self._migrations)
+
+    @property
+    def model(self) -> str:
+        return self._model.name if self._model else UNKNOWN_MODEL
+
+    @property
+    def time_to_first(self) -> float | None:
+        return self._first - self.started if self._first else None
+
+    @property
+    def output_tokens(self) -> int:
+        return sum([stage.count for stage in self._stages])
+
+    @property
+    def workers(self) -> list[int]:
+        return [one.instance_id for one in self._migrations if one.instance_id is not None]
+
+    @property
+    def request_type(self) -> str:
+        return "stream" if self.stream else "unary"
+
+    def settle(self) -> None:
+        """Add to the metrics what is known and was not told yet."""
+        if self._first and not self._timed:
+            self._timed = True
+            placed = self._migrations[0].placed_at
+            self.metrics.stages.passed(self._asked - self._known, placed - self._asked, self._first - placed)
+        for stage in self._stages:
+            stage.settle()
+
+    def end(self, status: int) -> None:
+        """Called once, when the answer is out or nobody waits for it any more."""
+        duration = perf_counter() - self.started
+        if self.endpoint:
+            self._count(status, duration)
+        level = logging.DEBUG if self.path in PROBES else logging.INFO
+        if log.isEnabledFor(level):
+            self._tell(level, status, duration)
+
+    def forget(self) -> None:
+        """Let go of whatever knows this object: what holds itself is freed by the collector alone."""
+        self._stages.clear()
+        self._migrations.clear()
+        self.error = None
+
+    def _count(self, status: int, duration: float) -> None:
+        counts = self._all
+        assert self.endpoint
+        failure = error_type(status, self.error)
+        outcome = "error" if failure else "success"
+        counts.requests.at(self.model, self.endpoint, self.request_type, outcome, failure).value += 1
+        if failure == "cancelled":
+            counts.cancellations.at(self.model, self.endpoint, self.request_type).value += 1
+        elif failure == "overload":
+            counts.rejections.at(self.model, self.endpoint).value += 1
+        model = self._model
+        if model is None:
+            return
+        self.settle()
+        model.inflight.value -= 1
+        model.active.value -= 1
+        if not self._first:
+            model.queued.value -= 1
+        model.duration.observe(duration)
+        if self.input_tokens:
+            model.input_tokens.observe(self.input_tokens)
+            model.cached_tokens.observe(self.cached_tokens)
+        if self._first:
+            model.output_sequence.observe(self.output_tokens)
+        if self.endpoint == "embeddings":
+            counts.embedding_latency.at(model.name).observe(duration)
+        for number, one in enumerate(self._migrations):
+            if one.migrations:
+                counts.moved(model.name, one)
+            placement = one.placement
+            if placement is not None and self._first:
+                stage = self._stages[number]
+                counts.last_seen[placement.instance_id, placement.dp_rank] = (
+                    self._first - self.started, self.input_tokens, stage.streaming, stage.count
+                )  # fmt: skip
+
+    def _tell(self, level: int, status: int, duration: float) -> None:
+        about = ""
+        if self._model:
+            first = "-" if self.time_to_first is None else f"{self.time_to_first * 1e3:.1f}ms"
+            workers = ",".join(f"{worker:x}" for worker in self.workers) or "-"
+            tokens = f"in={self.input_tokens or '-'} out={self.output_tokens or '-'}"
+            about = f" model={self.model} worker={workers} {tokens} ttft={first}"
+        if self.error is not None:
+            about += f" error={one_line(self.error.message)!r}"
+        log.log(
+            level, "%s %s %d%s total=%.1fms [%s]",
+            self.method, self.path, status, about, duration * 1e3, self.request_id,
+            extra={"x_request_id": self.request_id, "model": self.model, "endpoint": self.endpoint},
+        )  # fmt: skip
+
+
+def one_line(text: str) -> str:
+    """Text that clients or engines chose, as it may stand in a line of the log."""
+    return "".join(character if character.isprintable() else " " for character in text[:500])
+
+
+def error_type(status: int, error: DynamoException | None) -> str:
+    """The word for a failure; an error after the first byte counts although the status was 200."""
+    if isinstance(error, ResourceExhausted):
+        return "overload"
+    if isinstance(error, Cancelled):
+        return "cancelled"
+    if error is not None:
+        status = to_wire(error)[2]
+    match status:
+        case 499:
+            return "cancelled"
+        case 404:
+            return "not_found"
+        case 429 | 529:
+            return "overload"
+        case 501:
+            return "not_implemented"
+        case 503:
+            return "unavailable"
+        case 504:
+            return "response_timeout"
+    if status < 400:
+        return ""
+    return "validation" if status < 500 else "internal"
+
+
+EXCHANGE = web.RequestKey("exchange", Exchange)
+"""Where a request keeps its own."""

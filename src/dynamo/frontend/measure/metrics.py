@@ -1,0 +1,156 @@
+"""What the frontend counts, under the names dashboards already know. `/metrics` shows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from dynamo.frontend.measure.stages import Stages
+from dynamo.frontend.measure.worker_metrics import LastSeen
+from dynamo.protocols.card import ModelCard
+from dynamo.runtime.instruments import Family, Histogram, Kind, Number, Sample, Snapshot, log_buckets
+
+if TYPE_CHECKING:
+    from dynamo.router.migration import Migration
+
+UNKNOWN_MODEL = "unknown_model"
+"""The label of all requests whose model is not served here: clients must not be able to make up series."""
+
+
+class ModelMetrics:
+    """The instruments of one model, looked up once."""
+
+    __slots__ = (
+        "active", "cached_tokens", "duration", "inflight", "input_tokens", "inter_token", "name", "output_sequence",
+        "output_tokens", "queued", "stages", "started", "time_to_first",
+    )  # fmt: skip
+
+    def __init__(self, metrics: FrontendMetrics, name: str) -> None:
+        self.name = name
+        self.stages = metrics.stages
+        self.started = metrics.started.at(name)
+        self.inflight = metrics.inflight.at(name)
+        self.active = metrics.active.at(name)
+        self.queued = metrics.queued.at(name)
+        self.duration = metrics.duration.at(name)
+        self.input_tokens = metrics.input_tokens.at(name)
+        self.output_sequence = metrics.output_sequence.at(name)
+        self.output_tokens = metrics.output_tokens.at(name)
+        self.cached_tokens = metrics.cached_tokens.at(name)
+        self.time_to_first = metrics.time_to_first.at(name)
+        self.inter_token = metrics.inter_token.at(name)
+
+
+class FrontendMetrics:
+    """All families of this process."""
+
+    def __init__(self, prefix: str = "dynamo_frontend") -> None:
+        self.prefix = prefix
+        self._families: list[Family[Number] | Family[Histogram]] = []
+        self._models: dict[str, ModelMetrics] = {}
+        tokens = log_buckets(50, 128_000, 12)
+        model = ("model",)
+        self.requests = self._number(
+            "requests_total", "counter", "Requests answered",
+            ("model", "endpoint", "request_type", "status", "error_type"),
+        )  # fmt: skip
+        self.started = self._number("requests_started_total", "counter", "Requests begun", model)
+        self.inflight = self._number("inflight_requests", "gauge", "Requests being served", model)
+        self.active = self._number("active_requests", "gauge", "Requests between arrival and answer's end", model)
+        self.queued = self._number("queued_requests", "gauge", "Requests whose first token has not come yet", model)
+        self.disconnected = self._number("disconnected_clients", "gauge", "Clients that left before their answer", ())
+        self.duration = self._histogram(
+            "request_duration_seconds", "From arrival to the answer's end", log_buckets(1, 512, 10)
+        )
+        self.input_tokens = self._histogram("input_sequence_tokens", "Tokens in the prompts of a request", tokens)
+        self.output_sequence = self._histogram(
+            "output_sequence_tokens", "Tokens generated for a request", log_buckets(50, 32_000, 10)
+        )
+        self.output_tokens = self._number("output_tokens_total", "counter", "Tokens generated", model)
+        self.cached_tokens = self._histogram("cached_tokens", "Prompt tokens a worker had cached", tokens)
+        self.time_to_first = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token", log_buckets(0.001, 480, 18)
+        )
+        self.inter_token = self._histogram(
+            "inter_token_latency_seconds", "Time per token after the first", log_buckets(0.001, 2, 13)
+        )
+        self.migrations = self._number(
+            "model_migration_total", "counter", "Requests moved to another worker", ("model", "migration_type")
+        )
+        self.migration_duration = self._histogram(
+            "model_migration_duration_seconds", "From a worker's failure to what came of the move",
+            log_buckets(0.001, 480, 18), ("model", "migration_type", "outcome"),
+        )  # fmt: skip
+        self.embedding_latency = self._histogram(
+            "embedding_latency_seconds", "From the arrival of a request for embeddings to its answer",
+            log_buckets(0.001, 10, 14),
+        )  # fmt: skip
+        self.cancellations = self._number(
+            "model_cancellation_total", "counter", "Requests cancelled", ("model", "endpoint", "request_type")
+        )
+        self.rejections = self._number(
+            "model_rejection_total", "counter", "Requests refused for lack of capacity", ("model", "endpoint")
+        )
+        self.disconnected.at()
+        self.stages = Stages(prefix)
+        self.last_seen: LastSeen = {}
+
+    def _number(self, name: str, kind: Kind, help: str, labels: tuple[str, ...]) -> Family[Number]:
+        family = Family(f"{self.prefix}_{name}", help, kind, labels, Number)
+        self._families.append(family)
+        return family
+
+    def _histogram(
+        self, name: str, help: str, bounds: list[float], labels: tuple[str, ...] = ("model",)
+    ) -> Family[Histogram]:
+        family = Family(f"{self.prefix}_{name}", help, "histogram", labels, lambda: Histogram(bounds))
+        self._families.append(family)
+        return family
+
+    def model(self, name: str) -> ModelMetrics:
+        """`name` must be that of a served model, or UNKNOWN_MODEL."""
+        known = self._models.get(name)
+        if known is None:
+            known = self._models[name] = ModelMetrics(self, name)
+        return known
+
+    def moved(self, model: str, migration: Migration) -> None:
+        """A request is over that changed its worker."""
+        self.migrations.at(model, "new_request").value += migration.restarts
+        self.migrations.at(model, "ongoing_request").value += migration.migrations - migration.restarts
+        for move in migration.moves:
+            self.migration_duration.at(model, move.kind, move.outcome).observe(move.seconds)
+
+    def snapshot(self, cards: Iterable[ModelCard]) -> list[Snapshot]:
+        return [*(family.snapshot() for family in self._families), *card_gauges(self.prefix, cards)]
+
+
+def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[Snapshot]:
+    """What the cards of the served models say, read when asked for."""
+    cards = list(cards)
+    gauges: tuple[tuple[str, str, Callable[[ModelCard], int | None]], ...] = (
+        ("model_context_length", "Longest sequence the model takes", lambda card: card.context_length),
+        ("model_kv_cache_block_size", "Tokens in a block of the KV cache", lambda card: card.kv_cache_block_size),
+        ("model_migration_limit", "How often a request may move", lambda card: card.migration_limit),
+        ("model_total_kv_blocks", "KV blocks of a worker", lambda card: card.runtime_config.total_kv_blocks),
+        ("model_max_num_seqs", "Sequences a worker runs at once", lambda card: card.runtime_config.max_num_seqs),
+        (
+            "model_max_num_batched_tokens",
+            "Tokens a worker takes in one step",
+            lambda card: card.runtime_config.max_num_batched_tokens,
+        ),
+    )
+    for name, help, read in gauges:
+        full = f"{prefix}_{name}"
+        told = [(card.name, read(card)) for card in cards]
+        samples = [Sample(full, {"model": model}, value) for model, value in told if value is not None]
+        yield Snapshot(full, help, "gauge", samples)
+
+
+def clean_prefix(text: str) -> str:
+    """A prefix as Prometheus allows it; what it does not allow becomes `_`."""
+    cleaned = re.sub(r"[^a-zA-Z0-9_:]", "_", text).strip("_")
+    if not cleaned:
+        raise ValueError(f"--metrics-prefix must contain a letter or digit, not '{text}'")
+    return f"_{cleaned}" if cleaned[0].isdigit() else cleaned

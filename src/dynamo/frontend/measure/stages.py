@@ -1,0 +1,91 @@
+"""The parts of a request's way: how long they take, and how many requests are in each right now.
+
+All of this is measured in the pipeline; here it gets its names. None of the histograms has a model's label: the
+dashboards that know these names do not expect one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from dynamo.pipeline.prompt_times import PromptTimes
+from dynamo.runtime.instruments import Histogram, Sample, Snapshot
+
+if TYPE_CHECKING:
+    from dynamo.frontend.measure.exchange import Exchange
+
+PLANE = "dynamo_request_plane"
+STAGE_BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0)
+SHORT_BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
+TEMPLATE_BOUNDS = (0.00001, 0.00005, 0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05)
+TOKENIZER_BOUNDS_MS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+ROUNDTRIP_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+PREPROCESS, ROUTE, DISPATCH = "preprocess", "route", "dispatch"
+PHASES = {PREPROCESS: "", ROUTE: "aggregated", DISPATCH: "aggregated"}
+"""The stages a request can be in until its first token. Prefill and decode are not told apart: nobody splits them."""
+
+
+class Stages:
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.preprocess = Histogram(STAGE_BOUNDS)
+        """From the moment the model is known to the first word with the router."""
+        self.route = Histogram(STAGE_BOUNDS)
+        """Until there is a place for it, the wait for one included."""
+        # What is told under two names has the bounds of both.
+        self.prompts = PromptTimes(
+            template=Histogram(TEMPLATE_BOUNDS),
+            tokenize=Histogram(sorted({*SHORT_BOUNDS, *(bound / 1000 for bound in TOKENIZER_BOUNDS_MS)})),
+        )
+        self.roundtrip = Histogram(sorted({*STAGE_BOUNDS, *ROUNDTRIP_BOUNDS}))
+        """From having a place to the first token."""
+
+    def passed(self, preprocess: float, route: float, roundtrip: float) -> None:
+        """A request has its first token."""
+        self.preprocess.observe(preprocess)
+        self.route.observe(route)
+        self.roundtrip.observe(roundtrip)
+
+    def snapshot(self, running: Iterable[Exchange]) -> list[Snapshot]:
+        inside: Counter[str] = Counter()
+        streams = 0
+        for exchange in running:
+            inside[exchange.stage] += 1
+            streams += exchange.streams
+        return [
+            self._durations(),
+            self._inside(inside),
+            self._one(f"{self._prefix}_template_seconds", "Messages into a prompt", self.prompts.template),
+            self._one(f"{self._prefix}_tokenize_seconds", "A prompt into token ids", self.prompts.tokenize),
+            self._tokenizer(),
+            self._one(f"{PLANE}_roundtrip_ttft_seconds", "From a request's sending to its first token", self.roundtrip),
+            Snapshot(
+                f"{PLANE}_inflight_requests", "Streams open at workers", "gauge",
+                [Sample(f"{PLANE}_inflight_requests", {}, streams)],
+            ),
+        ]  # fmt: skip
+
+    def _durations(self) -> Snapshot:
+        name = f"{self._prefix}_stage_duration_seconds"
+        stages = {
+            PREPROCESS: self.preprocess,
+            ROUTE: self.route,
+            "transport_roundtrip": self.roundtrip,
+        }
+        samples = [sample for stage, times in stages.items() for sample in times.samples(name, {"stage": stage})]
+        return Snapshot(name, "How long a stage of a request takes", "histogram", samples)
+
+    def _inside(self, inside: Counter[str]) -> Snapshot:
+        name = f"{self._prefix}_stage_requests"
+        samples = [Sample(name, {"stage": stage, "phase": phase}, inside[stage]) for stage, phase in PHASES.items()]
+        return Snapshot(name, "Requests in a stage", "gauge", samples)
+
+    def _tokenizer(self) -> Snapshot:
+        name = f"{self._prefix}_tokenizer_latency_ms"
+        samples = list(self.prompts.tokenize.samples(name, {"operation": "tokenize"}, 1000))
+        return Snapshot(name, "What the tokenizer takes, in milliseconds", "histogram", samples)
+
+    def _one(self, name: str, help: str, times: Histogram) -> Snapshot:
+        return Snapshot(name, help, "histogram", list(times.samples(name, {})))

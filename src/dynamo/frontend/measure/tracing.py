@@ -1,0 +1,107 @@
+"""OpenTelemetry spans, one for each request that makes a model work; nothing of it is imported unless asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dynamo.frontend.measure.exchange import Exchange, error_type
+from dynamo.runtime.logging import truthy
+
+
+class TracingError(Exception):
+    """Spans were asked for and cannot be sent; the message names the fix."""
+
+
+class Tracing:
+    """Spans as the conventions for HTTP servers and generative AI name things; workers get them as their parents."""
+
+    def __init__(self, provider: Any) -> None:
+        from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._trace = trace
+        self._provider = provider
+        self._tracer = provider.get_tracer("dynamo.frontend")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def begin(self, exchange: Exchange) -> None:
+        """The span continues the client's trace; from here on it is what is handed to the worker."""
+        if exchange.endpoint is None:
+            return
+        carrier = {"traceparent": exchange.traceparent} if exchange.traceparent else {}
+        exchange.span = self._tracer.start_span(
+            f"{exchange.method} {exchange.path}",
+            context=self._propagator.extract(carrier),
+            kind=self._trace.SpanKind.SERVER,
+            attributes={
+                "http.request.method": exchange.method,
+                "url.path": exchange.path,
+                "dynamo.x_request_id": exchange.request_id,
+            },
+        )
+        told: dict[str, str] = {}
+        self._propagator.inject(told, self._trace.set_span_in_context(exchange.span))
+        exchange.traceparent = told.get("traceparent", exchange.traceparent)
+
+    def end(self, exchange: Exchange, status: int) -> None:
+        span = exchange.span
+        if span is None:
+            return
+        span.set_attributes(
+            {
+                "http.response.status_code": status,
+                "gen_ai.request.model": exchange.model,
+                "gen_ai.usage.input_tokens": exchange.input_tokens,
+                "gen_ai.usage.output_tokens": exchange.output_tokens,
+                "dynamo.workers": [f"{worker:x}" for worker in exchange.workers],
+            }
+        )
+        if exchange.time_to_first is not None:
+            span.set_attribute("dynamo.time_to_first_token_seconds", exchange.time_to_first)
+        failure = error_type(status, exchange.error)
+        if failure:
+            span.set_attribute("error.type", failure)
+            if failure not in ("validation", "not_found", "cancelled"):
+                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR))
+        span.end()
+
+    def close(self) -> None:
+        """Send what waits."""
+        self._provider.shutdown()
+
+
+def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
+    """None unless OTEL_EXPORT_ENABLED; the exporter itself reads OTEL_EXPORTER_OTLP_*, as the standard says."""
+    if not truthy(environ.get("OTEL_EXPORT_ENABLED")):
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    except ImportError as error:
+        raise TracingError(
+            "OTEL_EXPORT_ENABLED is set but OpenTelemetry is not installed: pip install 'dynamo-py[otel]'"
+        ) from error
+    protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in (None, "", "http/protobuf"):
+        raise TracingError(f"OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf here, not '{protocol}'")
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": environ.get("OTEL_SERVICE_NAME") or "dynamo"}),
+        sampler=ParentBased(TraceIdRatioBased(_ratio(environ))),
+    )
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracing(provider)
+
+
+def _ratio(environ: Mapping[str, str]) -> float:
+    text = environ.get("OTEL_TRACES_SAMPLE_RATIO") or "1"
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise TracingError(f"OTEL_TRACES_SAMPLE_RATIO must be 0..1, not '{text}'")
+    return ratio

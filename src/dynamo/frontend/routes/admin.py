@@ -1,0 +1,128 @@
+"""Routes for operators: empty the workers' caches, and say from which load on a worker is busy."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Struct, UnsetType, structs
+
+from dynamo.frontend.answers.answer import json_response
+from dynamo.frontend.answers.one_item import OneItem
+from dynamo.protocols.errors import DynamoException, from_exception
+from dynamo.protocols.instance import Instance
+from dynamo.protocols.openai_fields import FilledString
+from dynamo.runtime import Context
+from dynamo.runtime.names import CLEAR_ENDPOINT
+from dynamo.serving.models import ServedModel
+
+if TYPE_CHECKING:
+    from dynamo.frontend.app import Frontend
+
+CLEAR_SECONDS = 30.0
+"""Emptying a cache waits for nothing; a worker that has not answered by then will not."""
+
+
+class WorkerResult(Struct, kw_only=True):
+    name: str
+    endpoint: str
+    status: str
+    response: Any = UNSET
+    error: str | UnsetType = UNSET
+
+
+class ClearedBlocks(Struct, kw_only=True):
+    cleared_workers: list[WorkerResult] | UnsetType = UNSET
+    failed_workers: list[WorkerResult] | UnsetType = UNSET
+    message: str | UnsetType = UNSET
+
+
+class BusyThresholds(msgspec.Struct, kw_only=True):
+    """Above which load a worker takes no more requests; None is never."""
+
+    active_decode_blocks_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    active_prefill_tokens_threshold: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    active_prefill_tokens_threshold_frac: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
+class ThresholdRequest(BusyThresholds, kw_only=True, forbid_unknown_fields=True):
+    """Sets those of the thresholds that are given; none of them: asks for what is set."""
+
+    model: FilledString
+
+
+class ModelThresholds(BusyThresholds, kw_only=True):
+    model: str
+
+
+class ThresholdList(Struct, kw_only=True):
+    thresholds: list[ModelThresholds]
+
+
+async def clear_kv_blocks(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
+    everything = frontend.models.instances()
+    groups = {
+        (one.namespace, one.component): model.name
+        for model in frontend.models.served()
+        for one in model.router.instances.all()
+    }
+    if not groups:
+        return json_response(ClearedBlocks(message="No active worker groups found"), request_id)
+    cleared: list[WorkerResult] = []
+    failed: list[WorkerResult] = []
+    asked = []
+    for (namespace, component), name in sorted(groups.items()):
+        here = [
+            one
+            for one in everything
+            if (one.namespace, one.component, one.endpoint) == (namespace, component, CLEAR_ENDPOINT)
+        ]
+        asked += [_clear(frontend, name, one) for one in here]
+        if not here:
+            place = f"{namespace}/{component}/{CLEAR_ENDPOINT}"
+            why = "this worker group serves no such endpoint"
+            failed.append(WorkerResult(name=name, endpoint=place, status="unsupported", error=why))
+    for result in await asyncio.gather(*asked):
+        (failed if result.error else cleared).append(result)
+    return json_response(ClearedBlocks(cleared_workers=cleared, failed_workers=failed), request_id)
+
+
+async def _clear(frontend: Frontend, model: str, instance: Instance) -> WorkerResult:
+    result = WorkerResult(
+        name=f"{model}-instance-{instance.instance_id}",
+        endpoint=f"{instance.namespace}/{instance.component}/{CLEAR_ENDPOINT}",
+        status="cleared",
+    )
+    context, item = Context(), OneItem()
+    try:
+        async with asyncio.timeout(CLEAR_SECONDS):
+            channel = frontend.models.channel(instance)
+            if not channel.ready:
+                await channel.open()
+            channel.send({}, context, item)
+            result.response = await item.value
+    except (DynamoException, TimeoutError) as error:
+        result.status, result.error = "failed", from_exception(error).message
+    finally:
+        context.kill()
+    return result
+
+
+async def get_thresholds(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
+    models = sorted(frontend.models.served(), key=lambda model: model.name)
+    return json_response(ThresholdList(thresholds=[_told(model) for model in models]), request_id)
+
+
+async def set_thresholds(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
+    asked = frontend.bodies.threshold.decode(await frontend.body(request), frontend.ignore_unknown_fields)
+    model = frontend.models.get(asked.model)
+    given = {name: value for name in BusyThresholds.__struct_fields__ if (value := getattr(asked, name)) is not None}
+    if given:
+        await frontend.set_thresholds(model.name, given)
+    return json_response(_told(model), request_id)
+
+
+def _told(model: ServedModel) -> ModelThresholds:
+    return ModelThresholds(model=model.name, **structs.asdict(model.router.thresholds))

@@ -1,0 +1,192 @@
+"""The load book: what this router has sent where and not yet seen finished.
+
+Blocks of active prompts are counted once per worker however many requests share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from msgspec import Struct
+
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.kv.load.active_blocks import Stretch, UsedBlocks
+from dynamo.router.kv.slots import Slots, Worker
+
+_T = TypeVar("_T", int, float)
+
+
+class Loads(Struct, frozen=True):
+    """Load of the candidates as columns in the order they were asked for; `shared` is for the prompt asked about.
+
+    Whole numbers are floats where costs are computed from them: those are the quicker ones to add up.
+    """
+
+    prefill_tokens: list[float]
+    """Tokens booked that have not reached their first output."""
+    active_blocks: list[float]
+    """Different blocks in use by running requests."""
+    shared_blocks: list[int]
+    """Leading blocks of the prompt that are in use there already."""
+    requests: list[int]
+    sent: list[float]
+    """Prompt tokens sent there, the later ones counted the more."""
+    scale: float = 1.0
+    """What `sent` must be multiplied by, so that a token sent just now counts once."""
+
+    @property
+    def traffic(self) -> list[float]:
+        """Prompt tokens sent there lately; each counts half after every half-life."""
+        scale = self.scale
+        return [sent * scale for sent in self.sent]
+
+
+class _Booking(Struct):
+    worker: Worker
+    slot: int
+    end: Stretch
+    prefill_tokens: int
+    extra: bool
+
+
+class LoadBook:
+    """`half_life` seconds is how fast traffic is forgotten."""
+
+    def __init__(self, *, half_life: float = 60.0) -> None:
+        self._slots = Slots()
+        self._departed: set[Worker] = set()
+        """Those that are gone and have requests all the same."""
+        self._half_life = half_life
+        self._bookings: dict[str, _Booking] = {}
+        self._used = UsedBlocks()
+        self._prefill: list[float] = []
+        self._blocks: list[float] = []
+        self._requests: list[int] = []
+        self._traffic: list[float] = []
+        self._epoch: float | None = None
+        self._asked: tuple[Sequence[Worker], list[int] | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._bookings
+
+    def add_worker(self, worker: Worker) -> None:
+        slot = self._slots.take(worker)
+        self._departed.discard(worker)
+        self._asked = None
+        if slot == len(self._prefill):
+            self._prefill.append(0.0)
+            self._blocks.append(0.0)
+            self._requests.append(0)
+            self._traffic.append(0.0)
+
+    def remove_worker(self, worker: Worker) -> None:
+        """It gets nothing more. Forgotten when its last request has ended: it may come back before that."""
+        slot = self._slots.get(worker)
+        if slot is None:
+            return
+        if self._requests[slot]:
+            self._departed.add(worker)
+        else:
+            self._forget(worker, slot)
+
+    def book(
+        self,
+        request_id: str,
+        worker: Worker,
+        chain: Sequence[int],
+        *,
+        now: float,
+        prompt_tokens: int,
+        prefill_tokens: int,
+        extra: bool = False,
+    ) -> bool:
+        """Count a request from now on; False, and nothing happens, if it is booked already or the worker is gone.
+
+        An `extra` one is load, but no further request among those that share a prefix.
+        """
+        slot = self._slots.get(worker)
+        if slot is None or request_id in self._bookings or (self._departed and worker in self._departed):
+            return False
+        end, fresh = self._used.add(slot, chain, extra)
+        weight = self._inflation(now)
+        self._bookings[request_id] = _Booking(worker, slot, end, prefill_tokens, extra)
+        self._prefill[slot] += prefill_tokens
+        self._blocks[slot] += fresh
+        self._requests[slot] += 1
+        self._traffic[slot] += prompt_tokens * weight
+        return True
+
+    def first_token(self, request_id: str) -> bool:
+        """The prompt is computed: its tokens no longer wait."""
+        booking = self._bookings.get(request_id)
+        if booking is None or not booking.prefill_tokens:
+            return False
+        self._prefill[booking.slot] -= booking.prefill_tokens
+        booking.prefill_tokens = 0
+        return True
+
+    def free(self, request_id: str) -> bool:
+        booking = self._bookings.pop(request_id, None)
+        if booking is None:
+            return False
+        slot = booking.slot
+        self._prefill[slot] -= booking.prefill_tokens
+        self._blocks[slot] -= self._used.remove(slot, booking.end, booking.extra)
+        self._requests[slot] -= 1
+        if self._departed and not self._requests[slot] and booking.worker in self._departed:
+            self._forget(booking.worker, slot)
+        return True
+
+    def sharing(self, request_id: str, least: int) -> tuple[int, int]:
+        """How many leading blocks of its prompt at least so many requests use, extra ones apart, and how many do."""
+        booking = self._bookings.get(request_id)
+        node = booking.end if booking else None
+        while node is not None and node.requests - node.extra < least:
+            node = node.parent
+        return (node.end, node.requests - node.extra) if node is not None else (0, 0)
+
+    def loads(self, workers: Sequence[Worker], chain: Sequence[int], now: float) -> Loads:
+        """The candidates' load, for a prompt with these hashes. The sequence of workers must never be changed."""
+        shared = self._used.shared(chain, len(self._prefill))
+        at = self._places(workers)
+        scale = 1 / self._inflation(now)
+        return Loads(
+            _column(self._prefill, at),
+            _column(self._blocks, at),
+            _column(shared, at),
+            _column(self._requests, at),
+            _column(self._traffic, at),
+            scale,
+        )
+
+    def _forget(self, worker: Worker, slot: int) -> None:
+        self._departed.discard(worker)
+        self._slots.release(worker)
+        self._traffic[slot] = 0.0
+        self._asked = None
+
+    def _places(self, workers: Sequence[Worker]) -> list[int] | None:
+        """Slots in the order of the workers, None for all as they lie; kept while the same sequence is asked about."""
+        if self._asked is None or self._asked[0] is not workers:
+            at = [slot for worker in workers if (slot := self._slots.get(worker)) is not None]
+            if len(at) != len(workers):
+                unknown = next(worker for worker in workers if self._slots.get(worker) is None)
+                raise InvalidArgument(f"worker {unknown.worker_id} rank {unknown.dp_rank} is not in the load book")
+            self._asked = (workers, None if at == [*range(len(self._prefill))] else at)
+        return self._asked[1]
+
+    def _inflation(self, now: float) -> float:
+        """Growing what is added has the effect of shrinking all that was there, without touching every worker."""
+        if self._epoch is None or now - self._epoch > 64 * self._half_life:
+            if self._epoch is not None:
+                self._traffic = [traffic * 0.5 ** ((now - self._epoch) / self._half_life) for traffic in self._traffic]
+            self._epoch = now
+        return float(2.0 ** ((now - self._epoch) / self._half_life))
+
+
+def _column(values: list[_T], at: list[int] | None) -> list[_T]:
+    return values[:] if at is None else [values[slot] for slot in at]

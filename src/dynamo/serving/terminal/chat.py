@@ -1,0 +1,284 @@
+"""The chat itself: a line, its answer as it comes, and again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import termios
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from dynamo.protocols.errors import DynamoException
+from dynamo.serving.ask import Answer, Wishes, ask
+from dynamo.serving.models import Models
+from dynamo.serving.terminal.conversation import Conversation
+from dynamo.serving.terminal.markdown import MarkdownStream, harmless
+
+COMMANDS = {
+    "/help": "this list",
+    "/system TEXT": "set the system prompt; without TEXT show it, with - remove it",
+    "/model NAME": "talk to another model; without NAME list them",
+    "/clear": "forget the conversation",
+    "/save FILE": "keep the conversation, as JSON or as Markdown (.md)",
+    "/stats": "show or hide tokens per second and time to the first token",
+    "/quit": "leave, as Ctrl-D does",
+}
+_KEYS = "Enter sends. Alt-Enter, or a \\ at the end, starts a new line. Ctrl-C stops an answer; a second one leaves."
+
+
+class TerminalChat:
+    def __init__(self, models: Models, model: str, wishes: Wishes, history: Path | None = None) -> None:
+        self._models = models
+        self._model = model
+        self._wishes = wishes
+        self._conversation = Conversation()
+        self._session: PromptSession[str] = PromptSession(
+            ANSI("\x1b[32;1m>\x1b[0m "),
+            multiline=True,
+            key_bindings=_keys(),
+            history=_history(history),
+            prompt_continuation="  ",
+        )
+        self._stats = False
+        self._stopped = False
+        """The last thing that happened was Ctrl-C: the next one leaves."""
+
+    async def run(self) -> None:
+        _dim(f"Talking to {self._model}. /help shows what you can do here; Ctrl-D leaves.")
+        while True:
+            try:
+                line = (await self._session.prompt_async()).strip()
+            except EOFError:
+                return
+            except KeyboardInterrupt:
+                if self._stopped:
+                    return
+                self._stopped = True
+                _dim("Ctrl-C again, or Ctrl-D, leaves.")
+                continue
+            self._stopped = False
+            if line.startswith("/") and "\n" not in line:
+                if line.split()[0] in ("/quit", "/exit"):
+                    return
+                self._command(line)
+            elif line and not await self._turn(line):
+                return
+
+    async def _turn(self, text: str) -> bool:
+        """Ask and show the answer; False when the user wants to leave."""
+        self._conversation.say(text)
+        writer = _Writer()
+        leave = False
+
+        def interrupted() -> None:
+            nonlocal leave
+            leave = self._stopped
+            self._stopped = True
+            asking.cancel()
+
+        asking = asyncio.create_task(self._ask(writer))
+        answer: Answer | None = None
+        with _silent_keyboard(), _on_sigint(interrupted):
+            try:
+                answer = await asking
+            except asyncio.CancelledError:
+                if not self._stopped:
+                    raise
+            except DynamoException as error:
+                writer.end()
+                _say(f"\x1b[31m{harmless(error.message)}\x1b[0m")
+            finally:
+                writer.end()
+        self._conversation.answered(writer.answer)
+        if self._stopped:
+            _dim("(stopped)")
+        elif answer and self._stats:
+            _dim(_figures(answer))
+        return not leave
+
+    async def _ask(self, writer: _Writer) -> Answer:
+        request = self._wishes.chat(self._model, self._conversation.messages())
+        answer = await ask(self._models.get(self._model), request, writer)
+        for call in answer.tool_calls:
+            function = call.get("function") or {}
+            writer.text(f"\n`{function.get('name')}({function.get('arguments')})`\n")
+        return answer
+
+    def _command(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        rest = rest.strip()
+        match word:
+            case "/help":
+                for usage, about in COMMANDS.items():
+                    _say(f"  {usage:<14} {about}")
+                _dim(_KEYS)
+            case "/system":
+                self._system(rest)
+            case "/model":
+                self._choose(rest)
+            case "/clear":
+                self._conversation.clear()
+                _dim("forgotten")
+            case "/save":
+                self._save(rest)
+            case "/stats":
+                self._stats = not self._stats
+                _dim(f"figures {'on' if self._stats else 'off'}")
+            case _:
+                _dim(f"no such command: {word}; /help lists them")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self._conversation.system = "" if text == "-" else text
+        _dim(f"system prompt: {self._conversation.system or '(none)'}")
+
+    def _choose(self, name: str) -> None:
+        names = sorted(model.name for model in self._models.served())
+        if name in names:
+            self._model = name
+        elif name:
+            _dim(f"no such model: {name}")
+        for each in names:
+            _dim(f"{'*' if each == self._model else ' '} {each}")
+
+    def _save(self, name: str) -> None:
+        path = Path(name or time.strftime("chat-%Y%m%d-%H%M%S.json")).expanduser()
+        try:
+            self._conversation.save(path)
+            _dim(f"saved to {path}")
+        except OSError as error:
+            _dim(f"cannot save to {path}: {error.strerror or error}")
+
+
+class _Writer:
+    """Writes an answer: thoughts dimmed, the rest as Markdown."""
+
+    def __init__(self) -> None:
+        self._markdown = MarkdownStream()
+        self._thinking = False
+        self._heard: list[str] = []
+        self._column = 0
+        self._ended = False
+
+    @property
+    def answer(self) -> str:
+        return "".join(self._heard)
+
+    def text(self, text: str) -> None:
+        self._heard.append(text)
+        self._leave_thoughts()
+        self._write(self._markdown.feed(text))
+
+    def reasoning(self, text: str) -> None:
+        self._thinking = True
+        # Each piece is dimmed by itself, so that an answer stopped anywhere leaves the terminal as it was.
+        self._write(f"\x1b[2m{harmless(text)}\x1b[0m")
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._leave_thoughts()
+            self._write(self._markdown.finish())
+            self._write("" if self._column == 0 else "\n")
+
+    def _leave_thoughts(self) -> None:
+        if self._thinking:
+            self._thinking = False
+            self._write("\n\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self._column = 0 if text.endswith("\n") else 1
+
+
+def history_path(environ: Mapping[str, str]) -> Path:
+    """Where lines typed in earlier chats are kept."""
+    state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".local/state")
+    return Path(state) / "dynamo" / "chat_history"
+
+
+def _history(path: Path | None) -> History:
+    """A home that cannot be written to costs the memory of earlier chats, not this one."""
+    if path is None:
+        return InMemoryHistory()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.is_cursor_at_the_end and buffer.text.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return keys
+
+
+@contextlib.contextmanager
+def _silent_keyboard() -> Iterator[None]:
+    """What is typed during an answer belongs to the next line: keep it, but do not let it show in between."""
+    try:
+        fd = sys.stdin.fileno()
+        before = termios.tcgetattr(fd)
+    except (OSError, termios.error):
+        yield
+        return
+    quiet = termios.tcgetattr(fd)
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(fd, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+@contextlib.contextmanager
+def _on_sigint(handler: object) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, handler)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+def _figures(answer: Answer) -> str:
+    first = f"first after {answer.first * 1000:.0f} ms" if answer.first is not None else "nothing said"
+    if not answer.tokens_out:
+        return f"{answer.elapsed:.2f} s, {first}"
+    rate = answer.tokens_out / max(answer.elapsed, 1e-6)
+    return f"{answer.tokens_out} tokens, {rate:.1f} tokens/s, {first}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + os.linesep)
+    sys.stdout.flush()
+
+
+def _dim(text: str) -> None:
+    _say(f"\x1b[2m{text}\x1b[0m")
