@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from dynamo.frontend.answers.chunks import ChatChoice, Chunks
+from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks
 from dynamo.frontend.answers.sse import CORK, Cork, EventStream
 from dynamo.frontend.measure.exchange import Exchanges, Metered
 from dynamo.frontend.measure.metrics import FrontendMetrics
@@ -91,12 +91,12 @@ class Bench:
             link.request("path", None, Context(), sink(), item_type=EngineOutput, columnar=True)
         return link
 
-    def choice(self, events: Any) -> ChatChoice:
+    def choice(self, events: Any) -> ChatChoiceWriter:
         head: dict[str, Any] = {"id": f"chatcmpl-{Context().id()}", "created": int(time.time()), "model": MODEL}
         chunks = Chunks(
             events, **head, object="chat.completion.chunk", choices=1, options=StreamOptions(include_usage=True)
         )
-        return ChatChoice(chunks, 0)
+        return ChatChoiceWriter(chunks, 0)
 
     def postprocess(self, choice: Any) -> Metered:
         decoder = self.preprocessor.decoder(self.prepared)

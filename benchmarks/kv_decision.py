@@ -13,7 +13,7 @@ from dynamo.router.kv.choice.cost import CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 
 def timed(work: Callable[[], object], number: int = 50, repeats: int = 7) -> float:
@@ -30,7 +30,7 @@ def timed(work: Callable[[], object], number: int = 50, repeats: int = 7) -> flo
 def main() -> None:
     rng = random.Random(1)
     block, workers, tokens = 16, 256, 8192
-    fleet = Fleet({Worker(n): Capacity(total_blocks=16384, max_batched_tokens=8192) for n in range(workers)}, block)
+    fleet = Fleet({WorkerRank(n): Capacity(total_blocks=16384, max_batched_tokens=8192) for n in range(workers)}, block)
     prompt = array("I", [rng.randrange(150_000) for _ in range(tokens)])
     chain = prompt_hashes(prompt, block)
     config = CostConfig()
@@ -44,13 +44,13 @@ def main() -> None:
         index, book = Index(), LoadBook()
         local = local_hashes(prompt, block)
         for n, depth in enumerate(depths):
-            book.add_worker(Worker(n))
+            book.add_worker(WorkerRank(n))
             if depth:
                 index.apply(RouterEvent(worker_id=n, event_id=0, data=Stored(chain[:depth], local[:depth])))
             for k in range(4):
                 other = [*prompt[: 16 * rng.choice((0, 64, 64, 128))], *(rng.randrange(150_000) for _ in range(512))]
                 hashes = prompt_hashes(other, block)
-                book.book(f"{n}.{k}", Worker(n), hashes, now=0.0, prompt_tokens=len(other), prefill_tokens=512)
+                book.book(f"{n}.{k}", WorkerRank(n), hashes, now=0.0, prompt_tokens=len(other), prefill_tokens=512)
         parts = {
             "hash": lambda: prompt_hashes(prompt, block),
             "match": lambda index=index: index.match(chain),
@@ -62,7 +62,7 @@ def main() -> None:
         )
 
         def book_and_free(book: LoadBook = book) -> None:
-            book.book("x", Worker(0), chain, now=1.0, prompt_tokens=tokens, prefill_tokens=tokens)
+            book.book("x", WorkerRank(0), chain, now=1.0, prompt_tokens=tokens, prefill_tokens=tokens)
             book.free("x")
 
         took = {part: timed(work) for part, work in parts.items()}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dynamo.engines.mocker import Iteration, MockerArgs, Ranks, Vocabulary, answer_for
+from dynamo.engines.mocker import Iteration, MockerArgs, MockVocabulary, Ranks, answer_for
 from dynamo.engines.mocker.engine import changes_of
 from dynamo.kv.hashing import local_hashes, sequence_hashes
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.kv import RouterEvent
 
-_WORDS = Vocabulary(4000, 12000)
+_WORDS = MockVocabulary(4000, 12000)
 """No token of an answer is one of a prompt."""
 
 

@@ -22,7 +22,7 @@ import msgspec
 from dynamo.kv.hashing import sequence_hashes
 from dynamo.protocols.kv import Removed, RouterEvent, Stored
 from dynamo.router.kv.index.index import Index, Rejected
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 DEPTH = 100
 ROUND = 100_000
@@ -144,7 +144,7 @@ def times(o: argparse.Namespace, prompts: list[Prompt], rng: random.Random) -> N
     print(f"  removed event of {o.per_event} blocks      {spread(ours)}")
     print(f"    floor                       {spread(plain)}")
     begin = time.process_time_ns()
-    index.remove_worker(Worker(1))
+    index.remove_worker(WorkerRank(1))
     print(f"  removal of a whole worker     {(time.process_time_ns() - begin) / 1e6:6.2f} ms")
 
 

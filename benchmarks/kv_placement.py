@@ -26,7 +26,7 @@ from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index, Rejected
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from kv_fleet import Asked, Prompt, SimWorker
 
 BLOCK = 64
@@ -85,7 +85,7 @@ class Router:
         self.variant = variant
         self.index = Index()
         self.book = LoadBook()
-        self.workers = [Worker(number) for number in range(variant.workers)]
+        self.workers = [WorkerRank(number) for number in range(variant.workers)]
         size = Capacity(total_blocks=variant.blocks, max_batched_tokens=MockerArgs().max_num_batched_tokens)
         self.fleet = Fleet(dict.fromkeys(self.workers, size), BLOCK)
         for worker in self.workers:

@@ -20,12 +20,12 @@ from typing import Any
 import uvloop
 
 from dynamo.kv.hashing import local_hashes, prompt_hashes
-from dynamo.protocols.card import RuntimeConfig as CardRuntime
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import RouterEvent, Stored
 from dynamo.router import Router, RouterConfig
-from dynamo.router.kv.router import KvRouter
+from dynamo.router.kv.router import KvAwareRouter
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.instances import InstanceSet
@@ -66,7 +66,7 @@ def fleet(workers: int) -> InstanceSet:
     return instances
 
 
-def hold(router: KvRouter, prompt: list[int], depths: list[int]) -> None:
+def hold(router: KvAwareRouter, prompt: list[int], depths: list[int]) -> None:
     local, chain = local_hashes(prompt, BLOCK), prompt_hashes(prompt, BLOCK)
     for worker, depth in enumerate(depths):
         if depth:
@@ -102,7 +102,7 @@ async def main(workers: int, tokens: int, number: int, repeats: int) -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     rng = random.Random(1)
-    card = CardRuntime(total_kv_blocks=16384, max_num_batched_tokens=8192)
+    card = ModelRuntimeConfig(total_kv_blocks=16384, max_num_batched_tokens=8192)
     runtime = DistributedRuntime(config=RuntimeConfig.in_process({}))
     await runtime.start()
     prompt = random_tokens(rng, tokens)
@@ -126,7 +126,7 @@ async def main(workers: int, tokens: int, number: int, repeats: int) -> None:
         ("all hold some, each to another depth", each, the_same, True),
         ("the same, its hashes not remembered", each, the_same, False),
     ):
-        router = KvRouter(RouterConfig(mode="kv"), fleet(workers), runtime, BLOCK, lambda _: card, rng=rng)
+        router = KvAwareRouter(RouterConfig(mode="kv"), fleet(workers), runtime, BLOCK, lambda _: card, rng=rng)
         # Not started: nobody publishes anything here, and members are learned as they would be.
         router.instances.follow(router.member_changed)
         hold(router, prompt, depths)

@@ -10,7 +10,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, RouterEventBatch, Snapshot, Stored
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, RouterEventBatch, Stored
 from dynamo.router.kv import sequence_hashes
 from dynamo.runtime import DistributedRuntime
 
@@ -59,7 +59,7 @@ class Reader:
             case Cleared():
                 blocks.clear()
 
-    def take(self, snapshot: Snapshot) -> None:
+    def take(self, snapshot: KvSnapshot) -> None:
         key = (snapshot.worker_id, snapshot.dp_rank)
         self.blocks[key] = content(snapshot)
         if snapshot.last_event_id is not None:
@@ -76,7 +76,7 @@ class Reader:
         return self.blocks[worker_id, dp_rank]
 
 
-def content(snapshot: Snapshot) -> dict[int, int]:
+def content(snapshot: KvSnapshot) -> dict[int, int]:
     return {
         name: sequence
         for tier in snapshot.tiers
@@ -84,13 +84,13 @@ def content(snapshot: Snapshot) -> dict[int, int]:
     }
 
 
-async def ask_snapshot(runtime: DistributedRuntime, worker_id: int, dp_rank: int = 0) -> Snapshot:
+async def ask_snapshot(runtime: DistributedRuntime, worker_id: int, dp_rank: int = 0) -> KvSnapshot:
     client = await runtime.endpoint("ns.backend.kv_snapshot").client()
     async with asyncio.timeout(PATIENCE):
         await client.wait_for_instances()
         stream = await client.direct({"worker_id": worker_id, "dp_rank": dp_rank}, worker_id, annotated=False)
         (snapshot,) = [item async for item in stream]
-    return msgspec.convert(snapshot, Snapshot)
+    return msgspec.convert(snapshot, KvSnapshot)
 
 
 Form = Literal["map", "positional"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.llm.register import register_card
-from dynamo.protocols.card import ModelCard, ModelType, RuntimeConfig
+from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType
 from dynamo.runtime import DistributedRuntime, Local
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.worker import serve_engine
@@ -30,7 +30,7 @@ class Mocker:
             name="mock",
             model_type=ModelType.Backend.value,
             kv_cache_block_size=info.kv_cache_block_size or 0,
-            runtime_config=RuntimeConfig(
+            runtime_config=ModelRuntimeConfig(
                 total_kv_blocks=info.total_kv_blocks, data_parallel_size=info.data_parallel_size
             ),
         )

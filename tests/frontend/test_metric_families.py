@@ -7,7 +7,7 @@ from dynamo.frontend.measure.metrics import FrontendMetrics, clean_prefix
 from dynamo.frontend.siblings import merge
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime.exposition import exposition
-from dynamo.runtime.instruments import Sample, Snapshot
+from dynamo.runtime.instruments import MetricFamily, Sample
 
 
 def test_the_exposition_can_be_read_by_prometheus() -> None:
@@ -21,8 +21,11 @@ def test_the_exposition_can_be_read_by_prometheus() -> None:
 
 
 def test_processes_are_told_apart() -> None:
-    one = [Snapshot("a", "A", "counter", [Sample("a_total", {"model": "m"}, 1)])]
-    other = [Snapshot("a", "A", "counter", [Sample("a_total", {"model": "m"}, 2)]), Snapshot("b", "B", "gauge", [])]
+    one = [MetricFamily("a", "A", "counter", [Sample("a_total", {"model": "m"}, 1)])]
+    other = [
+        MetricFamily("a", "A", "counter", [Sample("a_total", {"model": "m"}, 2)]),
+        MetricFamily("b", "B", "gauge", []),
+    ]
     merged = merge({"0": one, "1": other})
     assert [family.name for family in merged] == ["a", "b"]
     assert [(sample.labels["http_worker"], sample.value) for sample in merged[0].samples] == [("0", 1), ("1", 2)]

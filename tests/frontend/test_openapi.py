@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.frontend.openapi import Route, document, inference_routes
+from dynamo.frontend.openapi import ApiRoute, document, inference_routes
 from dynamo.protocols.openai_chat import ChatRequest
 from request_bodies import BODIES
 
@@ -53,7 +53,7 @@ def test_a_route_says_what_it_takes_and_gives() -> None:
 
 def test_routes_of_one_path_stand_together() -> None:
     routes = [
-        Route(method="get", path="/busy_threshold", summary="read"),
-        Route(method="post", path="/busy_threshold", summary="set", request=ChatRequest),
+        ApiRoute(method="get", path="/busy_threshold", summary="read"),
+        ApiRoute(method="post", path="/busy_threshold", summary="set", request=ChatRequest),
     ]
     assert set(document(routes, "t", "1")["paths"]["/busy_threshold"]) == {"get", "post"}

@@ -15,10 +15,10 @@ from dynamo.protocols.openai_answers import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
+    ChatLogprob,
     ChatLogprobs,
     CompletionUsage,
     TokenAlternative,
-    TokenLogprob,
 )
 from dynamo.protocols.openai_chat import FunctionCall, ToolCall
 from dynamo.protocols.openai_responses import ResponsesRequest
@@ -32,7 +32,7 @@ USAGE = CompletionUsage(
     prompt_tokens_details={"cached_tokens": 4},
     completion_tokens_details={"reasoning_tokens": 2},
 )
-LOGPROB = TokenLogprob(
+LOGPROB = ChatLogprob(
     token="a", logprob=-0.5, bytes=[97], top_logprobs=[TokenAlternative(token="b", logprob=-1.5, bytes=[98])]
 )
 BARE = ResponsesRequest(model="m", input="hi")

@@ -16,8 +16,8 @@ from msgspec import structs
 
 from dynamo.llm import KvEventPublisher, engine_listener, kv_feed
 from dynamo.protocols.errors import DynamoException
-from dynamo.protocols.kv import Snapshot
-from dynamo.router.kv import Index, Worker, prompt_hashes
+from dynamo.protocols.kv import KvSnapshot
+from dynamo.router.kv import Index, WorkerRank, prompt_hashes
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from kv_reader import PATIENCE, FakeEngine, Form, Reader, ask_snapshot, content
 from services import Nats
@@ -117,7 +117,7 @@ async def test_a_snapshot_too_large_for_one_item_comes_in_several_to_who_takes_t
     client = await router.endpoint("ns.backend.kv_snapshot").client()
     request = {"worker_id": worker.instance_id, "parts": True}
     stream = await client.direct(request, worker.instance_id, annotated=False)
-    told = [msgspec.convert(item, Snapshot) async for item in stream]
+    told = [msgspec.convert(item, KvSnapshot) async for item in stream]
     assert [len(content(part)) for part in told] == [50, 10]
     assert [name for part in told for name in content(part)] == names
     assert {part.last_event_id for part in told} == {0}
@@ -424,7 +424,7 @@ async def _against_naive(actions: list[tuple[Any, ...]]) -> None:
             for event in [event for message in reader.messages for event in message]:
                 if middle.last_event_id is None or event.event_id > middle.last_event_id:
                     late.apply(event)
-            late_blocks = structs.replace(last, tiers=late.snapshot(Worker(worker.instance_id)))
+            late_blocks = structs.replace(last, tiers=late.snapshot(WorkerRank(worker.instance_id)))
             assert content(late_blocks) == content(last)
 
 

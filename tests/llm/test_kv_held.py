@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from dynamo.llm.kv_held import Held
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, Tier, TierSnapshot
-from dynamo.router.kv import Index, Worker, sequence_hashes
+from dynamo.router.kv import Index, WorkerRank, sequence_hashes
 
-ME = Worker(7, 1)
+ME = WorkerRank(7, 1)
 STORE = st.tuples(st.just("store"), st.integers(0, 99), st.integers(1, 4))
 REMOVE = st.tuples(st.just("remove"), st.integers(0, 99), st.integers(1, 4))
 CLEAR = st.tuples(st.just("clear"), st.just(0), st.just(0))

@@ -13,8 +13,7 @@ import pytest
 from dynamo.engines.mocker import MockerArgs
 from dynamo.llm import KvRouter, KvRouterConfig, bookings, compute_block_hash_for_seq, kv_router
 from dynamo.llm.exceptions import InvalidArgument, ResourceExhausted, Unavailable
-from dynamo.protocols.card import ModelCard
-from dynamo.protocols.card import RuntimeConfig as CardRuntime
+from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.router import RouterConfig
 from dynamo.router.service import serve_router
 from dynamo.router.standalone import StandaloneRouter, prompt
@@ -266,7 +265,7 @@ async def test_a_card_counts_whenever_it_comes_and_changes(
         starting = asyncio.create_task(standalone.start())
 
         async def tell(block_size: int, ranks: int) -> None:
-            size = CardRuntime(data_parallel_size=ranks)
+            size = ModelRuntimeConfig(data_parallel_size=ranks)
             card = ModelCard(name="m", model_type=0, kv_cache_block_size=block_size, runtime_config=size)
             await worker.discovery.put(card_key(endpoint.id, worker.instance_id), msgspec.json.encode(card))
 

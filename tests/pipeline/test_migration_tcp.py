@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.protocols.instance import Instance
@@ -104,7 +104,7 @@ async def reaching(*workers: Worker) -> AsyncIterator[SimpleRouter]:
         instances = InstanceSet("test", plane)
         for worker in workers:
             await stack.enter_async_context(worker.registered(instances))
-        yield SimpleRouter(RouterConfig(), instances, MemoryEventPlane(MemoryBus()), lambda _: RuntimeConfig())
+        yield SimpleRouter(RouterConfig(), instances, MemoryEventPlane(MemoryBus()), lambda _: ModelRuntimeConfig())
 
 
 @asynccontextmanager

@@ -12,10 +12,10 @@ from dynamo.protocols.kv import (
     BookingFreed,
     BookingPrefillDone,
     Cleared,
+    KvSnapshot,
     Removed,
     RouterEvent,
     RouterEventBatch,
-    Snapshot,
     SnapshotRequest,
     Stored,
     Tier,
@@ -32,7 +32,7 @@ MESSAGES = [
         ]
     ),
     SnapshotRequest(worker_id=1, dp_rank=2),
-    Snapshot(
+    KvSnapshot(
         worker_id=1,
         last_event_id=7,
         tiers=[TierSnapshot(tier=Tier.Host, block_hashes=[1], sequence_hashes=[BIG], parents=[None])],

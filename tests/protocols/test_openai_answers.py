@@ -15,6 +15,7 @@ from dynamo.protocols.openai_answers import (
     AnswerMessage,
     ChatChoice,
     ChatCompletion,
+    ChatLogprob,
     ChatLogprobs,
     CompletionUsage,
     Model,
@@ -23,7 +24,6 @@ from dynamo.protocols.openai_answers import (
     TextCompletion,
     TextLogprobs,
     TokenAlternative,
-    TokenLogprob,
 )
 from dynamo.protocols.openai_chat import FunctionCall, ToolCall
 from dynamo.protocols.openai_embeddings import Embedding, EmbeddingList, EmbeddingUsage
@@ -48,7 +48,7 @@ def test_usage_names_every_count_even_when_it_is_zero() -> None:
 
 def test_a_chat_answer_is_what_the_client_expects() -> None:
     alternative = TokenAlternative(token="b", logprob=-2.0, bytes=[98])
-    logprob = TokenLogprob(token="a", logprob=-0.5, bytes=[97], top_logprobs=[alternative])
+    logprob = ChatLogprob(token="a", logprob=-0.5, bytes=[97], top_logprobs=[alternative])
     call = ToolCall(id="c", function=FunctionCall("f", "{}"))
     answer = ChatCompletion(
         id="chatcmpl-1",

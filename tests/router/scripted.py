@@ -13,22 +13,22 @@ from msgspec import structs
 
 from dynamo.kv.subjects import KV_EVENTS, subject
 from dynamo.llm.kv_feed import parts
-from dynamo.protocols.card import RuntimeConfig as CardRuntime
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.kv import (
     Cleared,
+    KvSnapshot,
     Removed,
     RouterEvent,
     RouterEventBatch,
-    Snapshot,
     SnapshotRequest,
     Stored,
 )
 from dynamo.router import RouterConfig
 from dynamo.router.kv import Index, local_hashes, sequence_hashes
-from dynamo.router.kv.router import KvRouter
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.router import KvAwareRouter
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.follow import FollowConfig
 from dynamo.router.migration import Migration
 from dynamo.router.router import Router
@@ -130,13 +130,13 @@ class ScriptedWorker:
         local = [block ^ self.salt for block in local_hashes(tokens, BLOCK)]
         chain = sequence_hashes(local)
         names = [block ^ 0xABC for block in chain]  # the engine's own
-        held = {name for part in self.index.snapshot(Worker(self.id, rank)) for name in part.block_hashes}
+        held = {name for part in self.index.snapshot(WorkerRank(self.id, rank)) for name in part.block_hashes}
         new = next((at for at, name in enumerate(names) if name not in held), len(names))
         if new < len(names):
             self.publish(Stored(names[new:], local[new : len(names)], names[new - 1] if new else None), rank)
 
     def evict(self, count: int, rank: int = 0) -> None:
-        parts = self.index.snapshot(Worker(self.id, rank))
+        parts = self.index.snapshot(WorkerRank(self.id, rank))
         names = [name for part in parts for name in part.block_hashes][:count]
         if names:
             self.publish(Removed(names), rank)
@@ -152,7 +152,7 @@ class ScriptedWorker:
         for _ in range(self.deliver(message)):
             self.runtime.events.publish(subject(PLACE, KV_EVENTS), message)
 
-    async def tell(self, request: Any) -> AsyncIterator[Snapshot]:
+    async def tell(self, request: Any) -> AsyncIterator[KvSnapshot]:
         asked = msgspec.convert(request, SnapshotRequest)
         if not self.snapshots:
             raise RuntimeError("no snapshot today")
@@ -160,19 +160,19 @@ class ScriptedWorker:
         for part in parts(snapshot, 5) if asked.parts else (snapshot,):
             yield part
 
-    def snapshot(self, rank: int = 0) -> Snapshot:
-        tiers = self.index.snapshot(Worker(self.id, rank))
-        return Snapshot(worker_id=self.id, dp_rank=rank, tiers=tiers, last_event_id=self.last.get(rank))
+    def snapshot(self, rank: int = 0) -> KvSnapshot:
+        tiers = self.index.snapshot(WorkerRank(self.id, rank))
+        return KvSnapshot(worker_id=self.id, dp_rank=rank, tiers=tiers, last_event_id=self.last.get(rank))
 
     def blocks(self, rank: int = 0) -> int:
-        return self.index.blocks(Worker(self.id, rank))
+        return self.index.blocks(WorkerRank(self.id, rank))
 
 
 class RouterSide:
     """One frontend: its runtime, its view of the workers and its router."""
 
     def __init__(
-        self, local: Local, config: RouterConfig, events: str, card: CardRuntime, follow: FollowConfig
+        self, local: Local, config: RouterConfig, events: str, card: ModelRuntimeConfig, follow: FollowConfig
     ) -> None:
         self.runtime = DistributedRuntime(config=network(events), local=local)
         self._config = config
@@ -182,14 +182,14 @@ class RouterSide:
         self.router: Router
 
     @property
-    def kv(self) -> KvRouter:
-        assert isinstance(self.router, KvRouter)
+    def kv(self) -> KvAwareRouter:
+        assert isinstance(self.router, KvAwareRouter)
         return self.router
 
     async def __aenter__(self) -> RouterSide:
         self.client = await self.runtime.client(GENERATE)
         if self._config.mode == "kv":
-            self.router = KvRouter(
+            self.router = KvAwareRouter(
                 self._config, self.client.set, self.runtime, BLOCK, lambda _: self._card,
                 follow=self._follow, rng=random.Random(1),
             )  # fmt: skip
@@ -219,8 +219,8 @@ class RouterSide:
 
     def same_as(self, worker: ScriptedWorker, rank: int = 0) -> bool:
         """Whether the index holds exactly what the worker does."""
-        mine = self.kv.index.snapshot(Worker(worker.id, rank))
-        theirs = worker.index.snapshot(Worker(worker.id, rank))
+        mine = self.kv.index.snapshot(WorkerRank(worker.id, rank))
+        theirs = worker.index.snapshot(WorkerRank(worker.id, rank))
         return _content(mine) == _content(theirs)
 
 
@@ -276,12 +276,12 @@ async def routing(
     local: Local,
     *,
     events: str = "memory",
-    card: CardRuntime | None = None,
+    card: ModelRuntimeConfig | None = None,
     follow: FollowConfig = EAGER,
     **config: Any,
 ) -> AsyncIterator[RouterSide]:
     settings = RouterConfig(**{"mode": "kv", **config})
-    async with RouterSide(local, settings, events, card or CardRuntime(), follow) as side:
+    async with RouterSide(local, settings, events, card or ModelRuntimeConfig(), follow) as side:
         yield side
 
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo.kv.subjects import BOOKINGS, subject
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import (
     CannotConnect,
@@ -24,27 +24,27 @@ from dynamo.protocols.errors import (
 )
 from dynamo.protocols.kv import ActiveLoad, BookingAdded, BookingBatch, BookingFreed
 from dynamo.router import Router, Thresholds
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync import replicas
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Local
 from router.scripted import PLACE, Asked, RouterSide, ScriptedWorker, asking, routing, until
 from services import Nats
 
-SIZED = RuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
+SIZED = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
 MODES = ("round-robin", "random", "least-loaded", "power-of-two", "kv")
 
 
 def nothing_booked(side: RouterSide) -> bool:
     if isinstance(side.router, SimpleRouter):
         return side.router._in_flight == {}
-    members = [Worker(id) for id in side.client.set.ids()]
+    members = [WorkerRank(id) for id in side.client.set.ids()]
     loads = side.kv.book.loads(members, (), asyncio.get_running_loop().time())
     return not any((*loads.prefill_tokens, *loads.active_blocks, *loads.requests)) and len(side.kv.book) == 0
 
 
 def prefill(side: RouterSide, worker: ScriptedWorker) -> int:
-    return side.kv.book.loads([Worker(worker.id)], (), asyncio.get_running_loop().time()).prefill_tokens[0]
+    return side.kv.book.loads([WorkerRank(worker.id)], (), asyncio.get_running_loop().time()).prefill_tokens[0]
 
 
 ENDINGS = ("answer", "leave at once", "leave after a token", "engine fails", "worker dies", "dies after a token")

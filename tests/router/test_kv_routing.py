@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack
 import pytest
 
 from dynamo.kv.hashing import prompt_hashes
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.kv import Snapshot, Stored
+from dynamo.protocols.kv import KvSnapshot, Stored
 from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.follow import FollowConfig
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
@@ -24,7 +24,7 @@ from services import Nats
 
 def traffic(side: RouterSide) -> int:
     """Prompt tokens this router knows to have been sent."""
-    members = [Worker(id) for id in side.client.set.ids()]
+    members = [WorkerRank(id) for id in side.client.set.ids()]
     return round(sum(side.kv.book.loads(members, (), asyncio.get_running_loop().time()).traffic))
 
 
@@ -77,7 +77,7 @@ async def test_prompts_go_where_most_of_them_is_cached(knows: str, frontends: in
             await until(lambda side=side: side.kv.known_blocks == 9)
             if knows != "approximate":
                 index = side.kv.index
-                assert (index.blocks(Worker(workers["a"].id)), index.blocks(Worker(workers["b"].id))) == (5, 4)
+                assert (index.blocks(WorkerRank(workers["a"].id)), index.blocks(WorkerRank(workers["b"].id))) == (5, 4)
 
 
 async def work(sides: list[RouterSide], workers: list[ScriptedWorker], rng: random.Random, turns: int) -> None:
@@ -216,7 +216,7 @@ async def test_what_is_known_of_a_worker_outlives_a_question_that_fails() -> Non
         await until(lambda: side.same_as(worker))
 
 
-async def expect_in_vain(side: RouterSide, rank: Worker) -> float:
+async def expect_in_vain(side: RouterSide, rank: WorkerRank) -> float:
     """How long the next prompt may be missing after one that never comes, and one that is there."""
     follower = side.kv.follower
     assert follower
@@ -235,7 +235,7 @@ async def test_prompts_that_are_never_cached_lead_to_ever_fewer_questions_though
         await side.settled(1)
         worker.store(prompt("AB"))
         await until(lambda: side.same_as(worker))
-        assert [await expect_in_vain(side, Worker(worker.id)) for _ in range(3)] == [0.04, 0.16, 0.64]
+        assert [await expect_in_vain(side, WorkerRank(worker.id)) for _ in range(3)] == [0.04, 0.16, 0.64]
 
 
 async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarely() -> None:
@@ -246,10 +246,10 @@ async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarel
         worker.store(prompt("A"))
         await until(lambda: side.same_as(worker))
         told = worker.snapshot
-        worker.snapshot = lambda rank=0: Snapshot(worker_id=worker.id, tiers=[], last_event_id=0)  # type: ignore[method-assign]
+        worker.snapshot = lambda rank=0: KvSnapshot(worker_id=worker.id, tiers=[], last_event_id=0)  # type: ignore[method-assign]
         follower = side.kv.follower
         assert follower
-        rank = follower._ranks[Worker(worker.id)]
+        rank = follower._ranks[WorkerRank(worker.id)]
         for letter, pause in (("B", 0.02), ("C", 0.04)):
             worker.last[0] += 1
             worker.store(prompt(letter))
@@ -270,13 +270,13 @@ async def test_after_a_while_without_doubt_a_missing_prompt_is_asked_for_at_once
         await side.settled(1)
         worker.store(prompt("AB"))
         await until(lambda: side.same_as(worker))
-        await expect_in_vain(side, Worker(worker.id))
+        await expect_in_vain(side, WorkerRank(worker.id))
         follower = side.kv.follower
         assert follower
 
         def eager() -> bool:
-            follower.expect(Worker(worker.id), prompt_hashes(prompt("AB"), BLOCK))
-            return follower._ranks[Worker(worker.id)].patience == EAGER.patience
+            follower.expect(WorkerRank(worker.id), prompt_hashes(prompt("AB"), BLOCK))
+            return follower._ranks[WorkerRank(worker.id)].patience == EAGER.patience
 
         await until(eager)
 
@@ -292,7 +292,7 @@ async def test_a_worker_that_lost_an_event_and_gives_no_snapshot_is_not_believed
         worker.evict(1)
         worker.deliver = lambda _: 1
         worker.store(prompt("CD"))
-        await until(lambda: not side.kv.index.blocks(Worker(worker.id)))
+        await until(lambda: not side.kv.index.blocks(WorkerRank(worker.id)))
         worker.snapshots = True
         await converged([side], [worker])
 
@@ -362,7 +362,7 @@ async def test_an_event_without_its_parent_leads_to_a_snapshot() -> None:
 
 async def test_ranks_are_chosen_and_told_to_the_worker() -> None:
     local = Local()
-    two = RuntimeConfig(data_parallel_size=2)
+    two = ModelRuntimeConfig(data_parallel_size=2)
     async with ScriptedWorker(local) as worker, routing(local, card=two) as side:
         await side.settled(1)
         await side.ask(asking("ABC", dp_rank=1))

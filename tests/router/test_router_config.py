@@ -9,9 +9,9 @@ import pytest
 
 from dynamo.frontend.__main__ import main
 from dynamo.frontend.config import FrontendConfig
-from dynamo.protocols.card import ModelCard, RuntimeConfig
+from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.router import MODES, RouterConfig, add_router_flags, make_router, router_flags
-from dynamo.router.kv.router import KvRouter
+from dynamo.router.kv.router import KvAwareRouter
 from dynamo.router.simple import SimpleRouter
 from dynamo.run.flags import ROUTER_MODES
 from dynamo.runtime import DistributedRuntime, Local
@@ -119,17 +119,19 @@ def test_a_wrong_variable_is_named(variable: str, text: str) -> None:
 
 def made(card_says: Any, config: RouterConfig) -> object:
     runtime = DistributedRuntime(config=Network.in_process({}), local=Local())
-    card = ModelCard(name="m", model_type=3, runtime_config=RuntimeConfig(runtime_data={"router_config": card_says}))
+    card = ModelCard(
+        name="m", model_type=3, runtime_config=ModelRuntimeConfig(runtime_data={"router_config": card_says})
+    )
     return make_router(config, card, InstanceSet("m", runtime.plane), runtime)
 
 
 async def test_a_card_may_bring_its_own_router() -> None:
-    assert isinstance(made({"router_mode": "kv", "router_temperature": 0.5}, RouterConfig()), KvRouter)
+    assert isinstance(made({"router_mode": "kv", "router_temperature": 0.5}, RouterConfig()), KvAwareRouter)
     assert isinstance(made({"router_mode": "random"}, RouterConfig(mode="kv")), SimpleRouter)
     assert isinstance(made({"use_kv_events": False}, RouterConfig(mode="kv")), SimpleRouter), "it replaces ours wholly"
 
 
 @pytest.mark.parametrize("said", [7, "kv", {"router_mode": "best"}, {"color": 1}, {"router_temperature": "x"}])
 async def test_a_card_that_asks_for_nonsense_gets_our_router(said: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert isinstance(made(said, RouterConfig(mode="kv")), KvRouter)
+    assert isinstance(made(said, RouterConfig(mode="kv")), KvAwareRouter)
     assert "asks for a router we cannot make" in caplog.text

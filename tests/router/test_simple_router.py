@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import CannotConnect, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import Placement, RouterConfig
@@ -58,7 +58,9 @@ class Side:
             self.instances.put(Instance(
                 instance_id=id, namespace="n", component="c", endpoint="e", transport="test", address=""
             ))  # fmt: skip
-        self.router = SimpleRouter(RouterConfig(mode=mode), self.instances, runtime.events, lambda _: RuntimeConfig())
+        self.router = SimpleRouter(
+            RouterConfig(mode=mode), self.instances, runtime.events, lambda _: ModelRuntimeConfig()
+        )
         self.connections.to[OLD].opened.set_result(None)
 
     async def opening(self, **fields: Any) -> asyncio.Task[Placement]:

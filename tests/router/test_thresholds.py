@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router import Thresholds
 
-CARD = RuntimeConfig(max_num_batched_tokens=1 << 20)
+CARD = ModelRuntimeConfig(max_num_batched_tokens=1 << 20)
 SAID = ActiveLoad(worker_id=1)
 
 

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from dynamo.kv.subjects import KV_METRICS, subject
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router import Placement, Thresholds
 from dynamo.runtime import Local
 from router.scripted import PLACE, RouterSide, ScriptedWorker, asking, routing, until
 
-SIZED = RuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
-RANKS = RuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16, data_parallel_size=2)
+SIZED = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
+RANKS = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16, data_parallel_size=2)
 
 
 async def queued(side: RouterSide, letters: str, **fields: object) -> asyncio.Task[Placement]:

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo.run.errors import RunError
-from dynamo.run.journal import Header, Journal, checksum
+from dynamo.run.journal import Journal, JournalHeader, checksum
 
-HEADER = Header(input="p.jsonl", checksum="abc", model="m")
+HEADER = JournalHeader(input="p.jsonl", checksum="abc", model="m")
 
 
 def record(line: int) -> bytes:
     return json.dumps({"text": f"line {line} ü"}).encode()
 
 
-def opened(folder: Path, header: Header = HEADER) -> Journal:
+def opened(folder: Path, header: JournalHeader = HEADER) -> Journal:
     journal = Journal(folder / "output.jsonl")
     try:
         journal.open(header)
@@ -65,12 +65,12 @@ def test_failures_are_counted_across_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "what"),
     [
-        (Header(input="q.jsonl", checksum="abc", model="m"), "another input file"),
-        (Header(input="p.jsonl", checksum="xyz", model="m"), "another content of the input file"),
-        (Header(input="p.jsonl", checksum="abc", model="n"), "another model"),
+        (JournalHeader(input="q.jsonl", checksum="abc", model="m"), "another input file"),
+        (JournalHeader(input="p.jsonl", checksum="xyz", model="m"), "another content of the input file"),
+        (JournalHeader(input="p.jsonl", checksum="abc", model="n"), "another model"),
     ],
 )
-def test_answers_of_something_else_are_not_mixed_in(tmp_path: Path, other: Header, what: str) -> None:
+def test_answers_of_something_else_are_not_mixed_in(tmp_path: Path, other: JournalHeader, what: str) -> None:
     opened(tmp_path).close()
     with pytest.raises(RunError, match=what):
         opened(tmp_path, other)

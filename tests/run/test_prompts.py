@@ -13,7 +13,7 @@ from dynamo.protocols.errors import InvalidRequest, Unknown
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.run.prompts import BadLine, Prompt, read_prompt
-from dynamo.serving.ask import Answer, Wishes
+from dynamo.serving.ask import Answer, RequestDefaults
 
 ANSWER = Answer(
     body={
@@ -27,7 +27,7 @@ ANSWER = Answer(
 
 def read(line: str | bytes, template: RequestTemplate | None = None) -> Prompt:
     data = line.encode() if isinstance(line, str) else line
-    return read_prompt(data, model="m", wishes=Wishes(max_completion_tokens=9), template=template)
+    return read_prompt(data, model="m", wishes=RequestDefaults(max_completion_tokens=9), template=template)
 
 
 def openai_line(**changed: object) -> str:

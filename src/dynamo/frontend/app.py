@@ -38,7 +38,7 @@ from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.runtime import Context
-from dynamo.runtime.instruments import Snapshot
+from dynamo.runtime.instruments import MetricFamily
 from dynamo.serving.models import Models, ServedModel
 
 Handler = Callable[["Frontend", web.Request, str], Awaitable[web.StreamResponse]]
@@ -145,7 +145,7 @@ class Frontend:
             traceparent=exchange.traceparent,
         )
 
-    def snapshot(self) -> list[Snapshot]:
+    def snapshot(self) -> list[MetricFamily]:
         """The metrics of this process."""
         exchanges = self.gate.exchanges
         exchanges.settle()
@@ -167,7 +167,7 @@ class Frontend:
         if self._siblings:
             await self._siblings.compare()
 
-    async def families(self) -> list[Snapshot]:
+    async def families(self) -> list[MetricFamily]:
         """The metrics of all processes on this port."""
         return self.snapshot() if self._siblings is None else await self._siblings.all_families()
 

@@ -31,7 +31,7 @@ _REASONS = {
 }
 
 
-class Route(Struct, kw_only=True, frozen=True):
+class ApiRoute(Struct, kw_only=True, frozen=True):
     method: Literal["get", "post"]
     path: str
     summary: str
@@ -46,11 +46,11 @@ class Route(Struct, kw_only=True, frozen=True):
     """Whether the answer can also be a stream of server-sent events."""
 
 
-def inference_routes() -> tuple[Route, ...]:
+def inference_routes() -> tuple[ApiRoute, ...]:
     generation = (400, 401, 404, 413, 415, 500, 502, 503, 504)
 
-    def post(path: str, summary: str, request: Any, answer: Any, **more: Any) -> Route:
-        return Route(
+    def post(path: str, summary: str, request: Any, answer: Any, **more: Any) -> ApiRoute:
+        return ApiRoute(
             method="post", path=path, summary=summary, request=request, answer=answer, statuses=generation, **more
         )
 
@@ -75,12 +75,12 @@ def inference_routes() -> tuple[Route, ...]:
             TokenCount,
             error=AnthropicError,
         ),
-        Route(method="get", path="/v1/models", summary="List the models", answer=ModelList, statuses=(401,)),
-        Route(method="get", path="/v1/models/{id}", summary="One model", answer=Model, statuses=(401, 404)),
+        ApiRoute(method="get", path="/v1/models", summary="List the models", answer=ModelList, statuses=(401,)),
+        ApiRoute(method="get", path="/v1/models/{id}", summary="One model", answer=Model, statuses=(401, 404)),
     )
 
 
-def document(routes: Sequence[Route], title: str, version: str) -> dict[str, Any]:
+def document(routes: Sequence[ApiRoute], title: str, version: str) -> dict[str, Any]:
     """An OpenAPI 3.1 document of these routes."""
     kinds = dict.fromkeys(
         kind for route in routes for kind in (route.request, route.answer, route.error) if kind is not None
@@ -98,7 +98,7 @@ def document(routes: Sequence[Route], title: str, version: str) -> dict[str, Any
     }
 
 
-def _operation(route: Route, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _operation(route: ApiRoute, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     content = {"application/json": {"schema": schema_of.get(route.answer, {"type": "object"})}}
     if route.streams:
         content["text/event-stream"] = {}

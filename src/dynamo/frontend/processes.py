@@ -45,7 +45,7 @@ def reserve(host: str, port: int) -> tuple[socket.socket, int]:
     return held, held.getsockname()[1]
 
 
-class Worker:
+class HttpProcess:
     """One place among the children; when its process dies another takes it."""
 
     def __init__(self, index: int, command: Callable[[int], list[str]]) -> None:
@@ -130,7 +130,7 @@ async def supervise(
         def command_of(index: int) -> Callable[[int], list[str]]:
             return lambda number: command(index, port, folder, number)
 
-        workers = [Worker(index, command_of(index)) for index in range(count)]
+        workers = [HttpProcess(index, command_of(index)) for index in range(count)]
         async with forwarded(workers, passed_on):
             tasks = [asyncio.create_task(worker.run()) for worker in workers]
             everybody = asyncio.create_task(all_ready(workers))
@@ -147,13 +147,13 @@ async def supervise(
         return max(worker.code for worker in workers)
 
 
-async def all_ready(workers: list[Worker]) -> None:
+async def all_ready(workers: list[HttpProcess]) -> None:
     for worker in workers:
         await worker.ready.wait()
 
 
 @contextlib.asynccontextmanager
-async def forwarded(workers: list[Worker], passed_on: Sequence[signal.Signals]) -> AsyncIterator[None]:
+async def forwarded(workers: list[HttpProcess], passed_on: Sequence[signal.Signals]) -> AsyncIterator[None]:
     """The first signal asks the children to leave in order, the second ends them."""
     loop = asyncio.get_running_loop()
     numbers = iter((signal.SIGTERM,))

@@ -12,12 +12,12 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from dynamo.runtime.instruments import Sample, Snapshot
+from dynamo.runtime.instruments import MetricFamily, Sample
 from dynamo.serving.overrides import Override
 
 log = logging.getLogger(__name__)
 
-Families = list[Snapshot]
+Families = list[MetricFamily]
 TIMEOUT = 2.0
 LABEL = "http_worker"
 
@@ -124,10 +124,10 @@ def _words(error: Exception) -> str:
 
 def merge(told: dict[str, Families]) -> Families:
     """One list of families from several, each sample labelled with the process it came from."""
-    merged: dict[str, Snapshot] = {}
+    merged: dict[str, MetricFamily] = {}
     for worker, families in told.items():
         for family in families:
-            known = merged.setdefault(family.name, Snapshot(family.name, family.help, family.kind, []))
+            known = merged.setdefault(family.name, MetricFamily(family.name, family.help, family.kind, []))
             known.samples += [
                 Sample(sample.name, {**sample.labels, LABEL: worker}, sample.value) for sample in family.samples
             ]

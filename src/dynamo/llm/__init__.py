@@ -4,8 +4,7 @@ from dynamo.llm.kv_events import KvEventPublisher
 from dynamo.llm.kv_router import KvRouter, KvRouterConfig, compute_block_hash_for_seq
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.llm.register import fetch_llm, register_llm, unregister_llm
-from dynamo.protocols.card import ModelInput, ModelType, WorkerType
-from dynamo.protocols.card import RuntimeConfig as ModelRuntimeConfig
+from dynamo.protocols.card import ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 
 register_model = register_llm
 unregister_model = unregister_llm

@@ -18,16 +18,16 @@ from dynamo.llm.kv_held import Held
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import (
     Cleared,
+    KvSnapshot,
     Removed,
     RouterEvent,
     RouterEventBatch,
-    Snapshot,
     SnapshotRequest,
     Stored,
     Tier,
     TierSnapshot,
 )
-from dynamo.router.kv import Index, Rejected, Worker
+from dynamo.router.kv import Index, Rejected, WorkerRank
 from dynamo.router.kv.sync.follow import SNAPSHOT_ENDPOINT
 from dynamo.runtime import Component, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
@@ -66,7 +66,7 @@ class KvFeed:
         self._subject = subject((component.namespace, component.name), KV_EVENTS)
         self._plane = component.runtime.events
         self._loop = asyncio.get_running_loop()
-        self._ranks: dict[Worker, RankFeed] = {}
+        self._ranks: dict[WorkerRank, RankFeed] = {}
         self._pending: list[RouterEvent] = []
         self._flush_timer: asyncio.Handle | None = None
         self._flush_at = 0.0
@@ -80,17 +80,17 @@ class KvFeed:
 
     def rank(self, dp_rank: int = 0, worker_id: int | None = None, *, exact: bool = False) -> RankFeed:
         """An `exact` source's events are not checked (`dynamo.engines.base.ExactKvSource` says what it promises)."""
-        worker = Worker(self.worker_id if worker_id is None else worker_id, dp_rank)
+        worker = WorkerRank(self.worker_id if worker_id is None else worker_id, dp_rank)
         if worker not in self._ranks:
             self._ranks[worker] = RankFeed(self, worker, Held() if exact else self._index)
         return self._ranks[worker]
 
-    def snapshot(self, worker_id: int, dp_rank: int = 0) -> Snapshot:
-        worker = Worker(worker_id, dp_rank)
+    def snapshot(self, worker_id: int, dp_rank: int = 0) -> KvSnapshot:
+        worker = WorkerRank(worker_id, dp_rank)
         rank = self._ranks.get(worker)
         if rank is None and worker_id != self.worker_id:
             raise InvalidArgument(f"this is worker {self.worker_id}, not {worker_id}")
-        return Snapshot(
+        return KvSnapshot(
             worker_id=worker_id,
             dp_rank=dp_rank,
             last_event_id=rank.last_event_id if rank else None,
@@ -132,7 +132,7 @@ class KvFeed:
             self._settled.set()
             await handler.close()
 
-    async def _tell(self, request: SnapshotRequest) -> AsyncIterator[Snapshot]:
+    async def _tell(self, request: SnapshotRequest) -> AsyncIterator[KvSnapshot]:
         snapshot = self.snapshot(request.worker_id, request.dp_rank)
         for part in parts(snapshot, SNAPSHOT_BLOCKS) if request.parts else (snapshot,):
             yield part
@@ -141,7 +141,7 @@ class KvFeed:
 class RankFeed:
     """One rank's events, numbered from 0 without gaps."""
 
-    def __init__(self, feed: KvFeed, worker: Worker, book: Index | Held) -> None:
+    def __init__(self, feed: KvFeed, worker: WorkerRank, book: Index | Held) -> None:
         self.worker = worker
         self.book = book
         self.delay = 0.0
@@ -185,7 +185,7 @@ def messages(events: list[RouterEvent]) -> Iterator[list[RouterEvent]]:
     yield events[start:]
 
 
-def parts(snapshot: Snapshot, most: int) -> Iterator[Snapshot]:
+def parts(snapshot: KvSnapshot, most: int) -> Iterator[KvSnapshot]:
     """A snapshot as several of at most so many blocks."""
     if sum([len(tier.block_hashes) for tier in snapshot.tiers]) <= most:
         yield snapshot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo.protocols.kv import Removed, RouterEvent, Stored, Tier, TierSnapshot
-from dynamo.router.kv import Applied, Worker
+from dynamo.router.kv import Applied, WorkerRank
 
 
 class Held:
@@ -26,7 +26,7 @@ class Held:
         parents.clear()
         return Applied(gone)
 
-    def snapshot(self, worker: Worker) -> list[TierSnapshot]:
+    def snapshot(self, worker: WorkerRank) -> list[TierSnapshot]:
         if not self._parents:
             return []
         hashes = list(self._parents)

@@ -11,7 +11,7 @@ from typing import Any, overload
 import msgspec
 
 from dynamo.model import HubConfig, ModelError, build_card, default_name, resolve
-from dynamo.protocols.card import ModelCard, ModelInput, ModelType, RuntimeConfig, WorkerType
+from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.runtime import Endpoint
 from dynamo.runtime.names import CARDS, card_key
 
@@ -129,7 +129,7 @@ def _make_card(
     user_data: dict[str, Any] | None = None,
     migration_limit: int | None = None,
     custom_template_path: str | Path | None = None,
-    runtime_config: RuntimeConfig | None = None,
+    runtime_config: ModelRuntimeConfig | None = None,
     worker_type: WorkerType = WorkerType.Aggregated,
 ) -> ModelCard:
     name = model_name or default_name(str(model_path))
@@ -144,7 +144,7 @@ def _make_card(
             kv_cache_block_size=kv_cache_block_size or 16,
             user_data=user_data,
             migration_limit=migration_limit or 0,
-            runtime_config=runtime_config or RuntimeConfig(),
+            runtime_config=runtime_config or ModelRuntimeConfig(),
         )
     local = resolve(str(model_path), config=HubConfig.from_env(os.environ))
     return build_card(

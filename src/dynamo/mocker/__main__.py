@@ -18,7 +18,7 @@ from dynamo.engines.mocker.from_spec import words_of
 from dynamo.engines.mocker.profile import timing_for
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
-from dynamo.protocols.card import ModelCard, ModelType, RuntimeConfig, WorkerType
+from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.runtime import DistributedRuntime, EndpointId
 from dynamo.runtime import RuntimeConfig as Network
@@ -142,7 +142,7 @@ def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: in
         context_length=args.max_model_len,
         kv_cache_block_size=args.block_size,
         migration_limit=migration_limit,
-        runtime_config=RuntimeConfig(
+        runtime_config=ModelRuntimeConfig(
             total_kv_blocks=args.num_gpu_blocks,
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,

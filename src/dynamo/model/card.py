@@ -15,7 +15,7 @@ from dynamo.model.gguf import read_gguf
 from dynamo.model.source import HubConfig, LocalModel, resolve
 from dynamo.model.template import ChatTemplate, load_template
 from dynamo.model.tokenizer import Tokenizer
-from dynamo.protocols.card import CardFile, ModelCard, ModelInput, ModelType, RuntimeConfig, WorkerType
+from dynamo.protocols.card import CardFile, ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.engine import SamplingOptions
 
 _GGUF = "gguf"
@@ -43,7 +43,7 @@ def build_card(
     kv_cache_block_size: int = 16,
     migration_limit: int = 0,
     user_data: dict[str, Any] | None = None,
-    runtime_config: RuntimeConfig | None = None,
+    runtime_config: ModelRuntimeConfig | None = None,
     custom_template_path: str | Path | None = None,
 ) -> ModelCard:
     """The card of a model on this machine; `context_length` may only shorten what the model can do."""
@@ -65,7 +65,7 @@ def build_card(
         kv_cache_block_size=kv_cache_block_size,
         migration_limit=migration_limit,
         user_data=user_data,
-        runtime_config=runtime_config or RuntimeConfig(),
+        runtime_config=runtime_config or ModelRuntimeConfig(),
     )
 
 

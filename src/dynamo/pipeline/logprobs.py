@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dynamo.model import Tokenizer
 from dynamo.pipeline import choice
 from dynamo.protocols.engine import TopLogprob
-from dynamo.protocols.openai_answers import ChatLogprobs, TextLogprobs, TokenAlternative, TokenLogprob
+from dynamo.protocols.openai_answers import ChatLogprob, ChatLogprobs, TextLogprobs, TokenAlternative
 
 IMPOSSIBLE = -9999.0
 """JSON has no infinity: OpenAI writes this for a token that could not come."""
@@ -18,9 +18,9 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[choice.TokenLogprob], t
     return ChatLogprobs(content=[_entry(tokenizer, token, top) for token in tokens])
 
 
-def _entry(tokenizer: Tokenizer, token: choice.TokenLogprob, top: int) -> TokenLogprob:
+def _entry(tokenizer: Tokenizer, token: choice.TokenLogprob, top: int) -> ChatLogprob:
     raw = tokenizer.token_bytes(token.token_id)
-    return TokenLogprob(
+    return ChatLogprob(
         token=raw.decode(errors="replace"),
         logprob=_finite(token.logprob),
         bytes=list(raw),

@@ -57,7 +57,7 @@ class CardFile(Struct, kw_only=True, frozen=True):
     checksum: str
 
 
-class RuntimeConfig(Struct, kw_only=True, omit_defaults=True):
+class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
     """What the engine found out about itself when it started."""
 
     total_kv_blocks: Size | None = None
@@ -88,7 +88,7 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     kv_cache_block_size: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] = 16
     migration_limit: Size = 0
     user_data: dict[str, Any] | None = None
-    runtime_config: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)
+    runtime_config: ModelRuntimeConfig = msgspec.field(default_factory=ModelRuntimeConfig)
 
     @property
     def type(self) -> ModelType:

@@ -78,7 +78,7 @@ class TierSnapshot(Struct, frozen=True, kw_only=True):
     parents: list[U64 | None]
 
 
-class Snapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class KvSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole cache of one rank after `last_event_id` (None: it has published nothing yet)."""
 
     worker_id: U64

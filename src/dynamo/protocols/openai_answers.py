@@ -45,7 +45,7 @@ class TokenAlternative(Struct, kw_only=True):
     bytes: list[int] | None = None
 
 
-class TokenLogprob(Struct, kw_only=True):
+class ChatLogprob(Struct, kw_only=True):
     token: str
     logprob: float
     bytes: list[int] | None = None
@@ -53,7 +53,7 @@ class TokenLogprob(Struct, kw_only=True):
 
 
 class ChatLogprobs(Struct, kw_only=True):
-    content: list[TokenLogprob] | None
+    content: list[ChatLogprob] | None
     refusal: None = None
 
 

@@ -55,7 +55,7 @@ class ResponsesToolChoice(Struct, kw_only=True, omit_defaults=True):
     name: str | None = None
 
 
-class Reasoning(Struct, kw_only=True, omit_defaults=True):
+class ReasoningOptions(Struct, kw_only=True, omit_defaults=True):
     effort: ReasoningEffort | None = None
     summary: str | None = None
     generate_summary: str | None = None
@@ -97,7 +97,7 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     text: TextConfig | None = None
     tools: Annotated[list[ResponsesTool], Meta(max_length=1536)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, to_builtins
 
-from dynamo.protocols.openai_answers import ChatCompletion, CompletionUsage, TokenLogprob
+from dynamo.protocols.openai_answers import ChatCompletion, ChatLogprob, CompletionUsage
 from dynamo.protocols.openai_responses import ResponsesRequest
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -16,7 +16,7 @@ ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
 class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
+    logprobs: list[ChatLogprob] = []
 
 
 class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):

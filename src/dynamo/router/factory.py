@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dynamo.protocols.card import ModelCard, RuntimeConfig
+from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.router.config import RouterConfig
-from dynamo.router.kv.router import KvRouter
+from dynamo.router.kv.router import KvAwareRouter
 from dynamo.router.router import Router
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
@@ -21,7 +21,7 @@ def make_router(
     card: ModelCard,
     instances: InstanceSet,
     runtime: DistributedRuntime,
-    runtime_of: Callable[[int], RuntimeConfig] | None = None,
+    runtime_of: Callable[[int], ModelRuntimeConfig] | None = None,
 ) -> Router:
     """Not yet started. `runtime_of` tells what each instance's own card says; without it the one card counts for all.
 
@@ -35,5 +35,5 @@ def make_router(
         except ValueError as error:
             log.warning("model '%s': its card asks for a router we cannot make (%s); ours is used", card.name, error)
     if config.mode == "kv":
-        return KvRouter(config, instances, runtime, card.kv_cache_block_size, sizes)
+        return KvAwareRouter(config, instances, runtime, card.kv_cache_block_size, sizes)
     return SimpleRouter(config, instances, runtime.events, sizes)

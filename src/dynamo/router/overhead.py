@@ -24,12 +24,12 @@ class Overhead:
         self.total = Histogram(_COARSE)
         self._turns = cycle((True, *(False,) * (EVERY - 1)))
 
-    def watch(self) -> Watch | None:
+    def watch(self) -> ChoiceTimer | None:
         """For a choice that begins now; None for those that are not measured."""
-        return Watch(self) if next(self._turns) else None
+        return ChoiceTimer(self) if next(self._turns) else None
 
 
-class Watch:
+class ChoiceTimer:
     """The moments of one choice, set by whoever makes it."""
 
     __slots__ = ("_began", "_overhead", "hashed", "looked_up", "matched")

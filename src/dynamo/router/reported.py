@@ -12,7 +12,7 @@ from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, Listening
 from dynamo.protocols.card import MOST_RANKS
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import ActiveLoad
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.stats import RouterStats
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
@@ -47,11 +47,11 @@ class ReportedLoads:
         self._listening = Listening(events, instances, KV_METRICS, self._hear)
         self._sweeping = asyncio.create_task(self._sweep())
 
-    def get(self, worker: Worker) -> ActiveLoad:
+    def get(self, worker: WorkerRank) -> ActiveLoad:
         return self._loads.get(worker, NOTHING)
 
-    def all(self) -> list[tuple[Worker, ActiveLoad]]:
-        return [(Worker(*key), load) for key, load in self._loads.items()]
+    def all(self) -> list[tuple[WorkerRank, ActiveLoad]]:
+        return [(WorkerRank(*key), load) for key, load in self._loads.items()]
 
     async def close(self) -> None:
         self._forget()

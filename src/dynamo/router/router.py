@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.decision import Decision
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.instances import InstanceSet
@@ -24,7 +24,7 @@ REMEMBERED = 256
 class WorkerLoad(Struct, frozen=True):
     """What is known of the load of one rank of a worker."""
 
-    worker: Worker
+    worker: WorkerRank
     decode_blocks: int
     prefill_tokens: int
 

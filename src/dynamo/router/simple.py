@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import DynamoException, ResourceExhausted
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.policy import POLICIES
 from dynamo.router.reported import ReportedLoads
 from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel
@@ -47,7 +47,7 @@ class SimpleRouter:
         config: RouterConfig,
         instances: InstanceSet,
         events: EventPlane,
-        runtime_of: Callable[[int], RuntimeConfig],
+        runtime_of: Callable[[int], ModelRuntimeConfig],
     ) -> None:
         self.instances = instances
         self.decisions: deque[Decision] = deque(maxlen=REMEMBERED)
@@ -160,6 +160,6 @@ class SimpleRouter:
         assert self._reported
         card = self._runtime_of(instance_id)
         for rank in range(max(1, card.data_parallel_size)):
-            if not self._thresholds.busy(card, self._reported.get(Worker(instance_id, rank))):
+            if not self._thresholds.busy(card, self._reported.get(WorkerRank(instance_id, rank))):
                 return False
         return True

@@ -16,7 +16,7 @@ from dynamo.protocols.errors import CannotConnect, DynamoException, InvalidArgum
 from dynamo.router.config import RouterConfig
 from dynamo.router.kv.choice.cost import Choice, CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.router import KvRouter
+from dynamo.router.kv.router import KvAwareRouter
 from dynamo.router.router import Placement, on_rank
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId
@@ -41,7 +41,7 @@ class StandaloneRouter:
         self._config = config
         self._block_size = block_size
         self._workers = Workers(runtime, endpoint, self._agree)
-        self._core: KvRouter | None = None
+        self._core: KvAwareRouter | None = None
         self._made = asyncio.Event()
         self._warned = False
 
@@ -61,7 +61,7 @@ class StandaloneRouter:
             await self._core.close()
 
     @property
-    def core(self) -> KvRouter:
+    def core(self) -> KvAwareRouter:
         assert self._core, "start() has not returned yet"
         return self._core
 
@@ -141,7 +141,7 @@ class StandaloneRouter:
     def _make(self, block_size: int) -> None:
         if self._core is None:
             workers = self._workers
-            self._core = KvRouter(self._config, workers.instances, self._runtime, block_size, workers.runtime_of)
+            self._core = KvAwareRouter(self._config, workers.instances, self._runtime, block_size, workers.runtime_of)
             self._core.start()
             self._made.set()
 

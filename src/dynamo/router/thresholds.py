@@ -6,7 +6,7 @@ import math
 
 from msgspec import Struct
 
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import ActiveLoad
 
@@ -38,7 +38,7 @@ class Thresholds(Struct, frozen=True, kw_only=True):
         )
 
     def busy(
-        self, card: RuntimeConfig, said: ActiveLoad, prefill_tokens: float = 0.0, used_blocks: float = 0.0
+        self, card: ModelRuntimeConfig, said: ActiveLoad, prefill_tokens: float = 0.0, used_blocks: float = 0.0
     ) -> bool:
         """Whether one rank is beyond any of them, by what it said or by what we booked there, whichever is more.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from dynamo.protocols.card import ModelCard, RuntimeConfig
+from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.runtime import DistributedRuntime, EndpointId, records
 from dynamo.runtime.discovery import Delete, Put, Synced
 from dynamo.runtime.instances import InstanceSet
@@ -43,9 +43,9 @@ class Workers:
             task.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)
 
-    def runtime_of(self, instance_id: int) -> RuntimeConfig:
+    def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
         card = self._cards.get(instance_id)
-        return card.runtime_config if card else RuntimeConfig()
+        return card.runtime_config if card else ModelRuntimeConfig()
 
     async def _watch(self, prefix: str, synced: asyncio.Event) -> None:
         put, delete = (self._card, self._no_card) if prefix == CARDS else (self._instance, self.instances.remove)

@@ -13,7 +13,7 @@ from dynamo.run.local import engine_served
 from dynamo.run.settings import request_template, router_flags
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
-from dynamo.serving.ask import Wishes
+from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models, ServedModel
 
 
@@ -39,12 +39,12 @@ async def answering(
             await models.close()
 
 
-def wishes(command: Command) -> Wishes:
+def wishes(command: Command) -> RequestDefaults:
     """How requests are worded that the user gave only the text of."""
     template = request_template(command.request_template)
     # What echo_core gives back is the prompt, with the end-of-turn tokens of its template: they must not end it.
     echo = command.output.engine == "echo_core"
-    return Wishes(
+    return RequestDefaults(
         temperature=template.temperature if template else None,
         max_completion_tokens=template.max_completion_tokens if template else None,
         raw=echo,

@@ -15,7 +15,7 @@ from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.run.answering import answering, wishes
 from dynamo.run.errors import INTERRUPTED, RunError
 from dynamo.run.grammar import Command
-from dynamo.run.journal import Header, Journal, checksum
+from dynamo.run.journal import Journal, JournalHeader, checksum
 from dynamo.run.progress import Progress
 from dynamo.run.prompts import BadLine, Prompt, Request, read_prompt
 from dynamo.run.settings import request_template
@@ -51,7 +51,7 @@ async def _batch(runtime: DistributedRuntime, command: Command, environ: Mapping
     async with answering(runtime, command, environ) as (models, model):
         journal = Journal(file.with_name(OUTPUT))
         try:
-            journal.open(Header(input=file.name, checksum=digest, model=model.name))
+            journal.open(JournalHeader(input=file.name, checksum=digest, model=model.name))
             batch = Batch(runtime, command, models, model.name, journal)
             with Progress(total, done=len(journal)) as progress:
                 await batch.answer_all(file, progress)

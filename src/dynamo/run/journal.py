@@ -20,7 +20,7 @@ from msgspec import Struct
 from dynamo.run.errors import RunError
 
 
-class Header(Struct, frozen=True, kw_only=True):
+class JournalHeader(Struct, frozen=True, kw_only=True):
     """What a journal belongs to; answers of another input or model must not be mixed in."""
 
     input: str
@@ -34,7 +34,7 @@ class Entry(Struct, kw_only=True):
     record: msgspec.Raw
 
 
-_header = msgspec.json.Decoder(Header)
+_header = msgspec.json.Decoder(JournalHeader)
 _entry = msgspec.json.Decoder(Entry)
 
 
@@ -49,7 +49,7 @@ class Journal:
         self._size = 0
         self.failed = 0
 
-    def open(self, header: Header) -> None:
+    def open(self, header: JournalHeader) -> None:
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
@@ -62,7 +62,7 @@ class Journal:
         if not self._size:
             self._append(msgspec.json.encode(header) + b"\n")
 
-    def _read(self, expected: Header) -> None:
+    def _read(self, expected: JournalHeader) -> None:
         """Learn what is there, and cut off what a kill left unfinished."""
         with os.fdopen(os.dup(self._fd), "rb") as file:
             for number, line in enumerate(file):
@@ -80,7 +80,7 @@ class Journal:
                 self._size += len(line)
         os.ftruncate(self._fd, self._size)
 
-    def _check(self, found: Header, expected: Header) -> None:
+    def _check(self, found: JournalHeader, expected: JournalHeader) -> None:
         if found != expected:
             what = "input file" if found.input != expected.input else "model"
             if found.input == expected.input and found.checksum != expected.checksum:

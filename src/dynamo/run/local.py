@@ -17,7 +17,7 @@ from dynamo.llm.register import register_card
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
-from dynamo.protocols.card import ModelCard, ModelInput, ModelType, RuntimeConfig
+from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType
 from dynamo.run.errors import Interrupted
 from dynamo.run.grammar import Command, UsageError, nearest
 from dynamo.run.settings import engine_arguments
@@ -169,7 +169,7 @@ def _make(command: Command, subject: Subject, environ: Mapping[str, str]) -> Eng
 
 def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) -> ModelCard:
     tools, reasoning = _BUNDLED_PARSERS if subject.is_bundled else (None, None)
-    runtime_config = RuntimeConfig(
+    runtime_config = ModelRuntimeConfig(
         total_kv_blocks=info.total_kv_blocks,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,

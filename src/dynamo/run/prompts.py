@@ -13,7 +13,7 @@ from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import DynamoException, to_wire
 from dynamo.protocols.openai_chat import ChatRequest, Message
 from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.serving.ask import Answer, Wishes
+from dynamo.serving.ask import Answer, RequestDefaults
 
 Request = ChatRequest | CompletionRequest
 
@@ -51,7 +51,7 @@ class BadLine(Exception):
 class TextPrompt:
     """The plain form: a text in, a response out."""
 
-    def __init__(self, text: str, model: str, wishes: Wishes) -> None:
+    def __init__(self, text: str, model: str, wishes: RequestDefaults) -> None:
         self._text = text
         self._model = model
         self._wishes = wishes
@@ -99,7 +99,7 @@ class OpenAIPrompt:
         return {"id": self._id, "custom_id": self._custom_id, "response": response, "error": None}
 
 
-def read_prompt(line: bytes, *, model: str, wishes: Wishes, template: RequestTemplate | None = None) -> Prompt:
+def read_prompt(line: bytes, *, model: str, wishes: RequestDefaults, template: RequestTemplate | None = None) -> Prompt:
     """Raises BadLine, in words for the person who wrote the file."""
     try:
         value = msgspec.json.decode(line)

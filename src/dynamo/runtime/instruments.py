@@ -17,7 +17,7 @@ class Sample(Struct, array_like=True):
     value: float
 
 
-class Snapshot(Struct, array_like=True):
+class MetricFamily(Struct, array_like=True):
     """One family at one moment, as processes tell it to each other."""
 
     name: str
@@ -86,13 +86,13 @@ class Family(Generic[Instrument]):
             child = self._children[values] = self._make()
         return child
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> MetricFamily:
         samples = [
             sample
             for values, child in self._children.items()
             for sample in child.samples(self.name, dict(zip(self._labels, values, strict=True)))
         ]
-        return Snapshot(self.name.removesuffix("_total"), self._help, self._kind, samples)
+        return MetricFamily(self.name.removesuffix("_total"), self._help, self._kind, samples)
 
 
 def log_buckets(low: float, high: float, count: int) -> list[float]:

@@ -41,7 +41,7 @@ class NatsError(StartError):
     """NATS cannot be used, or refused a message; the message names the reason."""
 
 
-class Subscription:
+class NatsSubscription:
     """Interest in one subject, kept across reconnects until `unsubscribe`."""
 
     def __init__(self, connection: NatsConnection, subject: str, callback: Callback) -> None:
@@ -65,7 +65,7 @@ class NatsConnection:
         self._in_outage = False
         self._revival: asyncio.Task[None] | None = None
         self._listeners: list[Callable[[bool], None]] = []
-        self._subscriptions: dict[Subscription, ClientSubscription | None] = {}
+        self._subscriptions: dict[NatsSubscription, ClientSubscription | None] = {}
 
     @property
     def connected(self) -> bool:
@@ -116,14 +116,14 @@ class NatsConnection:
             reason = _reason(error) if client.is_connected else f"not connected to NATS at {self.config.where}"
             raise NatsError(f"cannot publish on {subject!r}: {reason}") from error
 
-    def subscribe(self, subject: str, callback: Callback) -> Subscription:
+    def subscribe(self, subject: str, callback: Callback) -> NatsSubscription:
         """Ask for a subject (`*` and `>` as NATS has them); during an outage it takes effect at its end.
 
         The server handles it before anything this connection publishes later. Await `flush` to know that it also
         reaches what others publish.
         """
         client = self._started()
-        subscription = Subscription(self, subject, callback)
+        subscription = NatsSubscription(self, subject, callback)
         try:
             self._subscriptions[subscription] = self._ask(client, subscription)
         except _library_error() as error:
@@ -246,7 +246,7 @@ class NatsConnection:
         return options
 
     def _use(self, client: Client) -> None:
-        routes: dict[int, Subscription] = {}
+        routes: dict[int, NatsSubscription] = {}
         client.msg_class = partial(_deliver, routes)  # type: ignore[assignment]
         self._routes = routes
         self._client = client
@@ -254,14 +254,14 @@ class NatsConnection:
         for subscription in self._subscriptions:
             self._subscriptions[subscription] = self._ask(client, subscription)
 
-    def _ask(self, client: Client, subscription: Subscription) -> ClientSubscription | None:
+    def _ask(self, client: Client, subscription: NatsSubscription) -> ClientSubscription | None:
         if client.is_closed:
             return None  # `_revive` asks again, on the next client
         asked: ClientSubscription = _run(client.subscribe(subscription.subject))
         self._routes[asked._id] = subscription
         return asked
 
-    def _unsubscribe(self, subscription: Subscription) -> None:
+    def _unsubscribe(self, subscription: NatsSubscription) -> None:
         asked = self._subscriptions.pop(subscription, None)
         if asked is None:
             return
@@ -319,7 +319,7 @@ class NatsConnection:
 
 
 def _deliver(
-    routes: Mapping[int, Subscription], *, subject: str, reply: str, data: bytes, _sid: int, **_: object
+    routes: Mapping[int, NatsSubscription], *, subject: str, reply: str, data: bytes, _sid: int, **_: object
 ) -> None:
     """Stands where nats-py makes a message object: None tells it that there is nothing left to do."""
     subscription = routes.get(_sid)

@@ -33,7 +33,7 @@ class Listener(Protocol):
     def reasoning(self, text: str) -> None: ...
 
 
-class Wishes(Struct, frozen=True, kw_only=True):
+class RequestDefaults(Struct, frozen=True, kw_only=True):
     """How to word a request of which only the text is known."""
 
     temperature: float | None = None
@@ -53,7 +53,7 @@ class Wishes(Struct, frozen=True, kw_only=True):
         )
 
 
-class Nobody:
+class NoListener:
     def text(self, text: str) -> None: ...
 
     def reasoning(self, text: str) -> None: ...
@@ -124,7 +124,7 @@ async def ask(model: ServedModel, asked: ChatRequest | CompletionRequest, listen
     context = Context(str(uuid.uuid4()))
     generation = Generation(model, context)
     watch = Stopwatch()
-    listener = listener or Nobody()
+    listener = listener or NoListener()
     try:
         if model.preprocessor is None:
             refuse_guidance(model.card, asked)
@@ -183,7 +183,7 @@ def _builtins(answer: object) -> dict[str, Any]:
 
 def _hearing(listener: Listener, watch: Stopwatch) -> Callable[[Whole, int], Collected]:
     """Of several choices the first is heard while it comes."""
-    return lambda whole, index: _Heard(whole, index, Nobody() if index else listener, watch)
+    return lambda whole, index: _Heard(whole, index, NoListener() if index else listener, watch)
 
 
 class _Heard(Collected):

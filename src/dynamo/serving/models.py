@@ -15,7 +15,7 @@ from msgspec import structs
 from dynamo.model import HubConfig, LoadedModel, ModelError, open_card
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
-from dynamo.protocols.card import ModelCard, ModelInput, RuntimeConfig
+from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import Router, RouterConfig, make_router
@@ -56,7 +56,7 @@ class Group:
         self.error: ModelError | None = None
         """Why its card cannot be opened here."""
         self._count: Counter[str] = Counter()
-        self._runtimes: dict[int, RuntimeConfig] = {}
+        self._runtimes: dict[int, ModelRuntimeConfig] = {}
 
     def put(self, place: str, card: ModelCard, checksum: str) -> None:
         self.remove(place)
@@ -83,9 +83,9 @@ class Group:
     def agrees(self, place: str) -> bool:
         return self.cards[place][0] == self.checksum
 
-    def runtime_of(self, instance_id: int) -> RuntimeConfig:
+    def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
         """What the card of this instance says of its engine: other than its tokenizer, that may differ."""
-        return self._runtimes.get(instance_id) or RuntimeConfig()
+        return self._runtimes.get(instance_id) or ModelRuntimeConfig()
 
 
 class Models:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dynamo.engines.mocker import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, Vocabulary
-from dynamo.engines.mocker.tokens import Answer, answer_for
+from dynamo.engines.mocker import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, MockVocabulary
+from dynamo.engines.mocker.tokens import MockAnswer, answer_for
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 
 
-def answer_to(prompt: list[int], max_tokens: int, limit: int = 10**6) -> Answer:
+def answer_to(prompt: list[int], max_tokens: int, limit: int = 10**6) -> MockAnswer:
     request = PreprocessedRequest(token_ids=prompt, stop_conditions=StopConditions(max_tokens=max_tokens))
-    return answer_for(request, Vocabulary(), limit)
+    return answer_for(request, MockVocabulary(), limit)
 
 
 class Replica:

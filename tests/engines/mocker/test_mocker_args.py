@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.engines.mocker import MockerArgs, Reasoning
+from dynamo.engines.mocker import MockerArgs, ReasoningArgs
 from dynamo.protocols.errors import InvalidArgument
 
 
@@ -46,7 +46,7 @@ def test_every_argument_is_read_from_json() -> None:
         dp_size=4,
         startup_time=1.5,
         disaggregation_mode="decode",
-        reasoning=Reasoning(start_thinking_token_id=1, end_thinking_token_id=2, thinking_ratio=0.5),
+        reasoning=ReasoningArgs(start_thinking_token_id=1, end_thinking_token_id=2, thinking_ratio=0.5),
     )
 
 

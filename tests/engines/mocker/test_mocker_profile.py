@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dynamo.engines.mocker import (
     MockerArgs,
     MockerEngine,
+    MockVocabulary,
     Profile,
     ProfileTiming,
     Ranks,
-    Vocabulary,
     answer_for,
     read_profile,
 )
@@ -116,7 +116,7 @@ def test_a_simulation_keeps_the_times_of_the_profile_its_arguments_name(tmp_path
     ranks = Ranks(args)
     prompt = list(range(200))
     request = PreprocessedRequest(token_ids=prompt, stop_conditions=StopConditions(max_tokens=1))
-    ranks.add(1, prompt, answer_for(request, Vocabulary(), args.context_limit))
+    ranks.add(1, prompt, answer_for(request, MockVocabulary(), args.context_limit))
     assert ranks.step(0.0).ends == pytest.approx(0.02)
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from dynamo.engines.mocker import BlockRemoved, BlockStored, KvEvent, MockerArgs, PolynomialTiming
 from dynamo.engines.mocker.scheduler import Scheduler
-from dynamo.engines.mocker.tokens import Answer
+from dynamo.engines.mocker.tokens import MockAnswer
 
 RECORDINGS = {one["name"]: one for one in json.loads((Path(__file__).parent / "vllm_recording.json").read_text())}
 
 
-class RecordedAnswer(Answer):
+class RecordedAnswer(MockAnswer):
     """Says what vLLM said."""
 
     def __init__(self, tokens: list[int], length: int) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.engines.mocker import Reasoning, Vocabulary
+from dynamo.engines.mocker import MockVocabulary, ReasoningArgs
 from dynamo.engines.mocker.thinking import _last
-from dynamo.engines.mocker.tokens import Answer, answer_for, total
+from dynamo.engines.mocker.tokens import MockAnswer, answer_for, total
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo.protocols.errors import InvalidArgument
 
@@ -27,21 +27,21 @@ def answer(
     *,
     seed: int | None = None,
     eos: tuple[int, ...] = (2,),
-    vocabulary: Vocabulary | None = None,
+    vocabulary: MockVocabulary | None = None,
     limit: int = 5000,
-    reasoning: Reasoning | None = None,
+    reasoning: ReasoningArgs | None = None,
     **stop: Any,
-) -> Answer:
+) -> MockAnswer:
     request = PreprocessedRequest(
         token_ids=prompt,
         stop_conditions=StopConditions(**stop),
         sampling_options=SamplingOptions(seed=seed),
         eos_token_ids=list(eos),
     )
-    return answer_for(request, vocabulary or Vocabulary(), limit, reasoning)
+    return answer_for(request, vocabulary or MockVocabulary(), limit, reasoning)
 
 
-def all_of(source: Answer) -> list[int]:
+def all_of(source: MockAnswer) -> list[int]:
     tokens: list[int] = []
     while source.left(64):
         tokens += source.take(source.left(64))
@@ -105,7 +105,7 @@ def test_a_limit_that_is_the_rest_of_the_context_is_none() -> None:
 
 def test_the_first_tokens_of_an_answer_can_be_asked_for() -> None:
     request = PreprocessedRequest(token_ids=PROMPT, stop_conditions=StopConditions(max_tokens=50, min_tokens=9))
-    source = answer_for(request, Vocabulary(), 5000, first=1)
+    source = answer_for(request, MockVocabulary(), 5000, first=1)
     assert all_of(source) == all_of(answer(max_tokens=50))[:1]
     assert source.finish_reason == "length"
 
@@ -118,7 +118,7 @@ def test_choices_without_a_seed_differ() -> None:
             sampling_options=SamplingOptions(seed=seed),
             choice=index,
         )
-        return tuple(all_of(answer_for(request, Vocabulary(), 5000)))
+        return tuple(all_of(answer_for(request, MockVocabulary(), 5000)))
 
     assert len({choice(index, None) for index in range(3)}) == 3
     assert choice(0, None) == tuple(all_of(answer(max_tokens=20)))
@@ -151,13 +151,13 @@ def test_a_stop_token_is_not_made_before_min_tokens() -> None:
 
 
 def test_words_stay_in_the_vocabulary_and_off_special_ids() -> None:
-    vocabulary = Vocabulary(10, 20, avoid=[11, 12])
+    vocabulary = MockVocabulary(10, 20, avoid=[11, 12])
     words = set(all_of(answer(max_tokens=500, vocabulary=vocabulary, eos=(13,))))
     assert words == {10, 14, 15, 16, 17, 18, 19}
 
 
 def test_a_large_vocabulary_is_sampled_from_end_to_end() -> None:
-    words = Vocabulary(0, 200_000).words
+    words = MockVocabulary(0, 200_000).words
     assert len(words) <= 8192
     assert words[-1] > 199_000
 
@@ -165,7 +165,7 @@ def test_a_large_vocabulary_is_sampled_from_end_to_end() -> None:
 @pytest.mark.parametrize(("low", "high", "avoid"), [(5, 5, []), (-1, 5, []), (0, 2**32 + 1, []), (1, 3, [1, 2])])
 def test_a_vocabulary_without_words_is_refused(low: int, high: int, avoid: list[int]) -> None:
     with pytest.raises(InvalidArgument, match="vocabulary range"):
-        Vocabulary(low, high, avoid)
+        MockVocabulary(low, high, avoid)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_contradictory_stop_conditions_are_refused(stop: dict[str, int], message
 
 
 START, END = 1, 3
-HALF = Reasoning(start_thinking_token_id=START, end_thinking_token_id=END, thinking_ratio=0.5)
+HALF = ReasoningArgs(start_thinking_token_id=START, end_thinking_token_id=END, thinking_ratio=0.5)
 
 
 @pytest.mark.parametrize(("length", "end"), [(10, 4), (4, 1), (1, None)])
@@ -221,7 +221,7 @@ def test_an_answer_with_stop_tokens_thinks_and_may_stop_with_the_thinking() -> N
 def test_thinking_continued_elsewhere_goes_on_as_it_would_have(
     earlier: list[int], cut: int, seed: int, ends: bool, ratio: float
 ) -> None:
-    reasoning = Reasoning(start_thinking_token_id=START, end_thinking_token_id=END, thinking_ratio=ratio)
+    reasoning = ReasoningArgs(start_thinking_token_id=START, end_thinking_token_id=END, thinking_ratio=ratio)
     prompt = [*earlier, 2]
     limit = 5000 - len(prompt) if ends else 100
     whole = all_of(answer(prompt, max_tokens=limit, seed=seed, reasoning=reasoning))
@@ -242,7 +242,7 @@ def test_an_earlier_turn_that_thought_changes_nothing() -> None:
 
 
 def test_thinking_tokens_are_no_words() -> None:
-    vocabulary = Vocabulary(0, 6, avoid=[2])
+    vocabulary = MockVocabulary(0, 6, avoid=[2])
     tokens = all_of(answer(max_tokens=500, vocabulary=vocabulary, reasoning=HALF))
     assert (tokens.count(START), tokens.count(END)) == (1, 1)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo.pipeline.parse import Reasoning, Text, ToolArgs, ToolStart, make_parser, reasoning_formats, tool_formats
+from dynamo.pipeline.parse import Text, ThoughtText, ToolArgs, ToolStart, make_parser, reasoning_formats, tool_formats
 from pipeline.parse.outputs import TWO_CALLS, parse, see
 
 
@@ -37,9 +37,9 @@ def test_tagged_arguments_stream_one_at_a_time() -> None:
 def test_a_partial_marker_is_held_back_until_it_is_decided() -> None:
     parser = make_parser("hermes", "basic")
     assert parser.feed("<th") == []
-    assert parser.feed("ink>Hm") == [Reasoning("Hm")]
-    assert parser.feed(" a </thi") == [Reasoning(" a ")]
-    assert parser.feed("s") == [Reasoning("</this")]
+    assert parser.feed("ink>Hm") == [ThoughtText("Hm")]
+    assert parser.feed(" a </thi") == [ThoughtText(" a ")]
+    assert parser.feed("s") == [ThoughtText("</this")]
     assert parser.feed("</think>A <tool") == [Text("A ")]
     assert parser.feed("box>") == [Text("<toolbox>")]
     assert parser.feed("<tool_call") == []

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dynamo.kv.hashing import sequence_hashes
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier
 from dynamo.router.kv.index.index import Applied
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 
 class NaiveIndex:
     def __init__(self) -> None:
-        self.held: dict[Worker, dict[Tier, dict[int, int]]] = {}
+        self.held: dict[WorkerRank, dict[Tier, dict[int, int]]] = {}
         """Sequence hash by name, per worker and tier."""
         self.parents: dict[int, int | None] = {}
         """Of every block ever heard of."""
 
     def apply(self, event: RouterEvent) -> Applied | None:
         """None: refused."""
-        worker = Worker(event.worker_id, event.dp_rank)
+        worker = WorkerRank(event.worker_id, event.dp_rank)
         tiers = self.held.get(worker, {tier: {} for tier in Tier})
         names = tiers[event.tier]
         match event.data:
@@ -50,14 +50,14 @@ class NaiveIndex:
                     self.held[worker] = {tier: {} for tier in Tier}
                 return Applied(changed)
 
-    def replace(self, snapshot: Snapshot) -> None:
+    def replace(self, snapshot: KvSnapshot) -> None:
         tiers: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
         for part in snapshot.tiers:
             tiers[part.tier].update(zip(part.block_hashes, part.sequence_hashes, strict=True))
             self.parents.update(zip(part.sequence_hashes, part.parents, strict=True))
-        self.held[Worker(snapshot.worker_id, snapshot.dp_rank)] = tiers
+        self.held[WorkerRank(snapshot.worker_id, snapshot.dp_rank)] = tiers
 
-    def match(self, chain: list[int]) -> dict[Worker, Overlap]:
+    def match(self, chain: list[int]) -> dict[WorkerRank, Overlap]:
         found = {}
         for worker, tiers in self.held.items():
             at, counts = 0, []

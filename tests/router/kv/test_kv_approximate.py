@@ -7,9 +7,9 @@ import pytest
 from dynamo.kv.hashing import sequence_hashes
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
-A, B = Worker(1), Worker(2)
+A, B = WorkerRank(1), WorkerRank(2)
 
 
 def test_what_was_sent_to_a_worker_is_expected_there() -> None:
@@ -54,8 +54,8 @@ def test_a_prompt_sent_again_and_again_is_kept_once() -> None:
 def test_a_worker_that_leaves_is_forgotten_and_its_slot_used_again() -> None:
     index = ApproximateIndex()
     for worker_id in range(100):
-        index.record(Worker(worker_id), [1, 2], 0)
-        index.remove_worker(Worker(worker_id))
+        index.record(WorkerRank(worker_id), [1, 2], 0)
+        index.remove_worker(WorkerRank(worker_id))
     index.record(A, [1], 0)
     assert index.match([1, 2], 0) == {A: Overlap(1)}
     assert index.workers == [A]
@@ -66,12 +66,12 @@ def test_a_worker_that_leaves_is_forgotten_and_its_slot_used_again() -> None:
 def test_every_answer_is_the_depth_of_blocks_young_enough(seed: int) -> None:
     rng = random.Random(seed)
     index = ApproximateIndex(ttl=20)
-    touched: dict[tuple[Worker, int], float] = {}
+    touched: dict[tuple[WorkerRank, int], float] = {}
     now = 0.0
     for _ in range(200):
         now += rng.choice((0, 1, 3))
         chain = sequence_hashes([rng.choice((1, 2)) for _ in range(rng.randrange(8))])
-        worker = Worker(rng.randrange(3))
+        worker = WorkerRank(rng.randrange(3))
         if rng.random() < 0.05:
             index.remove_worker(worker)
             touched = {key: at for key, at in touched.items() if key[0] != worker}
@@ -80,7 +80,7 @@ def test_every_answer_is_the_depth_of_blocks_young_enough(seed: int) -> None:
             touched.update({(worker, block): now for block in chain})
         asked = sequence_hashes([rng.choice((1, 2)) for _ in range(6)])
         expected = {}
-        for worker in map(Worker, range(3)):
+        for worker in map(WorkerRank, range(3)):
             depth = 0
             while depth < len(asked) and now - touched.get((worker, asked[depth]), -99) < 20:
                 depth += 1

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.pipeline.preprocess import Prepared
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import Unknown
 from dynamo.router.kv.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, Made, idle_places
@@ -19,7 +19,7 @@ from dynamo.router.kv.choice.cost import CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.runtime import Local
 from router.scripted import BLOCK, Asked, RouterSide, ScriptedWorker, routing, until
 
@@ -37,11 +37,11 @@ ROW = st.tuples(st.integers(0, 3), st.sampled_from([0, 50, 90, 100]), st.floats(
 def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
     rows: list[tuple[int, int, float, int]], sharing: int, depth: int, told: int
 ) -> None:
-    fleet = Fleet({Worker(n): Capacity(total_blocks=row[3]) for n, row in enumerate(rows)}, 16)
+    fleet = Fleet({WorkerRank(n): Capacity(total_blocks=row[3]) for n, row in enumerate(rows)}, 16)
     requests = [row[0] for row in rows]
     nothing = [0] * len(rows)
     loads = Loads([0.0] * len(rows), [0.0] * len(rows), nothing, requests, [row[2] for row in rows])
-    held = Overlaps.of({Worker(n): Overlap(row[1]) for n, row in enumerate(rows)})
+    held = Overlaps.of({WorkerRank(n): Overlap(row[1]) for n, row in enumerate(rows)})
     choice = choose(1600, 100, fleet, held, loads, CostConfig(), random.Random(1))
     found = idle_places(choice, depth, sharing, lambda worker: worker.worker_id == told)
     places = [at for at, _ in found]
@@ -68,14 +68,14 @@ def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
 
 def test_a_worker_is_told_of_a_prefix_at_most_once_a_minute() -> None:
     made = Made()
-    made.add(Worker(1), 7, now=0)
-    made.add(Worker(2), 7, now=30)
-    assert [made.of(7, now=59)(Worker(n)) for n in (1, 2, 3)] == [True, True, False]
-    assert not made.of(8, now=59)(Worker(1))
-    assert [made.of(7, now=AGAIN_SECONDS)(Worker(n)) for n in (1, 2)] == [False, True]
-    made.add(Worker(1), 7, now=AGAIN_SECONDS)
-    made.add(Worker(3), 7, now=1.5 * AGAIN_SECONDS)
-    assert [made.of(7, now=1.5 * AGAIN_SECONDS)(Worker(n)) for n in (1, 2, 3)] == [True, False, True]
+    made.add(WorkerRank(1), 7, now=0)
+    made.add(WorkerRank(2), 7, now=30)
+    assert [made.of(7, now=59)(WorkerRank(n)) for n in (1, 2, 3)] == [True, True, False]
+    assert not made.of(8, now=59)(WorkerRank(1))
+    assert [made.of(7, now=AGAIN_SECONDS)(WorkerRank(n)) for n in (1, 2)] == [False, True]
+    made.add(WorkerRank(1), 7, now=AGAIN_SECONDS)
+    made.add(WorkerRank(3), 7, now=1.5 * AGAIN_SECONDS)
+    assert [made.of(7, now=1.5 * AGAIN_SECONDS)(WorkerRank(n)) for n in (1, 2, 3)] == [True, False, True]
 
 
 class Party:
@@ -158,7 +158,7 @@ async def test_copies_that_are_not_done_bring_no_further_ones() -> None:
 
 async def test_a_copy_carries_adapter_and_salt_and_names_the_rank() -> None:
     async with AsyncExitStack() as stack:
-        here = await party(stack, 2, card=RuntimeConfig(data_parallel_size=2))
+        here = await party(stack, 2, card=ModelRuntimeConfig(data_parallel_size=2))
         for _ in range(3):
             await here.ask(lora_name="tuned", cache_salt="mine")
         await until(lambda: here.copies())

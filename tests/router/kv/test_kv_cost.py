@@ -15,14 +15,14 @@ from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 BLOCK = 16
 
 
 def fleet_of(count: int, total_blocks: int | None = 16384) -> Fleet:
     size = Capacity(total_blocks=total_blocks, max_batched_tokens=8192)
-    return Fleet({Worker(n): size for n in range(count)}, BLOCK)
+    return Fleet({WorkerRank(n): size for n in range(count)}, BLOCK)
 
 
 def idle(count: int) -> Loads:
@@ -37,7 +37,7 @@ def pick(
     total_blocks: int | None = 16384,
     seed: int = 0,
 ) -> Choice:
-    held = Overlaps.of({Worker(n): overlap for n, overlap in (overlaps or {}).items()})
+    held = Overlaps.of({WorkerRank(n): overlap for n, overlap in (overlaps or {}).items()})
     fleet = fleet_of(len(loads.requests), total_blocks)
     return choose(tokens, tokens // BLOCK, fleet, held, loads, config or CostConfig(), random.Random(seed))
 
@@ -114,9 +114,9 @@ def test_every_cost_is_that_of_the_rule_and_the_choice_follows_from_the_costs(
     rows: list[tuple[Capacity, Load]], overlaps: dict[int, Overlap], config: CostConfig, order: list[int]
 ) -> None:
     """Whatever the sizes, loads and tiers, and in whatever order the index knows the workers, or whether it does."""
-    fleet = Fleet({Worker(n): capacity for n, (capacity, _) in enumerate(rows)}, BLOCK)
+    fleet = Fleet({WorkerRank(n): capacity for n, (capacity, _) in enumerate(rows)}, BLOCK)
     loads = Loads(*[list(column) for column in zip(*[load for _, load in rows], strict=True)])
-    known = Overlaps.of({Worker(n): overlaps[n] for n in order if n in overlaps})
+    known = Overlaps.of({WorkerRank(n): overlaps[n] for n in order if n in overlaps})
     if not any(map(any, known.lower)):
         known = Overlaps(known.workers, known.device)
     choice = choose(TOKENS, TOKENS // BLOCK, fleet, known, loads, config, random.Random(3))
@@ -194,8 +194,8 @@ def test_the_smallest_temperature_there_is_takes_the_cheaper_however_near_the_co
 
 
 def test_blocks_may_be_larger_than_the_cache_a_silent_card_stands_for() -> None:
-    fleet = Fleet({Worker(1): Capacity()}, 1 << 20)
-    assert choose(1000, 0, fleet, Overlaps.of({}), idle(1), CostConfig(), random.Random(0)).worker == Worker(1)
+    fleet = Fleet({WorkerRank(1): Capacity()}, 1 << 20)
+    assert choose(1000, 0, fleet, Overlaps.of({}), idle(1), CostConfig(), random.Random(0)).worker == WorkerRank(1)
 
 
 def test_a_conversation_stays_with_its_history() -> None:
@@ -279,7 +279,7 @@ def test_slower_tiers_count_by_their_weight() -> None:
 
 
 def test_a_card_without_sizes_is_taken_for_a_large_worker() -> None:
-    fleet = Fleet({Worker(1): Capacity()}, BLOCK)
+    fleet = Fleet({WorkerRank(1): Capacity()}, BLOCK)
     assert (fleet.total_blocks, fleet.batch_tokens) == ([16384], [8192])
 
 

@@ -14,10 +14,10 @@ from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 BLOCK = 16
-a, b = Worker(1), Worker(2)
+a, b = WorkerRank(1), WorkerRank(2)
 
 
 def prompt(blocks: str) -> list[int]:
@@ -34,7 +34,7 @@ class Core:
         self.learned = ApproximateIndex()
         self.book = LoadBook()
         self.fleet = Fleet({a: Capacity(), b: Capacity()}, BLOCK)
-        self.cached: dict[Worker, dict[int, None]] = {a: {}, b: {}}
+        self.cached: dict[WorkerRank, dict[int, None]] = {a: {}, b: {}}
         self.now = 0.0
         for worker in (a, b):
             self.book.add_worker(worker)
@@ -48,7 +48,7 @@ class Core:
         chain = prompt_hashes(tokens, BLOCK)
         return self.index.match(chain) if self.events else self.learned.match(chain, self.now)
 
-    def send(self, tokens: list[int], worker: Worker | None = None) -> Worker:
+    def send(self, tokens: list[int], worker: WorkerRank | None = None) -> WorkerRank:
         choice = self.decide(tokens)
         chosen = worker or choice.worker
         chain = prompt_hashes(tokens, BLOCK)
@@ -60,7 +60,7 @@ class Core:
         self.now += 1
         return chosen
 
-    def _serve(self, worker: Worker, chain: list[int], local: list[int]) -> None:
+    def _serve(self, worker: WorkerRank, chain: list[int], local: list[int]) -> None:
         held = self.cached[worker]
         parent = None
         for name, tokens_hash in zip(chain, local, strict=True):

@@ -9,25 +9,25 @@ from kv_naive import NaiveIndex
 
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, TierSnapshot
 from dynamo.router.kv.index.index import Applied, Index, Rejected
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
-A, B = Worker(1), Worker(2)
+A, B = WorkerRank(1), WorkerRank(2)
 
 
 def stored(
-    worker: Worker, names: list[int], tokens: list[int], parent: int | None = None, tier: Tier = Tier.Device
+    worker: WorkerRank, names: list[int], tokens: list[int], parent: int | None = None, tier: Tier = Tier.Device
 ) -> RouterEvent:
     return _event(worker, Stored(names, tokens, parent), tier)
 
 
-def removed(worker: Worker, names: list[int], tier: Tier = Tier.Device) -> RouterEvent:
+def removed(worker: WorkerRank, names: list[int], tier: Tier = Tier.Device) -> RouterEvent:
     return _event(worker, Removed(names), tier)
 
 
-def _event(worker: Worker, data: Stored | Removed | Cleared, tier: Tier = Tier.Device) -> RouterEvent:
+def _event(worker: WorkerRank, data: Stored | Removed | Cleared, tier: Tier = Tier.Device) -> RouterEvent:
     return RouterEvent(worker_id=worker.worker_id, dp_rank=worker.dp_rank, event_id=0, data=data, tier=tier)
 
 
@@ -45,11 +45,11 @@ def test_a_worker_matches_as_deep_as_it_holds_the_prompt() -> None:
 
 def test_ranks_of_one_worker_are_kept_apart() -> None:
     index = Index()
-    index.apply(stored(Worker(1, 0), [11], [1]))
-    index.apply(stored(Worker(1, 1), [11, 12], [1, 2]))
-    assert index.match(CHAIN) == {Worker(1, 0): Overlap(1), Worker(1, 1): Overlap(2)}
-    index.apply(_event(Worker(1, 1), Cleared()))
-    assert index.match(CHAIN) == {Worker(1, 0): Overlap(1)}
+    index.apply(stored(WorkerRank(1, 0), [11], [1]))
+    index.apply(stored(WorkerRank(1, 1), [11, 12], [1, 2]))
+    assert index.match(CHAIN) == {WorkerRank(1, 0): Overlap(1), WorkerRank(1, 1): Overlap(2)}
+    index.apply(_event(WorkerRank(1, 1), Cleared()))
+    assert index.match(CHAIN) == {WorkerRank(1, 0): Overlap(1)}
 
 
 def test_a_block_evicted_in_the_middle_ends_the_match_there_until_it_returns() -> None:
@@ -162,9 +162,9 @@ def test_adapters_and_tenants_do_not_see_each_others_blocks() -> None:
 def test_slots_are_used_again_and_carry_nothing_over() -> None:
     index = Index()
     for worker_id in range(1000):
-        index.apply(stored(Worker(worker_id), [11, 12], [1, 2]))
-        assert index.match(CHAIN) == {Worker(worker_id): Overlap(2)}
-        index.remove_worker(Worker(worker_id))
+        index.apply(stored(WorkerRank(worker_id), [11, 12], [1, 2]))
+        assert index.match(CHAIN) == {WorkerRank(worker_id): Overlap(2)}
+        index.remove_worker(WorkerRank(worker_id))
     assert index.workers == []
     assert len(index) == 0
     assert len(index._slots.workers) == 1
@@ -181,7 +181,7 @@ def test_a_malformed_snapshot_is_refused_and_changes_nothing(
     index.apply(stored(A, [11], [1]))
     part = TierSnapshot(tier=Tier.Device, block_hashes=[1, 2], sequence_hashes=sequences, parents=parents)
     with pytest.raises(InvalidArgument, match=message):
-        index.replace(Snapshot(worker_id=1, tiers=[part]))
+        index.replace(KvSnapshot(worker_id=1, tiers=[part]))
     assert index.match(CHAIN) == {A: Overlap(1)}
 
 
@@ -199,9 +199,9 @@ def test_whatever_workers_say_of_parents_all_is_forgotten_with_them(changes: lis
         rows = [row for row in rows if row[1] != row[2]]
         names, blocks, parents = ([row[column] for row in rows] for column in range(3))
         tier = TierSnapshot(tier=Tier.Device, block_hashes=names, sequence_hashes=blocks, parents=parents)
-        index.replace(Snapshot(worker_id=worker_id, tiers=[tier]))
-        index.apply(stored(Worker(worker_id), names, blocks, *parents[:1]))
-        index.apply(removed(Worker((worker_id + 1) % 3), names[::-1]))
+        index.replace(KvSnapshot(worker_id=worker_id, tiers=[tier]))
+        index.apply(stored(WorkerRank(worker_id), names, blocks, *parents[:1]))
+        index.apply(removed(WorkerRank((worker_id + 1) % 3), names[::-1]))
         index.match(blocks)
         for worker in index.workers:
             told = [row for part in index.snapshot(worker) for row in part.block_hashes]
@@ -221,7 +221,7 @@ def test_blocks_that_call_each_other_their_parent_are_forgotten_like_others() ->
         sequence_hashes=[35, 36, 37, 38, 39, 31, 32, 31],
         parents=[36, 35, 38, 37, 38, 32, 31, 32],
     )
-    index.replace(Snapshot(worker_id=1, tiers=[part]))
+    index.replace(KvSnapshot(worker_id=1, tiers=[part]))
     assert index.clear(A) == 8
     assert len(index) == 2
     assert index.match(CHAIN) == {B: Overlap(2)}
@@ -233,7 +233,7 @@ def test_long_chains_with_random_eviction_match_exactly(seed: int) -> None:
     index, model = Index(), NaiveIndex()
     prompts = [[rng.choice((1, 2)) if at % 16 == 0 else 7 for at in range(100)] for _ in range(4)]
     for _ in range(150):
-        worker = Worker(rng.randrange(12))
+        worker = WorkerRank(rng.randrange(12))
         prompt = rng.choice(prompts)[: rng.randrange(1, 100)]
         chain = sequence_hashes(prompt)
         if rng.random() < 0.5:

@@ -14,9 +14,9 @@ from kv_naive import NaiveIndex
 
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, TierSnapshot
 from dynamo.router.kv.index.index import Index, Rejected
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 Prompt = tuple[tuple[int, ...], int]
 """Blocks of one token each, and which adapter or tenant it belongs to."""
@@ -35,7 +35,7 @@ def chain_of(prompt: Prompt) -> list[int]:
     return sequence_hashes(local_of(prompt))
 
 
-def names_of(chain: list[int], worker: Worker, kind: str) -> list[int]:
+def names_of(chain: list[int], worker: WorkerRank, kind: str) -> list[int]:
     """What an engine may call its blocks: always unlike, except for `wild`, where names collide."""
     match kind:
         case "sequence":
@@ -51,11 +51,11 @@ def told_of(parts: list[TierSnapshot]) -> dict[Tier, set[tuple[int, int, int | N
     return {part.tier: set(zip(part.block_hashes, part.sequence_hashes, part.parents, strict=True)) for part in parts}
 
 
-def snapshot_of(worker: Worker, *tiers: TierSnapshot) -> Snapshot:
-    return Snapshot(worker_id=worker.worker_id, dp_rank=worker.dp_rank, tiers=list(tiers))
+def snapshot_of(worker: WorkerRank, *tiers: TierSnapshot) -> KvSnapshot:
+    return KvSnapshot(worker_id=worker.worker_id, dp_rank=worker.dp_rank, tiers=list(tiers))
 
 
-WORKERS = st.sampled_from([Worker(1), Worker(1, 1), Worker(2)])
+WORKERS = st.sampled_from([WorkerRank(1), WorkerRank(1, 1), WorkerRank(2)])
 TIERS = st.sampled_from([*[Tier.Device] * 7, Tier.Host, Tier.Disk, Tier.External])
 TOKENS = st.sampled_from([(1,), (1, 1), (1, 2), (1, 1, 1), (1, 1, 2), (1, 2, 1), (1, 1, 1, 1), (2, 2, 1, 2, 1, 1, 2)])
 PROMPTS = st.tuples(TOKENS, st.sampled_from([0, 0, 0, 0, 0, 1, 2]))
@@ -78,7 +78,7 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
         self.asked: list[Prompt] = [((1,) * 6, 0), ((1, 2, 1), 0), ((2, 2, 1, 2, 1, 1, 2), 0), ((1, 1), 1)]
 
     @rule(worker=WORKERS, tier=TIERS, prompt=PROMPTS, first=PLACES, kind=st.integers(0, 1))
-    def store(self, worker: Worker, tier: Tier, prompt: Prompt, first: int, kind: int) -> None:
+    def store(self, worker: WorkerRank, tier: Tier, prompt: Prompt, first: int, kind: int) -> None:
         """The rest of a prompt from some block on, under the one before it: known or not."""
         self.asked[-1] = prompt
         names = self._names(chain_of(prompt), worker, kind)
@@ -86,11 +86,13 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
         self._apply(worker, Stored(names[first:], local_of(prompt)[first:], names[first - 1] if first else None), tier)
 
     @rule(worker=WORKERS, prompt=PROMPTS)
-    def store_all(self, worker: Worker, prompt: Prompt) -> None:
+    def store_all(self, worker: WorkerRank, prompt: Prompt) -> None:
         self._apply(worker, Stored(self._names(chain_of(prompt), worker, 0), local_of(prompt)))
 
     @rule(worker=WORKERS, tier=TIERS, parent=PLACES, prompt=PROMPTS, kind=st.integers(0, 1))
-    def store_under_a_block_it_holds(self, worker: Worker, tier: Tier, parent: int, prompt: Prompt, kind: int) -> None:
+    def store_under_a_block_it_holds(
+        self, worker: WorkerRank, tier: Tier, parent: int, prompt: Prompt, kind: int
+    ) -> None:
         if held := self._held(worker, tier):
             above = held[parent % len(held)]
             known = next(names[above] for names in self.model.held[worker].values() if above in names)
@@ -107,27 +109,27 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
         tokens=st.lists(st.integers(1, 2), min_size=5, max_size=6),
     )
     def store_under_any_name(
-        self, worker: Worker, tier: Tier, parent: int | None, names: list[int], tokens: list[int]
+        self, worker: WorkerRank, tier: Tier, parent: int | None, names: list[int], tokens: list[int]
     ) -> None:
         self._apply(worker, Stored(names, local_of((tuple(tokens), 0))[: len(names)], parent), tier)
 
     @rule(worker=WORKERS, tier=TIERS, places=SOME)
-    def evict_what_it_holds(self, worker: Worker, tier: Tier, places: list[int]) -> None:
+    def evict_what_it_holds(self, worker: WorkerRank, tier: Tier, places: list[int]) -> None:
         if held := self._held(worker, tier):
             self._apply(worker, Removed([held[place % len(held)] for place in places]), tier)
 
     @rule(worker=WORKERS, tier=TIERS, prompt=PROMPTS, first=PLACES, kind=st.integers(0, 1))
-    def evict_from_the_end(self, worker: Worker, tier: Tier, prompt: Prompt, first: int, kind: int) -> None:
+    def evict_from_the_end(self, worker: WorkerRank, tier: Tier, prompt: Prompt, first: int, kind: int) -> None:
         names = self._names(chain_of(prompt), worker, kind)
         self._apply(worker, Removed(names[first % len(names) :][::-1]), tier)
 
     @precondition(lambda self: self.odd)
     @rule(worker=WORKERS, tier=TIERS, names=st.lists(NAMES, max_size=5))
-    def evict_any_name(self, worker: Worker, tier: Tier, names: list[int]) -> None:
+    def evict_any_name(self, worker: WorkerRank, tier: Tier, names: list[int]) -> None:
         self._apply(worker, Removed(names), tier)
 
     @rule(worker=WORKERS, what=st.sampled_from(["clear", "leave", "itself", "restart", "malformed", "malformed"]))
-    def upheaval(self, worker: Worker, what: str) -> None:
+    def upheaval(self, worker: WorkerRank, what: str) -> None:
         match what:
             case "clear":
                 self._apply(worker, Cleared())
@@ -143,7 +145,7 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
                 fresh = Index()
                 for known in self.index.workers:
                     told = msgspec.msgpack.encode(snapshot_of(known, *self.index.snapshot(known)))
-                    fresh.replace(msgspec.msgpack.decode(told, type=Snapshot))
+                    fresh.replace(msgspec.msgpack.decode(told, type=KvSnapshot))
                 self.index = fresh
             case "malformed":
                 self._apply(worker, Stored([1, 2], [1]))
@@ -157,7 +159,9 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
         parts=st.lists(st.tuples(TIERS, PROMPTS, st.sets(PLACES), st.integers(0, 1)), max_size=3),
         order=st.randoms(use_true_random=False),
     )
-    def replace(self, worker: Worker, parts: list[tuple[Tier, Prompt, set[int], int]], order: random.Random) -> None:
+    def replace(
+        self, worker: WorkerRank, parts: list[tuple[Tier, Prompt, set[int], int]], order: random.Random
+    ) -> None:
         """A snapshot with gaps, in any order, with one tier in several parts."""
         tiers = []
         for tier, prompt, places, kind in parts:
@@ -230,13 +234,13 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
                 held = {block for run in runs._all for at, block in enumerate(run.blocks) if run.held(slot) >> at & 1}
                 assert held == {*tiers[tier].values()}
 
-    def _names(self, chain: list[int], worker: Worker, kind: int) -> list[int]:
+    def _names(self, chain: list[int], worker: WorkerRank, kind: int) -> list[int]:
         return names_of(chain, worker, self.kinds[kind % len(self.kinds)])
 
-    def _held(self, worker: Worker, tier: Tier) -> list[int]:
+    def _held(self, worker: WorkerRank, tier: Tier) -> list[int]:
         return list(self.model.held[worker][tier]) if worker in self.model.held else []
 
-    def _apply(self, worker: Worker, data: Stored | Removed | Cleared, tier: Tier = Tier.Device) -> None:
+    def _apply(self, worker: WorkerRank, data: Stored | Removed | Cleared, tier: Tier = Tier.Device) -> None:
         event = RouterEvent(worker_id=worker.worker_id, dp_rank=worker.dp_rank, event_id=0, data=data, tier=tier)
         outcome, expected = self.index.apply(event), self.model.apply(event)
         if expected is None:

@@ -7,9 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.kv.load.book import LoadBook, Loads
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
-A, B = Worker(1), Worker(2)
+A, B = WorkerRank(1), WorkerRank(2)
 
 
 @pytest.fixture
@@ -20,7 +20,9 @@ def book() -> LoadBook:
     return book
 
 
-def add(book: LoadBook, request: str, worker: Worker, chain: list[int], now: float = 0.0, prefill: int = 100) -> bool:
+def add(
+    book: LoadBook, request: str, worker: WorkerRank, chain: list[int], now: float = 0.0, prefill: int = 100
+) -> bool:
     return book.book(request, worker, chain, now=now, prompt_tokens=200, prefill_tokens=prefill)
 
 
@@ -62,8 +64,8 @@ def test_a_worker_that_leaves_is_forgotten_with_its_traffic_when_its_last_reques
     book.remove_worker(A)
     assert not add(book, "z", A, [1])
     assert book.free("x")
-    book.add_worker(Worker(3))
-    assert book.loads([Worker(3), B], [1, 2], 0.0) == Loads([0, 100], [0, 1], [0, 1], [0, 1], [0.0, 200.0])
+    book.add_worker(WorkerRank(3))
+    assert book.loads([WorkerRank(3), B], [1, 2], 0.0) == Loads([0, 100], [0, 1], [0, 1], [0, 1], [0.0, 200.0])
     with pytest.raises(InvalidArgument, match="worker 1 rank 0 is not in the load book"):
         loads(book, [])
 
@@ -120,20 +122,20 @@ def chain_of(choices: tuple[int, ...], length: int) -> list[int]:
 CHOICES = st.lists(st.integers(1, 2), max_size=5).map(tuple)
 CHAINS = st.builds(chain_of, CHOICES, st.integers(0, 15))
 REQUESTS = st.sampled_from("abcdefgh")
-WORKERS = st.sampled_from([Worker(1), Worker(2), Worker(2, 1)])
+WORKERS = st.sampled_from([WorkerRank(1), WorkerRank(2), WorkerRank(2, 1)])
 
 
 class BookAgainstNaiveModel(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.book = LoadBook()
-        self.model: dict[str, tuple[Worker, list[int], int, bool]] = {}
-        self.workers = [Worker(1), Worker(2), Worker(2, 1)]
+        self.model: dict[str, tuple[WorkerRank, list[int], int, bool]] = {}
+        self.workers = [WorkerRank(1), WorkerRank(2), WorkerRank(2, 1)]
         for worker in self.workers:
             self.book.add_worker(worker)
 
     @rule(request=REQUESTS, worker=WORKERS, chain=CHAINS, prefill=st.integers(0, 50), extra=st.booleans())
-    def add(self, request: str, worker: Worker, chain: list[int], prefill: int, extra: bool) -> None:
+    def add(self, request: str, worker: WorkerRank, chain: list[int], prefill: int, extra: bool) -> None:
         fresh = self.book.book(request, worker, chain, now=0, prompt_tokens=1, prefill_tokens=prefill, extra=extra)
         assert fresh == (request not in self.model and worker in self.workers)
         if fresh:
@@ -151,12 +153,12 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
         assert self.book.free(request) == (self.model.pop(request, None) is not None)
 
     @rule(worker=WORKERS)
-    def leave(self, worker: Worker) -> None:
+    def leave(self, worker: WorkerRank) -> None:
         self.book.remove_worker(worker)
         self.workers = [other for other in self.workers if other != worker]
 
     @rule(worker=WORKERS)
-    def come(self, worker: Worker) -> None:
+    def come(self, worker: WorkerRank) -> None:
         self.book.add_worker(worker)
         if worker not in self.workers:
             self.workers = [*self.workers, worker]

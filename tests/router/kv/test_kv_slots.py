@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.router.kv.slots import Slots, Worker, put, slots_in
+from dynamo.router.kv.slots import Slots, WorkerRank, put, slots_in
 
 MASKS = st.integers(0, 2**70 - 1)
 
@@ -22,9 +22,9 @@ def test_a_value_is_written_for_the_workers_of_a_mask(mask: int, more: int) -> N
 
 def test_a_freed_number_is_given_to_the_next_worker() -> None:
     slots = Slots()
-    assert [slots.take(Worker(n)) for n in (5, 6, 7, 6)] == [0, 1, 2, 1]
-    assert slots.release(Worker(6)) == 1
-    assert slots.release(Worker(5)) == 0
-    assert slots.release(Worker(5)) is None
-    assert [slots.take(Worker(n)) for n in (8, 9, 10)] == [0, 1, 3]
+    assert [slots.take(WorkerRank(n)) for n in (5, 6, 7, 6)] == [0, 1, 2, 1]
+    assert slots.release(WorkerRank(6)) == 1
+    assert slots.release(WorkerRank(5)) == 0
+    assert slots.release(WorkerRank(5)) is None
+    assert [slots.take(WorkerRank(n)) for n in (8, 9, 10)] == [0, 1, 3]
     assert len(slots) == 4

@@ -10,7 +10,7 @@ from dynamo.kv.translate import Translated, Translator
 from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, Tier
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 
 def stored(hashes: list[int], tokens: list[int], parent: int | None = None, **more: Any) -> EngineStored:
@@ -36,7 +36,7 @@ class Rank:
         return out
 
     def depth(self, tokens: list[int], tier: Tier = Tier.Device, **salt: str) -> int:
-        overlap = self.index.match(prompt_hashes(tokens, 2, **salt)).get(Worker(9, 1), Overlap())
+        overlap = self.index.match(prompt_hashes(tokens, 2, **salt)).get(WorkerRank(9, 1), Overlap())
         return getattr(overlap, tier.value)
 
 

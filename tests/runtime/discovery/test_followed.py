@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.runtime.discovery.etcd.messages import Event, Header, KeyValue, RangeAnswer
+from dynamo.runtime.discovery.etcd.messages import EtcdHeader, Event, KeyValue, RangeAnswer
 from dynamo.runtime.discovery.etcd.watch import Followed
 
 Told = list[tuple[bytes, bytes | None]]
@@ -32,7 +32,7 @@ class Store:
         return Event("DELETE", KeyValue(key, b"", self.revision))
 
     def answer(self, cluster: str = "c") -> RangeAnswer:
-        return RangeAnswer(Header(cluster, self.revision), tuple(self.kvs.values()), len(self.kvs))
+        return RangeAnswer(EtcdHeader(cluster, self.revision), tuple(self.kvs.values()), len(self.kvs))
 
 
 def stored(store: Store) -> dict[bytes, bytes]:

@@ -17,7 +17,7 @@ from dynamo.runtime.stream import Sink
 log = logging.getLogger(__name__)
 
 
-class Answer:
+class MistralRsStream:
     """`follow` runs in a thread of the pool; everything else belongs to the event loop."""
 
     def __init__(
@@ -27,7 +27,7 @@ class Answer:
         sink: Sink,
         open_stream: Callable[[dict[str, Any]], Any],
         post: Callable[[Callable[[Any], None], Any], None],
-        forget: Callable[[Answer], None],
+        forget: Callable[[MistralRsStream], None],
     ) -> None:
         self._plan = plan
         self._vocabulary = vocabulary

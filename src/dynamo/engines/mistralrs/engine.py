@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo.engines.base import EngineError, EngineInfo, Running
-from dynamo.engines.mistralrs.answer import Answer
+from dynamo.engines.mistralrs.answer import MistralRsStream
 from dynamo.engines.mistralrs.load import MistralRsArgs, describe, load
 from dynamo.engines.mistralrs.options import plan
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
@@ -43,7 +43,7 @@ class MistralRsEngine:
         self._spec = spec
         self._model = spec.model
         self._args = MistralRsArgs.from_spec(spec)
-        self._answers: set[Answer] = set()
+        self._answers: set[MistralRsStream] = set()
         self._send = threading.Lock()
         self._told_of_seed = False
         self._runner: Any = None
@@ -97,7 +97,7 @@ class MistralRsEngine:
         if request.sampling_options.seed is not None and not self._told_of_seed:
             self._told_of_seed = True
             log.info("mistralrs cannot seed single requests: seeds are accepted and have no effect")
-        answer = Answer(planned, self._vocabulary, sink, self._open, self._outbox.post, self._answers.discard)
+        answer = MistralRsStream(planned, self._vocabulary, sink, self._open, self._outbox.post, self._answers.discard)
         self._answers.add(answer)
         answer.waiting = self._pool.submit(answer.follow)
         return answer

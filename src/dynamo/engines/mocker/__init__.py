@@ -1,13 +1,13 @@
 """A simulation of vLLM's scheduler: real queues, blocks, prefix cache and events, modelled time, made-up tokens."""
 
-from .args import MockerArgs, Reasoning
+from .args import MockerArgs, ReasoningArgs
 from .blocks import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from .engine import MockerEngine, MockerRunning
 from .profile import Profile, ProfileTiming, read_profile
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
 from .timing import PolynomialTiming, Timing
-from .tokens import Vocabulary, answer_for
+from .tokens import MockVocabulary, answer_for
 
 __all__ = [
     "AllBlocksCleared",
@@ -17,6 +17,7 @@ __all__ = [
     "Iteration",
     "KvEvent",
     "Load",
+    "MockVocabulary",
     "MockerArgs",
     "MockerEngine",
     "MockerRunning",
@@ -24,9 +25,8 @@ __all__ = [
     "Profile",
     "ProfileTiming",
     "Ranks",
-    "Reasoning",
+    "ReasoningArgs",
     "Timing",
-    "Vocabulary",
     "answer_for",
     "read_profile",
 ]

@@ -18,7 +18,7 @@ Flag = tuple[str, str, Any]
 """As it was written, the argument it means, and its value."""
 
 
-class Reasoning(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class ReasoningArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """The first `thinking_ratio` of an answer stands between these two tokens."""
 
     start_thinking_token_id: TokenId
@@ -46,7 +46,7 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     startup_time: Annotated[float, Meta(ge=0)] | None = None
     disaggregation_mode: Literal["agg", "prefill", "decode"] = "agg"
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningArgs | None = None
     planner_profile_data: str | None = None
     """A profiler's .npz file whose times take the place of the published curves."""
 

@@ -24,7 +24,7 @@ from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
 from .sequence import Sequence
 from .timing import Timing
-from .tokens import Vocabulary, answer_for
+from .tokens import MockVocabulary, answer_for
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +67,12 @@ class MockerEngine:
         self,
         args: MockerArgs,
         *,
-        vocabulary: Vocabulary | Callable[[], Vocabulary] | None = None,
+        vocabulary: MockVocabulary | Callable[[], MockVocabulary] | None = None,
         timing: Timing | None = None,
         on_events: EventListener | None = None,
     ) -> None:
         self.args = args
-        self._vocabulary = vocabulary if isinstance(vocabulary, Vocabulary) else Vocabulary()
+        self._vocabulary = vocabulary if isinstance(vocabulary, MockVocabulary) else MockVocabulary()
         self._load_vocabulary = vocabulary if callable(vocabulary) else None
         self._on_events = on_events
         self.ranks = Ranks(args, timing=timing, record_events=on_events is not None)

@@ -7,7 +7,7 @@ from pathlib import Path
 from dynamo.engines.base import EngineError
 from dynamo.engines.mocker.args import MockerArgs
 from dynamo.engines.mocker.engine import MockerEngine
-from dynamo.engines.mocker.tokens import Vocabulary
+from dynamo.engines.mocker.tokens import MockVocabulary
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import HubConfig, LoadedModel, build_card, open_card
 from dynamo.protocols.card import ModelType
@@ -33,7 +33,7 @@ def mocker_from_spec(spec: EngineSpec) -> MockerEngine:
         raise EngineError(f"out=mocker: {error.message}") from error
 
 
-def words_of(loaded: LoadedModel) -> Vocabulary:
+def words_of(loaded: LoadedModel) -> MockVocabulary:
     """Ids that are neither an end nor special, so that answers run to their length, and that are text by themselves.
 
     A part of a character is shown when the rest has come: what a client sees of the first token would be the second.
@@ -45,4 +45,4 @@ def words_of(loaded: LoadedModel) -> Vocabulary:
         text = tokenizer.decode([word])
         return bool(text) and "\ufffd" not in text
 
-    return Vocabulary(0, tokenizer.vocab_size, ends, fit=whole)
+    return MockVocabulary(0, tokenizer.vocab_size, ends, fit=whole)

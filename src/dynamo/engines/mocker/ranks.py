@@ -16,7 +16,7 @@ from .profile import timing_for
 from .scheduler import Finished, Load, Scheduler, StepResult
 from .sequence import Sequence
 from .timing import Timing
-from .tokens import Answer
+from .tokens import MockAnswer
 
 
 class Iteration(Struct):
@@ -51,7 +51,7 @@ class Ranks:
         self,
         request_id: int,
         prompt: Collection[int],
-        answer: Answer,
+        answer: MockAnswer,
         *,
         dp_rank: int | None = None,
         salt: int = BASE_SEED,

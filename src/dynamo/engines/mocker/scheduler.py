@@ -18,7 +18,7 @@ from .args import MockerArgs
 from .blocks import BlockPool, KvEvent
 from .sequence import Sequence
 from .timing import Timing
-from .tokens import Answer
+from .tokens import MockAnswer
 
 _FOLD_MOST = 256
 
@@ -77,7 +77,7 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self._sequences)
 
-    def add(self, request_id: int, prompt: Collection[int], answer: Answer, *, salt: int = BASE_SEED) -> None:
+    def add(self, request_id: int, prompt: Collection[int], answer: MockAnswer, *, salt: int = BASE_SEED) -> None:
         """Queue a request, or refuse one that could never be computed."""
         if request_id in self._sequences:
             raise InvalidArgument(f"request {request_id} is already here")

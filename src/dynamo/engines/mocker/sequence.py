@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from dynamo.kv.hashing import local_hashes, sequence_hashes
 
-from .tokens import Answer
+from .tokens import MockAnswer
 
 
 class Sequence:
@@ -30,7 +30,7 @@ class Sequence:
         "told",
     )
 
-    def __init__(self, request_id: int, prompt: Iterable[int], answer: Answer, salt: int) -> None:
+    def __init__(self, request_id: int, prompt: Iterable[int], answer: MockAnswer, salt: int) -> None:
         self.request_id = request_id
         self.tokens = array("I", prompt)
         """The prompt, and as much of the answer as is drawn."""

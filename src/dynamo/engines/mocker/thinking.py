@@ -5,11 +5,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Sequence
 
-from .args import Reasoning
+from .args import ReasoningArgs
 
 
 def thinking(
-    reasoning: Reasoning, token_ids: Sequence[int], ends: Collection[int], limit: int, mean: int | None
+    reasoning: ReasoningArgs, token_ids: Sequence[int], ends: Collection[int], limit: int, mean: int | None
 ) -> dict[int, int]:
     """The two tokens around the thinking, by their positions in the sequence.
 

@@ -19,7 +19,7 @@ from zlib import adler32
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 
-from .args import Reasoning
+from .args import ReasoningArgs
 from .thinking import thinking
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
@@ -29,7 +29,7 @@ _MOST_WORDS = 8192
 _NO_MARKS: Mapping[int, int] = {}
 
 
-class Vocabulary:
+class MockVocabulary:
     """The ids answers are made of: from `low` up to `high`, without `avoid` (end of sequence and other specials)."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Vocabulary:
         return not self._set.isdisjoint(ids)
 
 
-class Answer:
+class MockAnswer:
     """The tokens of one answer, made as they are taken. `marks` are those that stand at given positions."""
 
     def __init__(
@@ -116,7 +116,7 @@ class Answer:
         return tokens
 
 
-class EndingAnswer(Answer):
+class EndingAnswer(MockAnswer):
     """An answer some token may end before its limit; it is drawn a little ahead so that its end is seen coming."""
 
     def __init__(
@@ -209,12 +209,12 @@ def total(token_ids: Sequence[int]) -> int:
 
 def answer_for(
     request: PreprocessedRequest,
-    vocabulary: Vocabulary,
+    vocabulary: MockVocabulary,
     context_limit: int,
-    reasoning: Reasoning | None = None,
+    reasoning: ReasoningArgs | None = None,
     *,
     first: int | None = None,
-) -> Answer:
+) -> MockAnswer:
     """The answer this request will get, or the `first` tokens of it.
 
     Refuses stop conditions that contradict themselves.
@@ -253,4 +253,4 @@ def answer_for(
         return EndingAnswer(
             context, prompt, seed, words, limit, marks, least=least, end_token=end_token, stop_tokens=stops
         )
-    return Answer(context, prompt, seed, words, limit, marks)
+    return MockAnswer(context, prompt, seed, words, limit, marks)

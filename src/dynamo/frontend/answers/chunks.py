@@ -113,7 +113,7 @@ def _plus(known: Any, more: Any) -> Any:
     return known + more if isinstance(known, int) and isinstance(more, int) else known
 
 
-class ChatChoice:
+class ChatChoiceWriter:
     """One choice of a streamed chat."""
 
     def __init__(self, chunks: Chunks, index: int, *, reasoning_field: str = "reasoning_content") -> None:
@@ -192,7 +192,7 @@ class ChatChoice:
         self._chunks.failed(error)
 
 
-class TextChoice:
+class TextChoiceWriter:
     """One choice of a streamed completion, which may begin by repeating its prompt."""
 
     def __init__(self, chunks: Chunks, index: int, *, echo: str = "", echoed: list[TokenLogprob] | None = None) -> None:

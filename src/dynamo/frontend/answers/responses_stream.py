@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dynamo.protocols.openai_answers import CompletionUsage, TokenLogprob
+from dynamo.protocols.openai_answers import ChatLogprob, CompletionUsage
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import (
     FunctionCallItem,
@@ -36,14 +36,14 @@ class ResponsesStream:
         self._open: Literal["text", "reasoning", "tool"] | None = None
         self._tool = -1
         self._pieces: list[str] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: list[ChatLogprob] = []
         self._delta_head = b""
         self._place: dict[str, Any] = {}
 
     def start(self) -> bytes:
         return self._whole("response.created") + self._whole("response.in_progress")
 
-    def text(self, delta: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
+    def text(self, delta: str, logprobs: Sequence[ChatLogprob] = ()) -> bytes:
         begin = b"" if self._open == "text" else self._begin_text()
         self._pieces.append(delta)
         if not logprobs:

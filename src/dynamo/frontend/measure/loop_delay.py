@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
-from dynamo.runtime.instruments import Histogram, Number, Sample, Snapshot
+from dynamo.runtime.instruments import Histogram, MetricFamily, Number, Sample
 
 EVERY_SECONDS = 0.1
 STALL_SECONDS = 0.005
@@ -38,11 +38,11 @@ class LoopDelay:
         self._stalls.value += late > STALL_SECONDS
         self.start()
 
-    def snapshot(self, prefix: str) -> list[Snapshot]:
+    def snapshot(self, prefix: str) -> list[MetricFamily]:
         delay, stall = f"{prefix}_event_loop_delay_seconds", f"{prefix}_event_loop_stall"
         return [
-            Snapshot(delay, "How late a timer fires", "histogram", list(self._delays.samples(delay, {}))),
-            Snapshot(
+            MetricFamily(delay, "How late a timer fires", "histogram", list(self._delays.samples(delay, {}))),
+            MetricFamily(
                 stall,
                 f"Times it was more than {STALL_SECONDS * 1000:g} ms late",
                 "counter",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dynamo.frontend.measure.stages import Stages
 from dynamo.frontend.measure.worker_metrics import LastSeen
 from dynamo.protocols.card import ModelCard
-from dynamo.runtime.instruments import Family, Histogram, Kind, Number, Sample, Snapshot, log_buckets
+from dynamo.runtime.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
 
 if TYPE_CHECKING:
     from dynamo.router.migration import Migration
@@ -122,11 +122,11 @@ class FrontendMetrics:
         for move in migration.moves:
             self.migration_duration.at(model, move.kind, move.outcome).observe(move.seconds)
 
-    def snapshot(self, cards: Iterable[ModelCard]) -> list[Snapshot]:
+    def snapshot(self, cards: Iterable[ModelCard]) -> list[MetricFamily]:
         return [*(family.snapshot() for family in self._families), *card_gauges(self.prefix, cards)]
 
 
-def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[Snapshot]:
+def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[MetricFamily]:
     """What the cards of the served models say, read when asked for."""
     cards = list(cards)
     gauges: tuple[tuple[str, str, Callable[[ModelCard], int | None]], ...] = (
@@ -145,7 +145,7 @@ def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[Snapshot]:
         full = f"{prefix}_{name}"
         told = [(card.name, read(card)) for card in cards]
         samples = [Sample(full, {"model": model}, value) for model, value in told if value is not None]
-        yield Snapshot(full, help, "gauge", samples)
+        yield MetricFamily(full, help, "gauge", samples)
 
 
 def clean_prefix(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from dynamo.router.overhead import Overhead
-from dynamo.runtime.instruments import Histogram, Snapshot
+from dynamo.runtime.instruments import Histogram, MetricFamily
 
 if TYPE_CHECKING:
     from dynamo.serving.models import ServedModel
@@ -19,7 +19,7 @@ _PARTS: tuple[tuple[str, str, Callable[[Overhead], Histogram]], ...] = (
 )
 
 
-def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[Snapshot]:
+def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
     """Routers that choose without looking at caches have nothing to tell."""
     overheads = [
         ({"model": model.name, "router_id": str(router_id)}, overhead)
@@ -29,4 +29,4 @@ def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[
     for part, help, read in _PARTS:
         name = f"dynamo_router_overhead_{part}_ms"
         samples = [sample for labels, overhead in overheads for sample in read(overhead).samples(name, labels, 1000)]
-        yield Snapshot(name, f"{help}, in milliseconds", "histogram", samples)
+        yield MetricFamily(name, f"{help}, in milliseconds", "histogram", samples)

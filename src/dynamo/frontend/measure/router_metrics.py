@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from dynamo.router import Router
 from dynamo.router.stats import HIT_RATE_BOUNDS
-from dynamo.runtime.instruments import Histogram, Sample, Snapshot
+from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
 
 _PREFIX = "dynamo_component_router"
 _NUMBERS: tuple[tuple[str, str, str, Callable[[Router], int]], ...] = (
@@ -71,26 +71,26 @@ _NUMBERS: tuple[tuple[str, str, str, Callable[[Router], int]], ...] = (
 )
 
 
-def router_metrics(prefix: str, routers: Iterable[tuple[str, Router]]) -> Iterator[Snapshot]:
+def router_metrics(prefix: str, routers: Iterable[tuple[str, Router]]) -> Iterator[MetricFamily]:
     """By the name of the model. Names of the component are fixed, those of the frontend have its prefix."""
     routers = list(routers)
     name = f"{prefix}_router_queue_pending_requests"
     waiting = [Sample(name, {"model": model}, router.waiting) for model, router in routers]
-    yield Snapshot(name, "Requests that wait for a worker", "gauge", waiting)
+    yield MetricFamily(name, "Requests that wait for a worker", "gauge", waiting)
     name = f"{prefix}_router_queue_pending_isl_tokens"
     tokens = [Sample(name, {"model": model}, router.waiting_tokens) for model, router in routers]
-    yield Snapshot(name, "Tokens in the prompts of the requests that wait", "gauge", tokens)
+    yield MetricFamily(name, "Tokens in the prompts of the requests that wait", "gauge", tokens)
     name = f"{prefix}_router_queue_backpressure_total"
     full = [
         Sample(name, {"model": model, "reason": "request_limit"}, router.stats.queue_full) for model, router in routers
     ]
-    yield Snapshot(name.removesuffix("_total"), "Requests refused because too many wait already", "counter", full)
+    yield MetricFamily(name.removesuffix("_total"), "Requests refused because too many wait already", "counter", full)
     for name, kind, help, read in _NUMBERS:
         samples = [Sample(name, {"model": model}, read(router)) for model, router in routers]
-        yield Snapshot(name.removesuffix("_total"), help, kind, samples)
+        yield MetricFamily(name.removesuffix("_total"), help, kind, samples)
     name = f"{_PREFIX}_kv_hit_rate"
     rates = [sample for model, router in routers for sample in _hit_rate(router).samples(name, {"model": model})]
-    yield Snapshot(name, "Share of a prompt that the chosen worker had cached", "histogram", rates)
+    yield MetricFamily(name, "Share of a prompt that the chosen worker had cached", "histogram", rates)
 
 
 def _hit_rate(router: Router) -> Histogram:

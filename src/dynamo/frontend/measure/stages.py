@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from dynamo.pipeline.prompt_times import PromptTimes
-from dynamo.runtime.instruments import Histogram, Sample, Snapshot
+from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
 
 if TYPE_CHECKING:
     from dynamo.frontend.measure.exchange import Exchange
@@ -48,7 +48,7 @@ class Stages:
         self.route.observe(route)
         self.roundtrip.observe(roundtrip)
 
-    def snapshot(self, running: Iterable[Exchange]) -> list[Snapshot]:
+    def snapshot(self, running: Iterable[Exchange]) -> list[MetricFamily]:
         inside: Counter[str] = Counter()
         streams = 0
         for exchange in running:
@@ -61,13 +61,13 @@ class Stages:
             self._one(f"{self._prefix}_tokenize_seconds", "A prompt into token ids", self.prompts.tokenize),
             self._tokenizer(),
             self._one(f"{PLANE}_roundtrip_ttft_seconds", "From a request's sending to its first token", self.roundtrip),
-            Snapshot(
+            MetricFamily(
                 f"{PLANE}_inflight_requests", "Streams open at workers", "gauge",
                 [Sample(f"{PLANE}_inflight_requests", {}, streams)],
             ),
         ]  # fmt: skip
 
-    def _durations(self) -> Snapshot:
+    def _durations(self) -> MetricFamily:
         name = f"{self._prefix}_stage_duration_seconds"
         stages = {
             PREPROCESS: self.preprocess,
@@ -75,17 +75,17 @@ class Stages:
             "transport_roundtrip": self.roundtrip,
         }
         samples = [sample for stage, times in stages.items() for sample in times.samples(name, {"stage": stage})]
-        return Snapshot(name, "How long a stage of a request takes", "histogram", samples)
+        return MetricFamily(name, "How long a stage of a request takes", "histogram", samples)
 
-    def _inside(self, inside: Counter[str]) -> Snapshot:
+    def _inside(self, inside: Counter[str]) -> MetricFamily:
         name = f"{self._prefix}_stage_requests"
         samples = [Sample(name, {"stage": stage, "phase": phase}, inside[stage]) for stage, phase in PHASES.items()]
-        return Snapshot(name, "Requests in a stage", "gauge", samples)
+        return MetricFamily(name, "Requests in a stage", "gauge", samples)
 
-    def _tokenizer(self) -> Snapshot:
+    def _tokenizer(self) -> MetricFamily:
         name = f"{self._prefix}_tokenizer_latency_ms"
         samples = list(self.prompts.tokenize.samples(name, {"operation": "tokenize"}, 1000))
-        return Snapshot(name, "What the tokenizer takes, in milliseconds", "histogram", samples)
+        return MetricFamily(name, "What the tokenizer takes, in milliseconds", "histogram", samples)
 
-    def _one(self, name: str, help: str, times: Histogram) -> Snapshot:
-        return Snapshot(name, help, "histogram", list(times.samples(name, {})))
+    def _one(self, name: str, help: str, times: Histogram) -> MetricFamily:
+        return MetricFamily(name, help, "histogram", list(times.samples(name, {})))

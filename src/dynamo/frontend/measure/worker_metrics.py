@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from dynamo.protocols.card import ModelCard, WorkerType
-from dynamo.runtime.instruments import Sample, Snapshot
+from dynamo.runtime.instruments import MetricFamily, Sample
 
 if TYPE_CHECKING:
     from dynamo.serving.models import ServedModel
@@ -33,15 +33,15 @@ _LAST: tuple[tuple[str, str, Callable[[float, int, float, int], float]], ...] = 
 )
 
 
-def worker_gauges(prefix: str, models: Iterable[ServedModel], last_seen: LastSeen) -> Iterator[Snapshot]:
+def worker_gauges(prefix: str, models: Iterable[ServedModel], last_seen: LastSeen) -> Iterator[MetricFamily]:
     """Workers that left have no series, and are forgotten."""
     models = list(models)
     blocks, tokens = f"{prefix}_worker_active_decode_blocks", f"{prefix}_worker_active_prefill_tokens"
     loads = [(_labels(model.card, *load.worker), load) for model in models for load in model.router.loads()]
-    yield Snapshot(
+    yield MetricFamily(
         blocks, "KV blocks in use", "gauge", [Sample(blocks, labels, load.decode_blocks) for labels, load in loads]
     )
-    yield Snapshot(
+    yield MetricFamily(
         tokens,
         "Prompt tokens without a first output",
         "gauge",
@@ -53,13 +53,13 @@ def worker_gauges(prefix: str, models: Iterable[ServedModel], last_seen: LastSee
     for name, help, read in _LAST:
         full = f"{prefix}_{name}"
         samples = [Sample(full, _labels(cards[id], id, rank), read(*seen)) for (id, rank), seen in last_seen.items()]
-        yield Snapshot(full, help, "gauge", samples)
+        yield MetricFamily(full, help, "gauge", samples)
 
 
-def ready_gauge(prefix: str, readiness: dict[str, bool]) -> Snapshot:
+def ready_gauge(prefix: str, readiness: dict[str, bool]) -> MetricFamily:
     name = f"{prefix}_model_ready"
     samples = [Sample(name, {"model": model}, int(ready)) for model, ready in readiness.items()]
-    return Snapshot(name, "1 when requests to a registered model are served", "gauge", samples)
+    return MetricFamily(name, "1 when requests to a registered model are served", "gauge", samples)
 
 
 def _labels(card: ModelCard, worker_id: int, dp_rank: int | None) -> dict[str, str]:

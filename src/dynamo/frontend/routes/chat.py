@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from dynamo.frontend.answers.answer import json_response, stream_response
-from dynamo.frontend.answers.chunks import ChatChoice, Chunks
+from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks
 from dynamo.frontend.answers.nvext import annotation_events
 from dynamo.frontend.answers.sse import EventStream
 from dynamo.pipeline.guidance import reason_of_calls
@@ -52,7 +52,7 @@ async def chat(frontend: Frontend, request: web.Request, request_id: str) -> web
             extras=talk.extras,
             request_id=request_id,
         )
-        await talk.send([ChatChoice(chunks, index) for index in range(n)])
+        await talk.send([ChatChoiceWriter(chunks, index) for index in range(n)])
         before = annotation_events(asked.nvext, talk.context.id(), talk.prepared)
         return await stream_response(request, request_id, chunks, before)
     finally:

@@ -11,7 +11,7 @@ from aiohttp import web
 from msgspec import structs
 
 from dynamo.frontend.answers.answer import json_response, stream_response
-from dynamo.frontend.answers.chunks import Chunks, TextChoice
+from dynamo.frontend.answers.chunks import Chunks, TextChoiceWriter
 from dynamo.frontend.answers.nvext import Extras, annotation_events, with_headers
 from dynamo.frontend.answers.sse import EventStream
 from dynamo.frontend.measure.exchange import EXCHANGE
@@ -78,7 +78,7 @@ async def completions(frontend: Frontend, request: web.Request, request_id: str)
         for index in range(len(prompts) * n):
             one = prompts[index // n]
             echoed = prompt_logprobs(one.request.token_ids) if _echoes_logprobs(asked) else None
-            choice = TextChoice(chunks, index, echo=echo(asked, one, tokenizer), echoed=echoed)
+            choice = TextChoiceWriter(chunks, index, echo=echo(asked, one, tokenizer), echoed=echoed)
             await generation.add(one.choice(index % n), choice)
         before = annotation_events(asked.nvext, context.id(), prompts[0])
         return await stream_response(request, request_id, chunks, before)

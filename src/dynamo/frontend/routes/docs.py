@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from dynamo.frontend.openapi import Route, document, inference_routes
+from dynamo.frontend.openapi import ApiRoute, document, inference_routes
 from dynamo.frontend.routes.admin import ClearedBlocks, ModelThresholds, ThresholdList, ThresholdRequest
 
 if TYPE_CHECKING:
@@ -18,32 +18,32 @@ TITLE = "Dynamo"
 API_VERSION = "1"
 
 
-def served_routes() -> tuple[Route, ...]:
+def served_routes() -> tuple[ApiRoute, ...]:
     return (
         *inference_routes(),
-        Route(method="get", path="/health", summary="Whether requests are taken", statuses=()),
-        Route(method="get", path="/live", summary="Whether the process runs"),
-        Route(
+        ApiRoute(method="get", path="/health", summary="Whether requests are taken", statuses=()),
+        ApiRoute(method="get", path="/live", summary="Whether the process runs"),
+        ApiRoute(
             method="post",
             path="/clear_kv_blocks",
             summary="Empty the caches of all workers",
             answer=ClearedBlocks,
             statuses=(401, 500),
         ),
-        Route(
+        ApiRoute(
             method="get",
             path="/router/decisions",
             summary="The last choices of workers with their reasons (limit=, candidates=, model=)",
             statuses=(400, 401),
         ),
-        Route(
+        ApiRoute(
             method="get",
             path="/busy_threshold",
             summary="From which load on workers are busy",
             answer=ThresholdList,
             statuses=(401,),
         ),
-        Route(
+        ApiRoute(
             method="post",
             path="/busy_threshold",
             summary="Say from which load on a model's workers are busy",

@@ -24,7 +24,7 @@ Untyped values (qwen3_coder, glm4) follow the tool's schema. Where it says nothi
 boolean, null, object or array is one, and everything else is a string.
 """
 
-from .events import Event, Reasoning, Text, ToolArgs, ToolStart
+from .events import Event, Text, ThoughtText, ToolArgs, ToolStart
 from .parser import (
     OutputParser,
     make_forced_parser,
@@ -39,8 +39,8 @@ from .parser import (
 __all__ = [
     "Event",
     "OutputParser",
-    "Reasoning",
     "Text",
+    "ThoughtText",
     "ToolArgs",
     "ToolStart",
     "make_forced_parser",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .events import Sink, Text
+from .events import ParsedSink, Text
 from .source import NotACall, Reading, Source, marker_search
 
 
@@ -18,12 +18,12 @@ class Grammar(Protocol):
     @property
     def bare(self) -> str: ...
 
-    def read(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+    def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         """Read what follows the opening; NotACall as soon as it cannot be a call."""
         ...
 
 
-def read_content(src: Source, grammar: Grammar, sink: Sink) -> Reading[None]:
+def read_content(src: Source, grammar: Grammar, sink: ParsedSink) -> Reading[None]:
     markers = tuple(dict.fromkeys(opening[0] for opening in grammar.open))
     search = marker_search(markers)
     # Until text or a call has come out, whitespace is held: before a call it is only the model clearing its throat.
@@ -59,7 +59,7 @@ def read_content(src: Source, grammar: Grammar, sink: Sink) -> Reading[None]:
             yield None if found or fresh else (search, Text)
 
 
-def _call(src: Source, grammar: Grammar, sink: Sink, bare: bool) -> Reading[bool]:
+def _call(src: Source, grammar: Grammar, sink: ParsedSink, bare: bool) -> Reading[bool]:
     """Read a call or several that belong together; False, with all the text still there, if it is not one."""
     before = sink.calls
     try:

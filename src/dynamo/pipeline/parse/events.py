@@ -12,7 +12,7 @@ class Text(Struct, frozen=True, gc=False):
     text: str
 
 
-class Reasoning(Struct, frozen=True, gc=False):
+class ThoughtText(Struct, frozen=True, gc=False):
     text: str
 
 
@@ -29,10 +29,10 @@ class ToolArgs(Struct, frozen=True, gc=False):
     fragment: str
 
 
-Event = Text | Reasoning | ToolStart | ToolArgs
+Event = Text | ThoughtText | ToolStart | ToolArgs
 
 
-class Sink:
+class ParsedSink:
     """Collects events in order and knows which tools the request offered."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Sink:
 
     def reasoning(self, text: str) -> None:
         if text:
-            self.events.append(Reasoning(text))
+            self.events.append(ThoughtText(text))
 
     def start(self, name: str, call_id: str | None = None) -> None:
         self.events.append(ToolStart(self.calls, call_id or self._new_id(), name))

@@ -6,7 +6,7 @@ from typing import Final
 
 from .json_calls import JsonCalls, NamedCall, Step
 from .pythonic import PythonicCalls
-from .reasoning import Thinking
+from .reasoning import ThinkingMarkers
 from .xml_calls import XmlCalls
 
 
@@ -17,7 +17,7 @@ class Channelled:
 CHANNELLED: Final = Channelled()
 
 ToolFormat = JsonCalls | XmlCalls | PythonicCalls | NamedCall | Channelled
-ReasoningFormat = Thinking | Channelled
+ReasoningFormat = ThinkingMarkers | Channelled
 
 _SEP = "<｜tool▁sep｜>"
 _DEEPSEEK_OPEN = (("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), ("<｜tool▁call▁begin｜>",))
@@ -89,14 +89,14 @@ TOOL_ALIASES: Final[dict[str, str]] = {
 }
 
 REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
-    "basic": Thinking(open=("<think>",), close=("</think>",)),
-    "deepseek_r1": Thinking(open=("<think>",), close=("</think>",), always=True),
-    "granite": Thinking(
+    "basic": ThinkingMarkers(open=("<think>",), close=("</think>",)),
+    "deepseek_r1": ThinkingMarkers(open=("<think>",), close=("</think>",), always=True),
+    "granite": ThinkingMarkers(
         open=("Here is my thought process:", "Here's my thought process:"),
         close=("Here is my response:", "Here's my response:"),
     ),
-    "kimi": Thinking(open=("◁think▷",), close=("◁/think▷",)),
-    "mistral": Thinking(open=("[THINK]",), close=("[/THINK]",)),
+    "kimi": ThinkingMarkers(open=("◁think▷",), close=("◁/think▷",)),
+    "mistral": ThinkingMarkers(open=("[THINK]",), close=("[/THINK]",)),
     "gpt_oss": CHANNELLED,
 }
 

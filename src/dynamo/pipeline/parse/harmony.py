@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from .events import Reasoning, Sink, Text
+from .events import ParsedSink, Text, ThoughtText
 from .json_calls import stream_object
 from .source import NotACall, Reading, Source, marker_search
 
@@ -25,7 +25,7 @@ class Channels:
     With `calls` off, a message to a function is text too, header included.
     """
 
-    def __init__(self, sink: Sink, text: Callable[[str], None], calls: bool) -> None:
+    def __init__(self, sink: ParsedSink, text: Callable[[str], None], calls: bool) -> None:
         self._sink = sink
         self._text = text
         self._calls = calls
@@ -33,7 +33,7 @@ class Channels:
     def read(self, src: Source, inside: bool) -> Reading[None]:
         lead = 0
         if inside:
-            yield from self._body(src, Reasoning)
+            yield from self._body(src, ThoughtText)
         else:
             lead = yield from _first_lead(src)
         while True:
@@ -56,7 +56,7 @@ class Channels:
         if name is None:
             channel = _CHANNEL_NAME.search(header)
             src.drop()
-            yield from self._body(src, Reasoning if channel and channel[1] == "analysis" else Text)
+            yield from self._body(src, ThoughtText if channel and channel[1] == "analysis" else Text)
         elif not self._calls or not (yield from self._call(src, name)):
             self._pass_as_text(src, length)
             yield from self._body(src, Text)
@@ -70,7 +70,7 @@ class Channels:
         src.pos = length
         src.drop()
 
-    def _body(self, src: Source, kind: type[Text] | type[Reasoning]) -> Reading[None]:
+    def _body(self, src: Source, kind: type[Text] | type[ThoughtText]) -> Reading[None]:
         """Text of one kind up to the next marker, of which only one that ends a message is consumed."""
         emit = self._text if kind is Text else self._sink.reasoning
         search = marker_search(_OUTSIDE)

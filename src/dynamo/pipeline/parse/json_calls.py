@@ -7,7 +7,7 @@ import re
 import msgspec
 from msgspec import Struct
 
-from .events import Sink
+from .events import ParsedSink
 from .source import WORD, NotACall, Reading, Source, Span
 from .values import parsed_json
 
@@ -40,7 +40,7 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
     empty_end: str = ""
     separator: str = ""
 
-    def read(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+    def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         yield from src.skip_space()
         char = yield from src.peek()
         if char == "{" and self.objects:
@@ -52,7 +52,7 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
         else:
             raise NotACall
 
-    def _objects(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+    def _objects(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         yield from _object(src, sink, bare)
         while self.separator:
             yield from src.skip_space()
@@ -62,7 +62,7 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
                 raise NotACall
             yield from _object(src, sink, bare)
 
-    def _array(self, src: Source, sink: Sink) -> Reading[None]:
+    def _array(self, src: Source, sink: ParsedSink) -> Reading[None]:
         src.pos += 1
         while True:
             yield from src.skip_space()
@@ -74,7 +74,7 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
                 break
         src.drop()
 
-    def _headed(self, src: Source, sink: Sink) -> Reading[None]:
+    def _headed(self, src: Source, sink: ParsedSink) -> Reading[None]:
         words = {"name": "", "id": ""}
         for step in self.header:
             yield from src.skip_space()
@@ -114,12 +114,12 @@ class NamedCall(Struct, frozen=True, kw_only=True):
     close: tuple[str, ...] = ()
     bare: str = "{"
 
-    def read(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+    def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         sink.start(self.name)
         yield from stream_object(src, sink)
 
 
-def stream_object(src: Source, sink: Sink) -> Reading[None]:
+def stream_object(src: Source, sink: ParsedSink) -> Reading[None]:
     """Pass on the arguments of a started call as they arrive."""
     span = Span()
     while True:
@@ -137,7 +137,7 @@ def stream_object(src: Source, sink: Sink) -> Reading[None]:
         yield None
 
 
-def _object(src: Source, sink: Sink, bare: bool) -> Reading[None]:
+def _object(src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
     """One call. A bare object is only taken for one if nothing but a call looks like it."""
     name = call_id = arguments = None
     started = False

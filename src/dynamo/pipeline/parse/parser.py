@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from . import formats
 from .content import read_content
-from .events import Event, Reasoning, Sink, Text
+from .events import Event, ParsedSink, Text, ThoughtText
 from .formats import Channelled, ReasoningFormat, ToolFormat
 from .harmony import Channels
 from .json_calls import NamedCall
-from .reasoning import Thinking, read_thinking
+from .reasoning import ThinkingMarkers, read_thinking
 from .source import Quick, Reading, Source, marker_search
 
 F = TypeVar("F")
@@ -60,7 +60,7 @@ def make_parser(
 ) -> OutputParser:
     """A parser for one output. `tool_schemas` holds the JSON schema of each tool's parameters by its name."""
     return OutputParser(
-        _tool_format(tools), _reasoning_format(reasoning), in_reasoning, Sink(new_id, tool_names, tool_schemas)
+        _tool_format(tools), _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, tool_names, tool_schemas)
     )
 
 
@@ -69,14 +69,14 @@ def make_forced_parser(
 ) -> OutputParser:
     """A parser for an output that was held to be a call of the tool `name`, or of any tools where that is None."""
     form = formats.GUIDED_CALLS if name is None else NamedCall(name=name)
-    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, Sink(new_id, None, None))
+    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, None, None))
 
 
 class OutputParser:
     """Turns the text of one output into events, in order; see the package for the rules."""
 
     def __init__(
-        self, tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: Sink
+        self, tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: ParsedSink
     ) -> None:
         self._sink = sink
         self._content = _content_stage(tools, reasoning, in_reasoning, sink)
@@ -133,7 +133,7 @@ class OutputParser:
         if self._thinking is None:
             return (marker_search(()), Text) if self._content is None else self._content.quick
         quick = self._thinking.quick
-        if quick is not None and quick[1] is not Reasoning and self._content is not None:
+        if quick is not None and quick[1] is not ThoughtText and self._content is not None:
             return None
         return quick
 
@@ -164,13 +164,13 @@ class _Stage:
 
 
 def _content_stage(
-    tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: Sink
+    tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: ParsedSink
 ) -> _Stage | None:
     if tools is None:
         return None
     src = Source()
     if isinstance(tools, Channelled):
-        inside = in_reasoning and not isinstance(reasoning, Thinking)
+        inside = in_reasoning and not isinstance(reasoning, ThinkingMarkers)
         return _Stage(src, Channels(sink, sink.text, calls=True).read(src, inside))
     return _Stage(src, read_content(src, tools, sink))
 
@@ -179,11 +179,11 @@ def _thinking_stage(
     tools: ToolFormat | None,
     reasoning: ReasoningFormat | None,
     in_reasoning: bool,
-    sink: Sink,
+    sink: ParsedSink,
     text: Callable[[str], None],
 ) -> _Stage | None:
     src = Source()
-    if isinstance(reasoning, Thinking):
+    if isinstance(reasoning, ThinkingMarkers):
         return _Stage(src, read_thinking(src, reasoning, in_reasoning or reasoning.always, sink.reasoning))
     if reasoning is None or isinstance(tools, Channelled):
         return None

@@ -6,7 +6,7 @@ import re
 
 from msgspec import Struct
 
-from .events import Sink
+from .events import ParsedSink
 from .python_literal import json_string, literal_to_json
 from .source import NotACall, Reading, Source, Span
 
@@ -19,7 +19,7 @@ class PythonicCalls(Struct, frozen=True, kw_only=True):
     close: tuple[str, ...] = ()
     bare: str = "["
 
-    def read(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+    def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         yield from src.skip_space()
         yield from src.expect("[")
         while True:
@@ -30,7 +30,7 @@ class PythonicCalls(Struct, frozen=True, kw_only=True):
         src.drop()
 
 
-def _call(src: Source, sink: Sink, bare: bool) -> Reading[None]:
+def _call(src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
     """One call, taken for one as soon as its first argument is complete: `[f(x) …` may still be prose."""
     name = yield from _identifier(src)
     if bare and sink.rules_out(name):

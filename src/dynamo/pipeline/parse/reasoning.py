@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from .events import Reasoning
+from .events import ThoughtText
 from .source import Reading, Source, marker_search
 
 
-class Thinking(Struct, frozen=True, kw_only=True):
+class ThinkingMarkers(Struct, frozen=True, kw_only=True):
     """`always` is for models whose prompt opens the thinking, so that their output only closes it."""
 
     open: tuple[str, ...]
@@ -18,10 +18,12 @@ class Thinking(Struct, frozen=True, kw_only=True):
     always: bool = False
 
 
-def read_thinking(src: Source, thinking: Thinking, inside: bool, reasoning: Callable[[str], None]) -> Reading[None]:
+def read_thinking(
+    src: Source, thinking: ThinkingMarkers, inside: bool, reasoning: Callable[[str], None]
+) -> Reading[None]:
     """Reads up to the end of the thinking; what is left in `src` then, and all that follows, is content.
 
-    Thinking is only looked for at the start: an answer that mentions the marker is an answer.
+    Reasoning is only looked for at the start: an answer that mentions the marker is an answer.
     """
     yield from src.skip_space()
     if not (yield from src.one_of(thinking.open)) and not inside:
@@ -44,4 +46,4 @@ def read_thinking(src: Source, thinking: Thinking, inside: bool, reasoning: Call
             reasoning(src.buf)
             src.buf = ""
             return
-        yield None if found else (search, Reasoning)
+        yield None if found else (search, ThoughtText)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
-from .events import Reasoning, Text
+from .events import Text, ThoughtText
 
-Quick: TypeAlias = tuple[Callable[[str], "re.Match[str] | None"], type[Text] | type[Reasoning]]
+Quick: TypeAlias = tuple[Callable[[str], "re.Match[str] | None"], type[Text] | type[ThoughtText]]
 T = TypeVar("T")
 Reading: TypeAlias = Generator[Quick | None, None, T]
 

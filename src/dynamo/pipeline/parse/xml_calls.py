@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from .events import Sink
+from .events import ParsedSink
 from .python_literal import json_string
 from .source import WORD, NotACall, Reading, Source
 from .values import json_value, types_of
@@ -24,7 +24,7 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
     newline_padding: bool = False
     end: tuple[str, ...]
 
-    def read(self, src: Source, sink: Sink, bare: bool) -> Reading[None]:
+    def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         yield from src.skip_space()
         name = yield from src.take(WORD)
         if not name:
@@ -41,7 +41,7 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
         src.drop()
         yield from self._parameters(src, sink, sink.schemas.get(name))
 
-    def _parameters(self, src: Source, sink: Sink, schema: dict[str, Any] | None) -> Reading[None]:
+    def _parameters(self, src: Source, sink: ParsedSink, schema: dict[str, Any] | None) -> Reading[None]:
         lead = "{"
         while True:
             yield from src.skip_space()

@@ -13,7 +13,7 @@ from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.index import Applied, Index, Rejected
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import LoadBook, Loads
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.cursor import Cursor, Order
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "Rejected",
     "Translated",
     "Translator",
-    "Worker",
+    "WorkerRank",
     "choose",
     "decode_batch",
     "decode_sequence",

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from dynamo.kv.hashing import PromptHashes
-from dynamo.protocols.card import RuntimeConfig
+from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import (
     DynamoException,
@@ -34,10 +34,10 @@ from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlaps
 from dynamo.router.kv.load.book import LoadBook
 from dynamo.router.kv.load.ledger import Booked, Ledger
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.follow import FollowConfig, Follower
 from dynamo.router.kv.sync.replicas import Replicas
-from dynamo.router.overhead import Overhead, Watch
+from dynamo.router.overhead import ChoiceTimer, Overhead
 from dynamo.router.reported import NOTHING, ReportedLoads
 from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel
 from dynamo.router.stats import RouterStats
@@ -65,14 +65,14 @@ class KvPlacement(Placement):
         self._booked.release()
 
 
-class KvRouter:
+class KvAwareRouter:
     def __init__(
         self,
         config: RouterConfig,
         instances: InstanceSet,
         runtime: DistributedRuntime,
         block_size: int,
-        runtime_of: Callable[[int], RuntimeConfig],
+        runtime_of: Callable[[int], ModelRuntimeConfig],
         *,
         follow: FollowConfig | None = None,
         rng: random.Random | None = None,
@@ -98,7 +98,7 @@ class KvRouter:
         self._reported: ReportedLoads | None = None
         self._copies: Copies | None = None
         self._members = Members(block_size)
-        self._watch: Watch | None = None
+        self._watch: ChoiceTimer | None = None
         """On the choice being made."""
         self._forget: Callable[[], None] = lambda: None
         self._sweeping: asyncio.Task[None] | None = None
@@ -276,7 +276,7 @@ class KvRouter:
         self.stats.queued += 1
         return await self._queue.wait(ticket, self._uncached(ticket))
 
-    def _try(self, ticket: Ticket, awaited: Collection[Worker] = (), *, arriving: bool = False) -> Placement | None:
+    def _try(self, ticket: Ticket, awaited: Collection[WorkerRank] = (), *, arriving: bool = False) -> Placement | None:
         """Choose and book; None when all that come into question have too much to do, or others wait for them."""
         fleet = self._candidates(ticket)
         if awaited:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 _BITS = bytes(int(char == ord("1")) for char in range(256))
 
 
-class Worker(NamedTuple):
+class WorkerRank(NamedTuple):
     """One data-parallel rank of one worker: what a request is sent to."""
 
     worker_id: int
@@ -21,21 +21,21 @@ class Slots:
     """Gives each worker the lowest free number, so the bitmask stays as wide as there are workers."""
 
     def __init__(self) -> None:
-        self.workers: tuple[Worker | None, ...] = ()
+        self.workers: tuple[WorkerRank | None, ...] = ()
         """By number. Another object after every change, so that whoever kept one can tell."""
-        self._slot: dict[Worker, int] = {}
+        self._slot: dict[WorkerRank, int] = {}
         self._free: list[int] = []
 
     def __len__(self) -> int:
         return len(self._slot)
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[WorkerRank]:
         return iter(self._slot)
 
-    def get(self, worker: Worker) -> int | None:
+    def get(self, worker: WorkerRank) -> int | None:
         return self._slot.get(worker)
 
-    def take(self, worker: Worker) -> int:
+    def take(self, worker: WorkerRank) -> int:
         """The worker's number, a new one if it has none."""
         slot = self._slot.get(worker)
         if slot is None:
@@ -44,14 +44,14 @@ class Slots:
             self._slot[worker] = slot
         return slot
 
-    def release(self, worker: Worker) -> int | None:
+    def release(self, worker: WorkerRank) -> int | None:
         slot = self._slot.pop(worker, None)
         if slot is not None:
             self._put(slot, None)
             heapq.heappush(self._free, slot)
         return slot
 
-    def _put(self, slot: int, worker: Worker | None) -> None:
+    def _put(self, slot: int, worker: WorkerRank | None) -> None:
         self.workers = (*self.workers[:slot], worker, *self.workers[slot + 1 :])
 
 

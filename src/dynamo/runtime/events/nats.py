@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable
 
 from dynamo.runtime.events.base import Callback, EventPlaneError, Subscription, check_pattern, check_subject
-from dynamo.runtime.nats import NatsConnection, NatsError
-from dynamo.runtime.nats import Subscription as NatsSubscription
+from dynamo.runtime.nats import NatsConnection, NatsError, NatsSubscription
 
 logger = logging.getLogger(__name__)
 

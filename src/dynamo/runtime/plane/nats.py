@@ -14,7 +14,7 @@ import struct
 from dynamo.protocols.errors import CannotConnect, Disconnected, Unavailable
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.names import new_instance_id
-from dynamo.runtime.nats import NatsConnection, NatsError, Subscription
+from dynamo.runtime.nats import NatsConnection, NatsError, NatsSubscription
 from dynamo.runtime.plane.base import served_path
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
@@ -70,7 +70,7 @@ class NatsPlane:
         self._by_inbox: dict[str, Pipe] = {}
         self._pool = LinkPool(self._connect)
         self._links = 0
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: list[NatsSubscription] = []
         self._forget_state = nats.on_state(self._on_state)
 
     @property

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.runtime.instruments import Histogram, Number, Sample, Snapshot
+from dynamo.runtime.instruments import Histogram, MetricFamily, Number, Sample
 from dynamo.runtime.names import EndpointId
 
 PREFIX = "dynamo_component"
@@ -68,21 +68,21 @@ def endpoint_labels(endpoint: EndpointId, instance_id: int, more: Sequence[tuple
     }
 
 
-def component_metrics(endpoints: Iterable[EndpointCounts], uptime: float) -> Iterator[Snapshot]:
+def component_metrics(endpoints: Iterable[EndpointCounts], uptime: float) -> Iterator[MetricFamily]:
     endpoints = list(endpoints)
     for name, kind, help, read in _FAMILIES:
         full = f"{PREFIX}_{name}"
         samples = [sample for one in endpoints for sample in read(one).samples(full, one.labels)]
-        yield Snapshot(full.removesuffix("_total"), help, kind, samples)
+        yield MetricFamily(full.removesuffix("_total"), help, kind, samples)
     name = f"{PREFIX}_errors"
     errors = [
         Sample(f"{name}_total", {**one.labels, "error_type": kind}, count.value)
         for one in endpoints
         for kind, count in one.errors.items()
     ]
-    yield Snapshot(name, "Requests that failed, by what failed", "counter", errors)
+    yield MetricFamily(name, "Requests that failed, by what failed", "counter", errors)
     name = f"{PREFIX}_uptime_seconds"
-    yield Snapshot(name, "Seconds since the start", "gauge", [Sample(name, {}, uptime)])
+    yield MetricFamily(name, "Seconds since the start", "gauge", [Sample(name, {}, uptime)])
 
 
 _FAMILIES: tuple[tuple[str, str, str, Callable[[EndpointCounts], Number | Histogram]], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from dynamo.runtime.instruments import Snapshot
+from dynamo.runtime.instruments import MetricFamily
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import component_metrics
 from dynamo.runtime.status.served import ServedEndpoint
@@ -65,5 +65,5 @@ class Status:
         names = {served.name for served in self._endpoints}
         return ready | {name: all(one.ready for one in self._endpoints if one.name == name) for name in names}
 
-    def metrics(self) -> list[Snapshot]:
+    def metrics(self) -> list[MetricFamily]:
         return list(component_metrics([served.counts for served in self._endpoints], self.uptime))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
-from dynamo.serving.ask import Wishes
+from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models
 from dynamo.serving.terminal.chat import TerminalChat, history_path
 
@@ -23,7 +23,7 @@ async def talk(runtime: DistributedRuntime, models: Models, environ: Mapping[str
             if not models.served():
                 print("waiting for a worker to join", file=sys.stderr)
             model = await models.wait_for()
-            await TerminalChat(models, model.name, Wishes(), history_path(environ)).run()
+            await TerminalChat(models, model.name, RequestDefaults(), history_path(environ)).run()
         finally:
             await models.close()
 

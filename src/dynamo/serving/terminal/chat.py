@@ -18,9 +18,9 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from dynamo.protocols.errors import DynamoException
-from dynamo.serving.ask import Answer, Wishes, ask
+from dynamo.serving.ask import Answer, RequestDefaults, ask
 from dynamo.serving.models import Models
-from dynamo.serving.terminal.conversation import Conversation
+from dynamo.serving.terminal.conversation import ChatHistory
 from dynamo.serving.terminal.markdown import MarkdownStream, harmless
 
 COMMANDS = {
@@ -36,11 +36,11 @@ _KEYS = "Enter sends. Alt-Enter, or a \\ at the end, starts a new line. Ctrl-C s
 
 
 class TerminalChat:
-    def __init__(self, models: Models, model: str, wishes: Wishes, history: Path | None = None) -> None:
+    def __init__(self, models: Models, model: str, wishes: RequestDefaults, history: Path | None = None) -> None:
         self._models = models
         self._model = model
         self._wishes = wishes
-        self._conversation = Conversation()
+        self._conversation = ChatHistory()
         self._session: PromptSession[str] = PromptSession(
             ANSI("\x1b[32;1m>\x1b[0m "),
             multiline=True,

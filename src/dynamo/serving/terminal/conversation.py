@@ -9,7 +9,7 @@ import msgspec
 from dynamo.protocols.openai_chat import Message
 
 
-class Conversation:
+class ChatHistory:
     def __init__(self) -> None:
         self.system = ""
         self.turns: list[Message] = []

@@ -17,7 +17,7 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.router.kv.choice.cost import Choice
 from dynamo.router.kv.choice.fleet import Members
 from dynamo.router.kv.load.ledger import Booked, Ledger
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.stats import RouterStats
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
@@ -36,22 +36,22 @@ class Made:
     """Who was told lately to compute which prefix, known by its last block."""
 
     def __init__(self) -> None:
-        self._when: dict[tuple[Worker, int], float] = {}
+        self._when: dict[tuple[WorkerRank, int], float] = {}
         """Oldest first."""
 
-    def add(self, worker: Worker, last: int, now: float) -> None:
+    def add(self, worker: WorkerRank, last: int, now: float) -> None:
         for key, when in list(self._when.items()):
             if now - when < AGAIN_SECONDS:
                 break
             del self._when[key]
         self._when[worker, last] = now
 
-    def of(self, last: int, now: float) -> Callable[[Worker], bool]:
+    def of(self, last: int, now: float) -> Callable[[WorkerRank], bool]:
         """Whether a worker was told of this prefix within AGAIN_SECONDS."""
         return lambda worker: now - self._when.get((worker, last), -inf) < AGAIN_SECONDS
 
 
-def idle_places(choice: Choice, depth: int, sharing: int, told: Callable[[Worker], bool]) -> list[tuple[int, int]]:
+def idle_places(choice: Choice, depth: int, sharing: int, told: Callable[[WorkerRank], bool]) -> list[tuple[int, int]]:
     """Which candidates should compute the first `depth` blocks ahead, when so many requests share them.
 
     So many that those who hold them get no more of the running requests than others do, each one request at least.

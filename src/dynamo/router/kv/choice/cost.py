@@ -15,7 +15,7 @@ from dynamo.protocols.errors import InvalidArgument, Unavailable
 from dynamo.router.kv.choice.fleet import Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 _NOTHING = Overlap()
 _LITTLE = 1024.0
@@ -51,7 +51,7 @@ class CostConfig(Struct, frozen=True, kw_only=True):
 class Candidate(Struct, frozen=True, kw_only=True):
     """One worker as the choice saw it. The parts add up to `cost`."""
 
-    worker: Worker
+    worker: WorkerRank
     overlap: Overlap
     cached_blocks: float
     """Overlap by weight of its tier, or what is being computed there for another request if that is more."""
@@ -71,7 +71,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
 class Choice(Struct, kw_only=True):
     """The worker chosen, and what led to it: the costs of all candidates are worked out again when somebody asks."""
 
-    worker: Worker
+    worker: WorkerRank
     at: int
     prompt_tokens: int
     prompt_blocks: int

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 _REMEMBERED = 16
 """Sets of instances whose fleet is kept: the same ones are asked for again and again."""
@@ -23,7 +23,7 @@ class Capacity(Struct, frozen=True, kw_only=True):
 class Fleet:
     """The candidates with their sizes, laid out once per change of membership and not once per request."""
 
-    def __init__(self, capacities: Mapping[Worker, Capacity], block_size: int) -> None:
+    def __init__(self, capacities: Mapping[WorkerRank, Capacity], block_size: int) -> None:
         if block_size < 1:
             raise InvalidArgument(f"block size must be at least 1, not {block_size}")
         self.block_size = block_size
@@ -32,7 +32,7 @@ class Fleet:
         self.total_blocks = [size.total_blocks or max(1, (1 << 18) // block_size) for size in capacities.values()]
         self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
         self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
-        self._slots: tuple[Sequence[Worker | None] | None, list[int] | None] = (None, None)
+        self._slots: tuple[Sequence[WorkerRank | None] | None, list[int] | None] = (None, None)
         self.smallest_batch = min(self.batch_tokens, default=0)
 
     def crowding(self, full: float) -> list[float]:
@@ -41,7 +41,7 @@ class Fleet:
             self._crowding = (full, [full / total for total in self.total_blocks])
         return self._crowding[1]
 
-    def slots(self, workers: Sequence[Worker | None]) -> list[int] | None:
+    def slots(self, workers: Sequence[WorkerRank | None]) -> list[int] | None:
         """Where the candidates stand among workers by slot, -1 for nowhere; None if they stand in the same order."""
         if self._slots[0] is not workers:
             slot_of = {worker: slot for slot, worker in enumerate(workers)}
@@ -55,28 +55,28 @@ class Members:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._ranks: dict[int, dict[Worker, Capacity]] = {}
+        self._ranks: dict[int, dict[WorkerRank, Capacity]] = {}
         self._fleets: dict[tuple[int, ...], Fleet] = {}
         self._asked: tuple[Sequence[int], Fleet] = ((), Fleet({}, block_size))
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerRank]:
         return [worker for ranks in self._ranks.values() for worker in ranks]
 
     def ranks(self, instance_id: int) -> int:
         return len(self._ranks[instance_id])
 
-    def told_rank(self, worker: Worker) -> int | None:
+    def told_rank(self, worker: WorkerRank) -> int | None:
         """The rank a worker must be told to use; None where it has only one."""
         return worker.dp_rank if self.ranks(worker.worker_id) > 1 else None
 
-    def put(self, instance_id: int, ranks: int, capacity: Capacity) -> list[Worker]:
+    def put(self, instance_id: int, ranks: int, capacity: Capacity) -> list[WorkerRank]:
         """An instance came, or is another than it was; returns its ranks."""
         self.drop(instance_id)
-        self._ranks[instance_id] = {Worker(instance_id, rank): capacity for rank in range(ranks)}
+        self._ranks[instance_id] = {WorkerRank(instance_id, rank): capacity for rank in range(ranks)}
         return list(self._ranks[instance_id])
 
-    def drop(self, instance_id: int) -> list[Worker]:
+    def drop(self, instance_id: int) -> list[WorkerRank]:
         """An instance left; returns the ranks it had."""
         self._fleets.clear()
         self._asked = ((), Fleet({}, self._block_size))
@@ -96,5 +96,5 @@ class Members:
         self._asked = (ids, fleet)
         return fleet
 
-    def only(self, workers: Iterable[Worker]) -> Fleet:
+    def only(self, workers: Iterable[WorkerRank]) -> Fleet:
         return Fleet({worker: self._ranks[worker.worker_id][worker] for worker in workers}, self._block_size)

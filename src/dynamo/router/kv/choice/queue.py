@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from dynamo.protocols.errors import DynamoException
 from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.router import Placement
 
 
@@ -53,8 +53,8 @@ class Queue:
     def __init__(
         self,
         policy: str,
-        place: Callable[[Ticket, Collection[Worker]], Placement | None],
-        candidates: Callable[[Ticket], Iterable[Worker]],
+        place: Callable[[Ticket, Collection[WorkerRank]], Placement | None],
+        candidates: Callable[[Ticket], Iterable[WorkerRank]],
     ) -> None:
         self._wspt = policy == "wspt"
         self._place = place
@@ -88,7 +88,7 @@ class Queue:
         if not self._tickets:
             return
         blocked = False
-        awaited: set[Worker] = set()
+        awaited: set[WorkerRank] = set()
         for ticket in self:
             if blocked and not ticket.restricted:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dynamo.router.kv.index.overlaps import Overlaps
 from dynamo.router.kv.load.active_blocks import Stretch, UsedBlocks
-from dynamo.router.kv.slots import Slots, Worker
+from dynamo.router.kv.slots import Slots, WorkerRank
 
 
 class ApproximateIndex:
@@ -28,10 +28,10 @@ class ApproximateIndex:
         return self._size
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerRank]:
         return list(self._slots)
 
-    def record(self, worker: Worker, chain: Sequence[int], now: float) -> None:
+    def record(self, worker: WorkerRank, chain: Sequence[int], now: float) -> None:
         """A prompt with these sequence hashes goes to this worker."""
         self.expire(now)
         slot = self._slots.take(worker)
@@ -54,7 +54,7 @@ class ApproximateIndex:
         while self._sent and now - next(iter(self._sent.values())) >= self._ttl:
             self._forget_oldest()
 
-    def remove_worker(self, worker: Worker) -> None:
+    def remove_worker(self, worker: WorkerRank) -> None:
         slot = self._slots.release(worker)
         if slot is not None:
             for sent in [sent for sent in self._sent if sent[0] == slot]:

@@ -13,11 +13,11 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Snapshot, Stored, Tier, TierSnapshot
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, TierSnapshot
 from dynamo.router.kv.index.blocks import Blocks
 from dynamo.router.kv.index.overlaps import Overlaps
 from dynamo.router.kv.index.shelf import Shelf
-from dynamo.router.kv.slots import Slots, Worker
+from dynamo.router.kv.slots import Slots, WorkerRank
 
 _DEVICE = Tier.Device
 _LOWER = (Tier.Host, Tier.Disk, Tier.External)
@@ -72,16 +72,16 @@ class Index:
         return len(self._blocks)
 
     @property
-    def workers(self) -> list[Worker]:
+    def workers(self) -> list[WorkerRank]:
         return list(self._slots)
 
-    def blocks(self, worker: Worker, tier: Tier = Tier.Device) -> int:
+    def blocks(self, worker: WorkerRank, tier: Tier = Tier.Device) -> int:
         """How many blocks a worker holds."""
         rank = self._ranks.get(worker)
         return rank.shelves[tier].count if rank else 0
 
     def apply(self, event: RouterEvent) -> Applied | Rejected:
-        # A plain tuple finds what a Worker was stored under, without making one for every event.
+        # A plain tuple finds what a WorkerRank was stored under, without making one for every event.
         rank = self._ranks.get((event.worker_id, event.dp_rank))
         data = event.data
         if isinstance(data, Stored):
@@ -107,44 +107,44 @@ class Index:
             return Overlaps(workers, depths, self._below(chain, depths))
         return Overlaps(workers, depths)
 
-    def holds(self, worker: Worker, block: int) -> bool:
+    def holds(self, worker: WorkerRank, block: int) -> bool:
         """Whether a worker holds a block on its device."""
         rank = self._ranks.get(worker)
         return rank is not None and self._device.holds(rank.slot, block)
 
-    def clear(self, worker: Worker) -> int:
+    def clear(self, worker: WorkerRank) -> int:
         """Forget what a worker holds, in all tiers; it keeps its place."""
         rank = self._ranks.get(worker)
         return self._clear(rank) if rank else 0
 
-    def remove_worker(self, worker: Worker) -> None:
+    def remove_worker(self, worker: WorkerRank) -> None:
         self.clear(worker)
         self._ranks.pop(worker, None)
         self._slots.release(worker)
 
-    def snapshot(self, worker: Worker) -> list[TierSnapshot]:
+    def snapshot(self, worker: WorkerRank) -> list[TierSnapshot]:
         rank = self._ranks.get(worker)
         return self._told(rank) if rank else []
 
-    def snapshots(self) -> dict[Worker, list[TierSnapshot]]:
+    def snapshots(self) -> dict[WorkerRank, list[TierSnapshot]]:
         """Those of all workers, in one go."""
         common = {sequence: name for name, sequence in self._blocks.names.listed.items()}
         return {worker: self._told(self._ranks[worker], common) for worker in self._slots}
 
-    def replace(self, snapshot: Snapshot) -> None:
+    def replace(self, snapshot: KvSnapshot) -> None:
         """Make a worker hold exactly what its snapshot says. A malformed one changes nothing."""
         for part in snapshot.tiers:
             if not len(part.block_hashes) == len(part.sequence_hashes) == len(part.parents):
                 raise InvalidArgument(f"snapshot of worker {snapshot.worker_id}: columns of different length")
             if any(parent == sequence for parent, sequence in zip(part.parents, part.sequence_hashes, strict=True)):
                 raise InvalidArgument(f"snapshot of worker {snapshot.worker_id}: a block is its own parent")
-        worker = Worker(snapshot.worker_id, snapshot.dp_rank)
+        worker = WorkerRank(snapshot.worker_id, snapshot.dp_rank)
         self.clear(worker)
         rank = self._rank(worker)
         for part in snapshot.tiers:
             rank.shelves[part.tier].fill(part.block_hashes, part.sequence_hashes, part.parents)
 
-    def _rank(self, worker: Worker) -> _Rank:
+    def _rank(self, worker: WorkerRank) -> _Rank:
         rank = self._ranks.get(worker)
         if rank is None:
             rank = self._ranks[worker] = _Rank(self._slots.take(worker), self._blocks)
@@ -176,7 +176,7 @@ class Index:
             if above in names:
                 return Rejected(f"block {above} is stored as its own parent")
         elif rank is None:
-            rank = self._rank(Worker(event.worker_id, event.dp_rank))
+            rank = self._rank(WorkerRank(event.worker_id, event.dp_rank))
         parent = None
         if above is not None and (parent := rank.meaning(above)) is None:
             return Rejected(f"parent block {above} is unknown")

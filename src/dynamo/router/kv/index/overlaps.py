@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 
 
 class Overlap(Struct, frozen=True):
@@ -18,21 +18,23 @@ class Overlap(Struct, frozen=True):
     external: int = 0
 
 
-class Overlaps(Mapping[Worker, Overlap]):
+class Overlaps(Mapping[WorkerRank, Overlap]):
     """Columns by slot, which is all a decision needs; read by worker they leave out those who hold nothing."""
 
     __slots__ = ("_found", "device", "lower", "workers")
 
-    def __init__(self, workers: Sequence[Worker | None], device: list[int], lower: Sequence[list[int]] = ()) -> None:
+    def __init__(
+        self, workers: Sequence[WorkerRank | None], device: list[int], lower: Sequence[list[int]] = ()
+    ) -> None:
         self.workers = workers
         """By slot; never changed."""
         self.device = device
         self.lower = lower
         """Host, disk and external; nothing where nobody holds anything there."""
-        self._found: dict[Worker, Overlap] | None = None
+        self._found: dict[WorkerRank, Overlap] | None = None
 
     @classmethod
-    def of(cls, held: Mapping[Worker, Overlap]) -> Overlaps:
+    def of(cls, held: Mapping[WorkerRank, Overlap]) -> Overlaps:
         rows = [(overlap.device, overlap.host, overlap.disk, overlap.external) for overlap in held.values()]
         device, *lower = [[row[tier] for row in rows] for tier in range(4)]
         return cls(tuple(held), device, lower)
@@ -40,16 +42,16 @@ class Overlaps(Mapping[Worker, Overlap]):
     def at(self, slot: int) -> Overlap:
         return Overlap(self.device[slot], *[column[slot] for column in self.lower])
 
-    def __getitem__(self, worker: Worker) -> Overlap:
+    def __getitem__(self, worker: WorkerRank) -> Overlap:
         return self._all()[worker]
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[WorkerRank]:
         return iter(self._all())
 
     def __len__(self) -> int:
         return len(self._all())
 
-    def _all(self) -> dict[Worker, Overlap]:
+    def _all(self) -> dict[WorkerRank, Overlap]:
         if self._found is None:
             none = Overlap()
             every = ((worker, self.at(slot)) for slot, worker in enumerate(self.workers) if worker is not None)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.kv.load.active_blocks import Stretch, UsedBlocks
-from dynamo.router.kv.slots import Slots, Worker
+from dynamo.router.kv.slots import Slots, WorkerRank
 
 _T = TypeVar("_T", int, float)
 
@@ -43,7 +43,7 @@ class Loads(Struct, frozen=True):
 
 
 class _Booking(Struct):
-    worker: Worker
+    worker: WorkerRank
     slot: int
     end: Stretch
     prefill_tokens: int
@@ -55,7 +55,7 @@ class LoadBook:
 
     def __init__(self, *, half_life: float = 60.0) -> None:
         self._slots = Slots()
-        self._departed: set[Worker] = set()
+        self._departed: set[WorkerRank] = set()
         """Those that are gone and have requests all the same."""
         self._half_life = half_life
         self._bookings: dict[str, _Booking] = {}
@@ -65,7 +65,7 @@ class LoadBook:
         self._requests: list[int] = []
         self._traffic: list[float] = []
         self._epoch: float | None = None
-        self._asked: tuple[Sequence[Worker], list[int] | None] | None = None
+        self._asked: tuple[Sequence[WorkerRank], list[int] | None] | None = None
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -73,7 +73,7 @@ class LoadBook:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._bookings
 
-    def add_worker(self, worker: Worker) -> None:
+    def add_worker(self, worker: WorkerRank) -> None:
         slot = self._slots.take(worker)
         self._departed.discard(worker)
         self._asked = None
@@ -83,7 +83,7 @@ class LoadBook:
             self._requests.append(0)
             self._traffic.append(0.0)
 
-    def remove_worker(self, worker: Worker) -> None:
+    def remove_worker(self, worker: WorkerRank) -> None:
         """It gets nothing more. Forgotten when its last request has ended: it may come back before that."""
         slot = self._slots.get(worker)
         if slot is None:
@@ -96,7 +96,7 @@ class LoadBook:
     def book(
         self,
         request_id: str,
-        worker: Worker,
+        worker: WorkerRank,
         chain: Sequence[int],
         *,
         now: float,
@@ -149,7 +149,7 @@ class LoadBook:
             node = node.parent
         return (node.end, node.requests - node.extra) if node is not None else (0, 0)
 
-    def loads(self, workers: Sequence[Worker], chain: Sequence[int], now: float) -> Loads:
+    def loads(self, workers: Sequence[WorkerRank], chain: Sequence[int], now: float) -> Loads:
         """The candidates' load, for a prompt with these hashes. The sequence of workers must never be changed."""
         shared = self._used.shared(chain, len(self._prefill))
         at = self._places(workers)
@@ -163,13 +163,13 @@ class LoadBook:
             scale,
         )
 
-    def _forget(self, worker: Worker, slot: int) -> None:
+    def _forget(self, worker: WorkerRank, slot: int) -> None:
         self._departed.discard(worker)
         self._slots.release(worker)
         self._traffic[slot] = 0.0
         self._asked = None
 
-    def _places(self, workers: Sequence[Worker]) -> list[int] | None:
+    def _places(self, workers: Sequence[WorkerRank]) -> list[int] | None:
         """Slots in the order of the workers, None for all as they lie; kept while the same sequence is asked about."""
         if self._asked is None or self._asked[0] is not workers:
             at = [slot for worker in workers if (slot := self._slots.get(worker)) is not None]

@@ -9,7 +9,7 @@ from itertools import count
 from dynamo.kv.subjects import Place
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.follow import Follower
 from dynamo.router.kv.sync.replicas import Replicas
 
@@ -20,7 +20,7 @@ class Booked:
     __slots__ = ("_ledger", "chain", "computed", "key", "released", "tokens", "worker")
 
     def __init__(
-        self, ledger: Ledger, key: str, worker: Worker, chain: Sequence[int], tokens: Sequence[int] | None
+        self, ledger: Ledger, key: str, worker: WorkerRank, chain: Sequence[int], tokens: Sequence[int] | None
     ) -> None:
         self._ledger = ledger
         self.key = key
@@ -58,7 +58,7 @@ class Ledger:
 
     def book(
         self,
-        worker: Worker,
+        worker: WorkerRank,
         chain: Sequence[int],
         *,
         now: float,

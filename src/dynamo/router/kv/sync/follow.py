@@ -19,9 +19,9 @@ from msgspec import Struct
 from dynamo.kv.subjects import KV_EVENTS, Listening, Place
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.instance import Instance
-from dynamo.protocols.kv import RouterEvent, RouterEventBatch, Snapshot, SnapshotRequest
+from dynamo.protocols.kv import KvSnapshot, RouterEvent, RouterEventBatch, SnapshotRequest
 from dynamo.router.kv.index.index import Index, Rejected
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.ask import ask
 from dynamo.router.kv.sync.cursor import Cursor, Order
 from dynamo.router.stats import RouterStats
@@ -60,7 +60,7 @@ class FollowConfig(Struct, frozen=True, kw_only=True):
 class _Rank:
     """What is known of one rank's stream of events."""
 
-    def __init__(self, worker: Worker, place: Place, config: FollowConfig) -> None:
+    def __init__(self, worker: WorkerRank, place: Place, config: FollowConfig) -> None:
         self.worker = worker
         self.place = place
         self.cursor = Cursor()
@@ -154,7 +154,7 @@ class Follower:
             self._settled.clear()
             await self._settled.wait()
 
-    def expect(self, worker: Worker, chain: Sequence[int]) -> None:
+    def expect(self, worker: WorkerRank, chain: Sequence[int]) -> None:
         """The worker has computed a prompt with these blocks: unless the index knows, something was lost."""
         rank = self._ranks.get(worker)
         if rank is None or rank.buffer is not None or rank.doubt is not None or not chain:
@@ -182,7 +182,7 @@ class Follower:
                 )  # fmt: skip
         self._resync(rank)
 
-    def _holds(self, worker: Worker, block: int) -> bool:
+    def _holds(self, worker: WorkerRank, block: int) -> bool:
         return self._index.holds(worker, block)
 
     def _changed(self, instance_id: int, instance: Instance | None) -> None:
@@ -201,7 +201,7 @@ class Follower:
         if place not in self._clients:
             self._clients[place] = asyncio.create_task(self._client(place))
         for number in range(self._ranks_of(instance_id)):
-            rank = _Rank(Worker(instance_id, number), place, self._config)
+            rank = _Rank(WorkerRank(instance_id, number), place, self._config)
             self._ranks[rank.worker] = rank
             self._resync(rank)
 
@@ -311,7 +311,7 @@ class Follower:
         rank.syncing = None
         self._settled.set()
 
-    async def _fetch(self, rank: _Rank) -> Snapshot:
+    async def _fetch(self, rank: _Rank) -> KvSnapshot:
         assert self._listening
         await self._listening.ready(rank.place)  # what comes after the snapshot must not be missed
         client = await asyncio.shield(self._clients[rank.place])
@@ -320,12 +320,12 @@ class Follower:
             channel = client.set.channel(rank.worker.worker_id)
             worker_id, dp_rank = rank.worker
             asked = SnapshotRequest(worker_id=worker_id, dp_rank=dp_rank, parts=True)
-            parts = await ask(channel, asked, Snapshot)
+            parts = await ask(channel, asked, KvSnapshot)
         # Whatever it says: a worker must not be able to overwrite what another one holds.
         tiers = [tier for part in parts for tier in part.tiers]
-        return Snapshot(worker_id=worker_id, dp_rank=dp_rank, last_event_id=parts[0].last_event_id, tiers=tiers)
+        return KvSnapshot(worker_id=worker_id, dp_rank=dp_rank, last_event_id=parts[0].last_event_id, tiers=tiers)
 
-    def _adopt(self, rank: _Rank, snapshot: Snapshot) -> None:
+    def _adopt(self, rank: _Rank, snapshot: KvSnapshot) -> None:
         now = _now()
         if rank.sound and snapshot.last_event_id == rank.cursor.last:
             # Nothing new: silence was silence.

@@ -18,7 +18,7 @@ from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import BookingAdded, BookingBatch, BookingFreed, BookingPrefillDone
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import Worker
+from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.stats import RouterStats
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
@@ -91,7 +91,7 @@ class Replicas:
         self,
         place: Place,
         key: str,
-        worker: Worker,
+        worker: WorkerRank,
         chain: Sequence[int],
         prompt_tokens: int,
         prefill_tokens: int,
@@ -180,7 +180,7 @@ class Replicas:
                 continue
             match event:
                 case BookingAdded():
-                    worker = Worker(event.worker_id, event.dp_rank)
+                    worker = WorkerRank(event.worker_id, event.dp_rank)
                     booked = self._book.book(
                         _key(router, event.request_id),
                         worker,

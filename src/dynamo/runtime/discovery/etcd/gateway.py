@@ -17,7 +17,7 @@ import msgspec
 
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
-from dynamo.runtime.discovery.etcd.messages import AuthAnswer, ErrorAnswer
+from dynamo.runtime.discovery.etcd.messages import AuthAnswer, EtcdErrorReply
 
 log = logging.getLogger("dynamo.runtime.discovery.etcd")
 
@@ -226,7 +226,7 @@ def _decoded(data: bytes, answer: type[T]) -> T:
 
 def _error(status: int, data: bytes) -> Outage | Refused:
     try:
-        answer = msgspec.json.decode(data, type=ErrorAnswer)
+        answer = msgspec.json.decode(data, type=EtcdErrorReply)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         text = f"HTTP {status}: {data[:200].decode(errors='replace').strip()}"
         return Outage(text) if status >= 500 else Refused(f"{text} (is this etcd, with its HTTP gateway enabled?)")

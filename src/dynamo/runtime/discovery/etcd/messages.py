@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 
-class Header(Struct, frozen=True):
+class EtcdHeader(Struct, frozen=True):
     cluster_id: str = ""
     revision: int = 0
 
@@ -22,14 +22,14 @@ class KeyValue(Struct, frozen=True):
     lease: int = 0
 
 
-class Answer(Struct, frozen=True):
+class EtcdReply(Struct, frozen=True):
     """Any answer of which only the header matters."""
 
-    header: Header = Header()
+    header: EtcdHeader = EtcdHeader()
 
 
 class RangeAnswer(Struct, frozen=True):
-    header: Header = Header()
+    header: EtcdHeader = EtcdHeader()
     kvs: tuple[KeyValue, ...] = ()
     count: int = 0
 
@@ -39,7 +39,7 @@ class TxnPart(Struct, frozen=True):
 
 
 class TxnAnswer(Struct, frozen=True):
-    header: Header = Header()
+    header: EtcdHeader = EtcdHeader()
     succeeded: bool = False
     responses: tuple[TxnPart, ...] = ()
 
@@ -47,7 +47,7 @@ class TxnAnswer(Struct, frozen=True):
 class LeaseAnswer(Struct, frozen=True):
     """A grant, or one beat of keep-alive: a TTL of zero says that the lease is gone."""
 
-    header: Header = Header()
+    header: EtcdHeader = EtcdHeader()
     ID: int = 0
     TTL: int = 0
 
@@ -66,7 +66,7 @@ class Event(Struct, frozen=True):
 
 
 class WatchAnswer(Struct, frozen=True):
-    header: Header = Header()
+    header: EtcdHeader = EtcdHeader()
     created: bool = False
     canceled: bool = False
     cancel_reason: str = ""
@@ -81,7 +81,7 @@ class WatchLine(Struct, frozen=True):
     error: Any = None
 
 
-class ErrorAnswer(Struct, frozen=True):
+class EtcdErrorReply(Struct, frozen=True):
     message: str
     code: int = 2
 

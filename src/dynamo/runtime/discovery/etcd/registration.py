@@ -9,7 +9,7 @@ from typing import Any
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Outage, Refused
-from dynamo.runtime.discovery.etcd.messages import Answer, Header, KeepAliveAnswer, LeaseAnswer, TxnAnswer
+from dynamo.runtime.discovery.etcd.messages import EtcdHeader, EtcdReply, KeepAliveAnswer, LeaseAnswer, TxnAnswer
 
 log = logging.getLogger("dynamo.runtime.discovery.etcd")
 
@@ -34,7 +34,7 @@ class Registration:
         self._leased = asyncio.Event()
         self._ttl = float(config.lease_ttl)
         self._beat_at = 0.0
-        self._seen = Header()
+        self._seen = EtcdHeader()
         self._creating = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -73,7 +73,7 @@ class Registration:
         self._let_callers_go()
         if self._lease is not None and not self._gateway.down:
             try:
-                await self._gateway.call("/v3/lease/revoke", {"ID": self._lease}, Answer)
+                await self._gateway.call("/v3/lease/revoke", {"ID": self._lease}, EtcdReply)
             except (Outage, Refused) as why:
                 log.debug("the lease is left to expire: %s", why)
         self._lease = None
@@ -207,7 +207,7 @@ class Registration:
         value = self._own.get(key)
         name = self._name(key)
         if value is not None:
-            await self._gateway.call("/v3/kv/put", {"key": name, "value": value, "lease": lease}, Answer)
+            await self._gateway.call("/v3/kv/put", {"key": name, "value": value, "lease": lease}, EtcdReply)
         else:
             body: dict[str, Any] = {
                 "compare": [{"key": name, "target": "LEASE", "result": "EQUAL", "lease": lease}],

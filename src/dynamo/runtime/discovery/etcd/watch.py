@@ -16,8 +16,8 @@ from dynamo.runtime.discovery.base import Change, Delete, DiscoveryError, Put, S
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Lines, Outage, Refused
 from dynamo.runtime.discovery.etcd.messages import (
+    EtcdHeader,
     Event,
-    Header,
     KeyValue,
     RangeAnswer,
     WatchAnswer,
@@ -84,7 +84,7 @@ class Followed:
         for key in [key for key, deadline in self._missing.items() if deadline <= now]:
             yield from self._delete(key)
 
-    def precedes(self, header: Header) -> bool:
+    def precedes(self, header: EtcdHeader) -> bool:
         """Whether what we know can be the past of the store that says this."""
         return header.cluster_id == self._cluster and header.revision >= self.revision
 
