@@ -13,7 +13,7 @@ from processes import REPOSITORY
 
 sys.path.append(str(REPOSITORY / "tests"))
 
-from services import Etcd, Nats, free_port
+from support.services import Etcd, Nats, free_port
 
 
 class Network(Struct, frozen=True):

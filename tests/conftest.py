@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from services import Etcd, Nats, free_port
+from support.services import Etcd, Nats, free_port
 
 settings.register_profile("deep", max_examples=2_000, deadline=None)
 """How many examples `make test-deep` asks for at once, of the tests that take their number from the profile."""

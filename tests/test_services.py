@@ -1,4 +1,4 @@
-from services import Etcd, Nats
+from support.services import Etcd, Nats
 
 
 def test_etcd_and_nats_from_pypi_start_on_free_ports(shared_etcd: Etcd, shared_nats: Nats) -> None:

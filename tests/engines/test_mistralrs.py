@@ -29,9 +29,9 @@ from dynamo.protocols.engine import (
     StopConditions,
 )
 from dynamo.protocols.errors import Cancelled, EngineShutdown, InvalidArgument
-from models import byte_level_json, sentencepiece_json
-from sinks import Kept
-from tiny_llama import (
+from support.models import byte_level_json, sentencepiece_json
+from support.sinks import Kept
+from support.tiny_llama import (
     CONTEXT,
     tiny_llama,
     tiny_llama_gguf,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.model import Tokenizer
 from dynamo.protocols.errors import InvalidArgument
-from models import byte_level_json, sentencepiece_json
+from support.models import byte_level_json, sentencepiece_json
 
 SCHEMES = {"byte-level": byte_level_json, "sentencepiece": sentencepiece_json}
 

@@ -13,7 +13,7 @@ from dynamo.engines.registry import EngineSpec, make_engine
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import Cancelled, EngineShutdown, HttpError, InvalidArgument, Unknown
-from sinks import Kept
+from support.sinks import Kept
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "engines"
 REQUEST = PreprocessedRequest(token_ids=[1, 2, 3], stop_conditions=StopConditions(max_tokens=5), eos_token_ids=[9])

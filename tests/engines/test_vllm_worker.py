@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from kv_reader import ask_snapshot, content
-from system.stack import Frontend, Process, Stack
-from tiny_llama import tiny_llama
+from support.kv_reader import ask_snapshot, content
+from support.stack import Frontend, Process, Stack
+from support.tiny_llama import tiny_llama
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 WORKER = Path(__file__).parents[2] / "examples" / "vllm_worker.py"

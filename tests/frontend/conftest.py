@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toys import Live, Scripted, toy_card, toy_folder
+from support.toys import Live, Scripted, toy_card, toy_folder
 
 ANSWERS = {
     "WEATHER": '<tool_call>\n{"name": "weather", "arguments": {"city": "Lyon"}}\n</tool_call>',

@@ -10,7 +10,7 @@ import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
-from toys import Live, Scripted, chat_text, text_card, toy_card
+from support.toys import Live, Scripted, chat_text, text_card, toy_card
 
 WEATHER: Any = {
     "name": "weather",

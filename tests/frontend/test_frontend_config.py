@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import serving
 
 from dynamo.frontend.__main__ import main, parser
 from dynamo.frontend.config import _ENVIRONMENT, FrontendConfig
 from dynamo.frontend.server import ServerError
+from support.serving import serving
 
 
 def test_a_flag_beats_the_environment_which_beats_the_default() -> None:

@@ -4,12 +4,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from serving import Holding, serving
 
 from dynamo.engines.echo import EchoFull
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import Disconnected, Unknown
+from support.serving import Holding, serving
 
 TOTAL = (
     'dynamo_frontend_requests_total{{endpoint="chat_completions",error_type="{}",model="{}",'

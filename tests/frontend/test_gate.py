@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
-from serving import CHAT, MODEL, Holding, Served, serving
 
 from dynamo.frontend.headers import context_id, metadata, request_id, traceparent
 from dynamo.frontend.keys import ApiKeys, Unauthorized
 from dynamo.protocols.errors import HttpError
+from support.serving import CHAT, MODEL, Holding, Served, serving
 
 MB = 1 << 20
 

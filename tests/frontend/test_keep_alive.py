@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import openai
-from serving import CHAT, MODEL, Holding, serving
 
 from dynamo.protocols.errors import Unknown
+from support.serving import CHAT, MODEL, Holding, serving
 
 COMMENT = ": keep-alive\n"
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from serving import Held, Holding, serving
-
 from dynamo.model import Tokenizer
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import Disconnected
-from models import byte_level_json
+from support.models import byte_level_json
+from support.serving import Held, Holding, serving
 
 
 async def test_every_choice_goes_on_where_it_was(tmp_path: Path) -> None:

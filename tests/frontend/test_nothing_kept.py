@@ -12,7 +12,7 @@ from dynamo.frontend.measure.exchange import Exchange
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.router.migration import Migration
 from dynamo.serving.generation import Generation
-from toys import Live, Scripted
+from support.toys import Live, Scripted
 
 PARTS = (Exchange, Generation, Migration, Postprocess, EventStream)
 

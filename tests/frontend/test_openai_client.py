@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from toys import BOTH, Live, ModelType, Scripted, chat_text, embed_text, embed_tokens, text_card, toy_card
+from support.toys import BOTH, Live, ModelType, Scripted, chat_text, embed_text, embed_tokens, text_card, toy_card
 
 WEATHER: Any = {
     "type": "function",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toys import Live, Scripted
+from support.toys import Live, Scripted
 
 pytestmark = pytest.mark.node
 

@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.frontend.openapi import ApiRoute, document, inference_routes
 from dynamo.protocols.openai_chat import ChatRequest
-from request_bodies import BODIES
+from support.request_bodies import BODIES
 
 DOCUMENT = document(inference_routes(), "Dynamo", "1")
 

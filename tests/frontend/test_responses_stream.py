@@ -23,7 +23,7 @@ from dynamo.protocols.openai_answers import (
 from dynamo.protocols.openai_chat import FunctionCall, ToolCall
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import response_of
-from request_bodies import RESPONSES
+from support.request_bodies import RESPONSES
 
 USAGE = CompletionUsage(
     prompt_tokens=9,

@@ -13,7 +13,7 @@ import pytest
 
 from dynamo.frontend.request_template import RequestTemplate
 from dynamo.runtime import Context
-from toys import Live, ModelType, Scripted, text_card, toy_card
+from support.toys import Live, ModelType, Scripted, text_card, toy_card
 
 CHAT: dict[str, Any] = {"model": "org/toy", "messages": [{"role": "user", "content": "STOPS"}]}
 

@@ -12,7 +12,7 @@ import pytest
 
 from dynamo.router import RouterConfig
 from dynamo.runtime import Context
-from toys import Live, Scripted, toy_card, toy_folder
+from support.toys import Live, Scripted, toy_card, toy_folder
 
 ASKED: dict[str, Any] = {"model": "toy", "nvext": {"extra_fields": ["worker_id", "routing", "timing"]}}
 CHAT = {**ASKED, "messages": [{"role": "user", "content": "hello " * 40}], "max_tokens": 4}

@@ -6,12 +6,11 @@ import asyncio
 import time
 from pathlib import Path
 
-from serving import MODEL, Holding, serving
-
 from dynamo.protocols.errors import Disconnected
 from dynamo.router import RouterConfig
 from dynamo.router.overhead import EVERY
-from toys import Live, ModelType, embed_tokens, toy_card, until
+from support.serving import MODEL, Holding, serving
+from support.toys import Live, ModelType, embed_tokens, toy_card, until
 
 STAGE = 'dynamo_frontend_stage_duration_seconds_{}{{stage="{}"}}'
 INSIDE = 'dynamo_frontend_stage_requests{{phase="{}",stage="{}"}}'

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from serving import CHAT, Holding, serving
 
 from dynamo.frontend.server import ServerError
 from dynamo.frontend.tls import Certificate, TlsError, server_context
+from support.serving import CHAT, Holding, serving
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:

@@ -14,7 +14,7 @@ from dynamo.llm import WorkerMetricsPublisher
 from dynamo.llm.register import register_card
 from dynamo.router import RouterConfig
 from dynamo.runtime import Context, DistributedRuntime, RuntimeConfig
-from toys import Live, Scripted, toy_card, until
+from support.toys import Live, Scripted, toy_card, until
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "hello " * 40}], "max_tokens": 4}
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from serving import CHAT, MODEL, registered
 from test_tls import certificate, renewed, shown_by, shown_in
 
 import dynamo.frontend
@@ -23,7 +22,8 @@ from dynamo.llm import register_llm
 from dynamo.protocols.card import ModelInput, ModelType
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.worker import serve_engine
-from models import byte_level_model
+from support.models import byte_level_model
+from support.serving import CHAT, MODEL, registered
 
 SOURCE = str(Path(dynamo.frontend.__file__).parents[2])
 

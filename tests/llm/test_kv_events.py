@@ -19,8 +19,8 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.kv import KvSnapshot
 from dynamo.router.kv import Index, WorkerRank, prompt_hashes
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
-from kv_reader import PATIENCE, FakeEngine, Form, Reader, ask_snapshot, content
-from services import Nats
+from support.kv_reader import PATIENCE, FakeEngine, Form, Reader, ask_snapshot, content
+from support.services import Nats
 
 BIG = 1 << 63
 """A hash that is negative where hashes are signed."""

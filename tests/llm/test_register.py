@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import models
 from dynamo.llm import (
     ModelInput,
     ModelRuntimeConfig,
@@ -22,6 +21,7 @@ from dynamo.model import ModelError
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import DistributedRuntime, Endpoint, Local, RuntimeConfig
 from dynamo.runtime.names import CARDS
+from support import models
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import models
 from dynamo.model.detokenize import Decoder, byte_characters, json_escaped
 from dynamo.model.tokenizer import Tokenizer
+from support import models
 
 
 @cache

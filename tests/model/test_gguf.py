@@ -9,11 +9,11 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import models
 from dynamo.model import ModelError, gguf_tokenizer
 from dynamo.model.gguf import read_gguf
 from dynamo.model.tokenizer import Tokenizer
-from gguf_writer import byte_level_metadata, gguf_bytes, sentencepiece_metadata, write_gguf
+from support import models
+from support.gguf_writer import byte_level_metadata, gguf_bytes, sentencepiece_metadata, write_gguf
 
 TEXTS = ("hello world 🤖", "  the quick\n\n brown fox's 12345", "<|im_start|>user\nhi<|im_end|>", "été 你好")
 on_disk = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import models
 from dynamo.model import HubConfig, ModelError, build_card, open_card, resolve
 from dynamo.protocols.card import ModelCard, ModelInput, ModelType
-from gguf_writer import byte_level_metadata, write_gguf
-from hub import COMMIT
+from support import models
+from support.gguf_writer import byte_level_metadata, write_gguf
+from support.hub import COMMIT
 
 
 @pytest.fixture

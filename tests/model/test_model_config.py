@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-import models
 from dynamo.model import ModelError
 from dynamo.model.config import context_length, eos_token_ids, sampling_defaults, special_tokens
 from dynamo.model.tokenizer import Tokenizer
 from dynamo.protocols.engine import SamplingOptions
+from support import models
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import models
 from dynamo.model import BUNDLED, HubConfig, ModelError, bundled, default_name, resolve
-from hub import COMMIT, Hub
+from support import models
+from support.hub import COMMIT, Hub
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import models
 from dynamo.model import ChatTemplate, ModelError, TemplateError
 from dynamo.model.files import find_files
 from dynamo.model.rendering import Renderer
 from dynamo.model.template import load_template
+from support import models
 
 USER = {"role": "user", "content": "hi"}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"z": 1, "a": "é<&'"}}}]

@@ -8,9 +8,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import models
 from dynamo.model import ModelError
 from dynamo.model.tokenizer import Tokenizer
+from support import models
 
 VOCABULARIES = {
     "byte_level": models.byte_level_json,

@@ -10,7 +10,7 @@ from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
-from request_bodies import COUNT, MESSAGES, SCHEMA
+from support.request_bodies import COUNT, MESSAGES, SCHEMA
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}

@@ -7,7 +7,7 @@ import pytest
 
 from dynamo.pipeline.guidance import forced_tool, guided_decoding
 from dynamo.protocols.openai_chat import ChatRequest
-from request_bodies import SCHEMA
+from support.request_bodies import SCHEMA
 
 PLAIN = {"type": "object", "properties": {"x": {"type": "integer"}}}
 EMPTY = {"type": "object", "properties": {}}

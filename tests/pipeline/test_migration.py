@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import models
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import Finish
 from dynamo.pipeline.postprocess import Postprocess
@@ -29,6 +28,7 @@ from dynamo.router import Decision, Placement
 from dynamo.router.migration import Migration, continuation
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
+from support import models
 
 ANY_DECISION = Decision(
     request_id="", time=0.0, mode="round-robin", worker_id=0, dp_rank=None, pinned=False, considered=1

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import models
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.pipeline.parse import make_parser
@@ -25,6 +24,7 @@ from dynamo.protocols.engine import (
     Usage,
 )
 from dynamo.protocols.errors import DynamoException, Unknown
+from support import models
 
 TEXT = "Grüße aus Köln 🎉 and 你好世界"
 

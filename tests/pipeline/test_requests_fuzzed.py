@@ -22,7 +22,7 @@ from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import ResponseObject
 from dynamo.runtime.plane.frames import encode_request
-from request_bodies import BODIES
+from support.request_bodies import BODIES
 
 DECODERS = {kind: BodyDecoder(kind) for kind in BODIES}
 MODEL = ModelDefaults(eos_token_ids=(2,), context_length=4096)

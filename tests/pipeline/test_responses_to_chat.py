@@ -10,7 +10,7 @@ from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
-from request_bodies import RESPONSES, SCHEMA
+from support.request_bodies import RESPONSES, SCHEMA
 
 
 def translated(**fields: Any) -> ChatRequest:

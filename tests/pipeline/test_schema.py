@@ -6,7 +6,7 @@ import pytest
 
 from dynamo.pipeline.schema import check_schema
 from dynamo.protocols.errors import InvalidRequest
-from request_bodies import SCHEMA
+from support.request_bodies import SCHEMA
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Message
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from request_bodies import CHAT, COMPLETION, EMBEDDING
+from support.request_bodies import CHAT, COMPLETION, EMBEDDING
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}

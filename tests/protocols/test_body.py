@@ -8,7 +8,7 @@ import pytest
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
-from request_bodies import BODIES, CHAT
+from support.request_bodies import BODIES, CHAT
 
 USER = {"role": "user", "content": "hi"}
 

@@ -28,8 +28,8 @@ from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync import replicas
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Local
-from router.scripted import PLACE, Asked, RouterSide, ScriptedWorker, asking, routing, until
-from services import Nats
+from support.scripted import PLACE, Asked, RouterSide, ScriptedWorker, asking, routing, until
+from support.services import Nats
 
 SIZED = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
 MODES = ("round-robin", "random", "least-loaded", "power-of-two", "kv")

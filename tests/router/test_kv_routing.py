@@ -18,8 +18,8 @@ from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.follow import FollowConfig
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
-from router.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing, until
-from services import Nats
+from support.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing, until
+from support.services import Nats
 
 
 def traffic(side: RouterSide) -> int:

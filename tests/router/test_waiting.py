@@ -12,7 +12,7 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router import Placement, Thresholds
 from dynamo.runtime import Local
-from router.scripted import PLACE, RouterSide, ScriptedWorker, asking, routing, until
+from support.scripted import PLACE, RouterSide, ScriptedWorker, asking, routing, until
 
 SIZED = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
 RANKS = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16, data_parallel_size=2)

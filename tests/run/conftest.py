@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models import byte_level_model
+from support.models import byte_level_model
 
 
 @pytest.fixture(scope="session")

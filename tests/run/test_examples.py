@@ -10,9 +10,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from running import PATIENCE, SOURCE, environment, running
 
-from services import free_port
+from support.running import PATIENCE, SOURCE, environment, running
+from support.services import free_port
 
 EXAMPLES = SOURCE.parent / "examples"
 

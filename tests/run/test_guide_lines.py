@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from guide_lines import LINES, Line
-from running import PATIENCE, SOURCE, environment, running
 
-from hub import Hub
-from tiny_llama import tiny_llama, tiny_llama_gguf
+from support.guide_lines import LINES, Line
+from support.hub import Hub
+from support.running import PATIENCE, SOURCE, environment, running
+from support.tiny_llama import tiny_llama, tiny_llama_gguf
 
 GUIDE = SOURCE.parent / "docs" / "dynamo-run.md"
 EXAMPLES = SOURCE.parent / "examples"

@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from running import RUN, run
 
 import dynamo
 from dynamo.run import flags
 from dynamo.run.completion import script
 from dynamo.run.help import help_text
+from support.running import RUN, run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "dynamo-run.md"
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pexpect
 import pytest
-from running import PATIENCE, RUN, environment, run, running
+
+from support.running import PATIENCE, RUN, environment, run, running
 
 COUNT = 2000
 

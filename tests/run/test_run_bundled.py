@@ -6,7 +6,8 @@ from pathlib import Path
 
 import openai
 import pexpect
-from running import PATIENCE, RUN, environment, run, running
+
+from support.running import PATIENCE, RUN, environment, run, running
 
 QUESTION = "What is the capital of France?"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from running import run, running
 
-from services import Etcd, Nats
+from support.running import run, running
+from support.services import Etcd, Nats
 
 
 def ask(url: str, model: str, text: str) -> str | None:

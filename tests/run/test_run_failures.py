@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import run
 
-from models import write
-from services import free_port
+from support.models import write
+from support.running import run
+from support.services import free_port
 
 
 def failure(place: Path, line: str, *, code: int = 1, **env: str) -> str:

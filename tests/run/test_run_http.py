@@ -10,7 +10,8 @@ from typing import Any
 
 import openai
 import pytest
-from running import running
+
+from support.running import running
 
 
 def get(url: str) -> Any:

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from running import RUN, environment, run
+
+from support.running import RUN, environment, run
 
 
 def test_a_piped_prompt_is_answered_on_stdout_and_nothing_else_is_said(tmp_path: Path) -> None:

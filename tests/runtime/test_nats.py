@@ -12,7 +12,7 @@ import pytest
 
 from dynamo.runtime.nats import NatsConnection, NatsError
 from dynamo.runtime.nats_config import NatsConfig
-from services import Nats, free_port
+from support.services import Nats, free_port
 
 
 class GuardedNats(Nats):

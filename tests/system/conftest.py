@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from services import Etcd, Nats
-from system.stack import Stack
+from support.services import Etcd, Nats
+from support.stack import Stack
 
 
 def environ_of(network: str, request: pytest.FixtureRequest) -> dict[str, str]:

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 
 from dynamo.runtime import DistributedRuntime
-from kv_reader import ask_snapshot, content
-from models import byte_level_model
-from system.stack import PATIENCE, Frontend, Stack
+from support.kv_reader import ask_snapshot, content
+from support.models import byte_level_model
+from support.stack import PATIENCE, Frontend, Stack
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 20
 BLOCK = 16

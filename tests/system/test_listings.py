@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-import models
-from system.stack import Stack
+from support import models
+from support.stack import Stack
 
 LISTINGS = sorted((Path(__file__).parent / "listings").glob("*.py"))
 

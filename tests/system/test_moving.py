@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-import models
-from system.stack import Stack
+from support import models
+from support.stack import Stack
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])

@@ -8,9 +8,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from services import Etcd, Nats
+from support.services import Etcd, Nats
+from support.stack import PATIENCE, Frontend, Stack
 from system.conftest import environ_of
-from system.stack import PATIENCE, Frontend, Stack
 from system.test_process_life import TOY, ask
 
 

@@ -10,8 +10,8 @@ import aiohttp
 import openai
 import pytest
 
-from services import Etcd
-from system.stack import Frontend, Stack
+from support.services import Etcd
+from support.stack import Frontend, Stack
 
 TOY = str(Path(__file__).parent / "toy_worker.py")
 

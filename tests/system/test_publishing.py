@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import models
 from dynamo.runtime import DistributedRuntime
-from kv_reader import Reader, ask_snapshot, content
-from mockers import answer
-from system.stack import PATIENCE, Stack
-from toys import toy_folder
+from support import models
+from support.kv_reader import Reader, ask_snapshot, content
+from support.mockers import answer
+from support.stack import PATIENCE, Stack
+from support.toys import toy_folder
 
 
 async def count(client: Any, count: int) -> list[int]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from services import free_port
-from system.stack import Stack
+from support.services import free_port
+from support.stack import Stack
 from system.test_process_life import TOY
 
 

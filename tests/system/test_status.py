@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from system.stack import PATIENCE, Frontend, Process, Stack
-from toys import samples, toy_folder
+from support.stack import PATIENCE, Frontend, Process, Stack
+from support.toys import samples, toy_folder
 
 TOY = str(Path(__file__).parent / "toy_worker.py")
 HERE = {"DYN_SYSTEM_PORT": "0", "DYN_SYSTEM_HOST": "127.0.0.1"}

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from models import byte_level_model
-from run.running import Process, running
-from services import Etcd, Nats
-from system.hosts import PATIENCE, Host, two_hosts
+from support.hosts import PATIENCE, Host, two_hosts
+from support.models import byte_level_model
+from support.running import Process, running
+from support.services import Etcd, Nats
 
 pytestmark = pytest.mark.hosts
 

@@ -16,8 +16,8 @@ from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.worker import serve_engine
-from kv_reader import PATIENCE, FakeEngine, Reader, ask_snapshot, content
-from mockers import Mocker, answer
+from support.kv_reader import PATIENCE, FakeEngine, Reader, ask_snapshot, content
+from support.mockers import Mocker, answer
 
 NETWORK = RuntimeConfig.in_process({})
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import models
 from dynamo.engines.base import EngineError, RankLoad
 from dynamo.engines.mocker import MockerEngine
 from dynamo.engines.mocker.from_spec import words_of
@@ -15,8 +14,9 @@ from dynamo.engines.registry import EngineSpec, make_engine
 from dynamo.model import HubConfig, LocalModel, build_card, open_card
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
-from sinks import Kept
-from toys import toy_folder
+from support import models
+from support.sinks import Kept
+from support.toys import toy_folder
 
 
 @pytest.fixture

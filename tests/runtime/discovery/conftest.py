@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from following import Participant, QuickEtcd
 
 from dynamo.runtime.discovery import Discovery
 from dynamo.runtime.discovery.etcd import EtcdConfig, EtcdDiscovery
 from dynamo.runtime.discovery.file import FileDiscovery
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
-from services import Etcd, free_port
+from support.following import Participant, QuickEtcd
+from support.services import Etcd, free_port
 
 
 @pytest.fixture

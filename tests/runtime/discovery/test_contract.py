@@ -6,11 +6,11 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
-from following import GUARD, Participant, snapshot, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo.runtime.discovery import Delete, DiscoveryError, Put, Synced
+from support.following import GUARD, Participant, snapshot, until
 
 
 async def test_a_watch_tells_what_stands_then_synced_then_what_changes(participant: Participant) -> None:

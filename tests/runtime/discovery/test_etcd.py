@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from following import GUARD, QuickEtcd, holder, snapshot, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,8 @@ from dynamo.runtime.discovery import Delete, DiscoveryError, EtcdConfig, EtcdDis
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Lines, Outage
 from dynamo.runtime.discovery.etcd.messages import range_end
 from dynamo.runtime.discovery.etcd.watch import EtcdWatch
-from services import Etcd, free_port
+from support.following import GUARD, QuickEtcd, holder, snapshot, until
+from support.services import Etcd, free_port
 
 TLS = Path(__file__).with_name("tls")  # an authority of the tests' own, and a certificate of localhost
 LOGGER = "dynamo.runtime.discovery.etcd"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from following import GUARD, holder, snapshot, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo.runtime.discovery import Delete, DiscoveryError, FileDiscovery, Put, default_folder
 from dynamo.runtime.discovery.folder import Folder, Record, file_name
+from support.following import GUARD, holder, snapshot, until
 
 
 @pytest.fixture

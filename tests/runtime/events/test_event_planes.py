@@ -14,7 +14,7 @@ from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.events import EventPlane, EventPlaneConfig, EventPlaneError, MemoryBus, event_plane
 from dynamo.runtime.nats import NatsConnection
 from dynamo.runtime.nats_config import NatsConfig
-from services import Nats
+from support.services import Nats
 
 Event = tuple[str, bytes]
 MakePlane = Callable[[], Awaitable[EventPlane]]

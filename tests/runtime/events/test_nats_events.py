@@ -7,7 +7,7 @@ import pytest
 from dynamo.runtime.events import NatsEventPlane
 from dynamo.runtime.nats import NatsConnection
 from dynamo.runtime.nats_config import NatsConfig
-from services import Nats
+from support.services import Nats
 
 
 async def test_events_of_an_outage_are_dropped_counted_and_mentioned_once(

@@ -15,7 +15,7 @@ from dynamo.runtime.events import EventPlaneError, ZmqEventPlane
 from dynamo.runtime.events import zmq as zmq_events
 from dynamo.runtime.events.channel import MAX_TOPICS
 from dynamo.runtime.events.zmq import CHANNELS, EventChannel
-from services import free_port
+from support.services import free_port
 
 
 class Cluster:

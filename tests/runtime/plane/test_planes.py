@@ -32,7 +32,7 @@ from dynamo.runtime.plane.nats import NatsPlane
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.tcp import TcpConfig, TcpPlane
 from dynamo.runtime.stream import Outlet
-from services import Nats
+from support.services import Nats
 
 ENDPOINT = EndpointId("ns", "comp", "ep")
 

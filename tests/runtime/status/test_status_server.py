@@ -18,8 +18,8 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint, RuntimeConfig
 from dynamo.runtime.status import StatusConfig
-from sinks import Kept
-from toys import samples, until
+from support.sinks import Kept
+from support.toys import samples, until
 
 PAYLOAD = {"say": "hello"}
 

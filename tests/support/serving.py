@@ -29,8 +29,8 @@ from dynamo.runtime.distributed import Local
 from dynamo.runtime.names import instance_key
 from dynamo.runtime.stream import Outlet, Sink
 from dynamo.worker.serve import engine_handler
-from models import byte_level_model
-from toys import samples
+from support.models import byte_level_model
+from support.toys import samples
 
 MODEL = "tiny"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello world"}]}

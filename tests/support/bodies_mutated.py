@@ -12,7 +12,7 @@ from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
-from request_bodies import BODIES
+from support.request_bodies import BODIES
 
 PATHS: dict[str, Any] = {
     "/v1/chat/completions": ChatRequest,

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gguf_writer import byte_level_metadata, gguf_bytes, sentencepiece_metadata
-from models import byte_level_json, byte_level_model, sentencepiece_json, sentencepiece_model, write
+from support.gguf_writer import byte_level_metadata, gguf_bytes, sentencepiece_metadata
+from support.models import byte_level_json, byte_level_model, sentencepiece_json, sentencepiece_model, write
 
 HIDDEN, LAYERS, HEADS, HEAD_SIZE, FEED_FORWARD, CONTEXT = 64, 2, 2, 32, 96, 512
 

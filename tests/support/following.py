@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dynamo.runtime.discovery
 from dynamo.runtime.discovery import Change, Discovery, Synced
-from services import Etcd
+from support.services import Etcd
 
 GUARD = 20
 

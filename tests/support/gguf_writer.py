@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from models import CHATML, byte_level_json, sentencepiece_json
+from support.models import CHATML, byte_level_json, sentencepiece_json
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 

@@ -21,7 +21,7 @@ from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, Tokenizer, build_card, resolve
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import Context, DistributedRuntime, Local, RuntimeConfig
-from models import write
+from support.models import write
 
 OFFLINE = HubConfig.from_env({"HF_HUB_OFFLINE": "1"})
 BOTH = ModelType.Chat | ModelType.Completions

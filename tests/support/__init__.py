@@ -1,0 +1,1 @@
+"""What tests share: real servers, scripted peers, models and request bodies."""
