@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from dynamo.kv.hashing import local_hashes, prompt_hashes
 from dynamo.protocols.kv import RouterEvent, Stored
-from dynamo.router.kv.choice.cost import CostConfig, choose
+from dynamo.router.kv.choice.choose import choose
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.load.book import LoadBook

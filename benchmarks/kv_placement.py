@@ -20,8 +20,9 @@ from functools import partial
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.kv import RouterEvent
+from dynamo.router.kv.choice.choose import Choice, choose
 from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, Made, idle_places
-from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index, Rejected
 from dynamo.router.kv.index.overlaps import Overlap

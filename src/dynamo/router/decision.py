@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.router.kv.choice.cost import Candidate, Choice
+from dynamo.router.kv.choice.choose import Candidate, Choice
 
 MOST = 16
 """Candidates told at most, the cheapest first."""

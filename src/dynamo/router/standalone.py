@@ -14,7 +14,8 @@ from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import CannotConnect, DynamoException, InvalidArgument
 from dynamo.router.config import RouterConfig
-from dynamo.router.kv.choice.cost import Choice, CostConfig
+from dynamo.router.kv.choice.choose import Choice
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv.router import KvAwareRouter
 from dynamo.router.router import Placement, on_rank

@@ -14,8 +14,9 @@ from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import Unknown
+from dynamo.router.kv.choice.choose import choose
 from dynamo.router.kv.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, Made, idle_places
-from dynamo.router.kv.choice.cost import CostConfig, choose
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads

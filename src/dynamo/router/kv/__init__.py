@@ -7,7 +7,8 @@ What is exported here is the pure core: no sockets, no tasks, no clock; callers 
 from dynamo.kv.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
 from dynamo.kv.hashing import local_hashes, prompt_hashes, salt_seed, sequence_hashes
 from dynamo.kv.translate import Translated, Translator
-from dynamo.router.kv.choice.cost import Candidate, Choice, CostConfig, choose
+from dynamo.router.kv.choice.choose import Candidate, Choice, choose
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.index import Applied, Index, Rejected

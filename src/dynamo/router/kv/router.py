@@ -24,8 +24,9 @@ from dynamo.protocols.errors import (
 from dynamo.protocols.instance import Instance
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
+from dynamo.router.kv.choice.choose import Choice, choose
 from dynamo.router.kv.choice.copies import Copies
-from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet, Members
 from dynamo.router.kv.choice.prompt_estimate import rough_tokens
 from dynamo.router.kv.choice.queue import Queue, Ticket

@@ -14,7 +14,7 @@ from typing import Any
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException
-from dynamo.router.kv.choice.cost import Choice
+from dynamo.router.kv.choice.choose import Choice
 from dynamo.router.kv.choice.fleet import Members
 from dynamo.router.kv.load.ledger import Booked, Ledger
 from dynamo.router.kv.slots import WorkerRank
