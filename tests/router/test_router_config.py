@@ -11,7 +11,7 @@ from dynamo.frontend.__main__ import main
 from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.router import MODES, RouterConfig, add_router_flags, make_router, router_flags
-from dynamo.router.kv.router import KvAwareRouter
+from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.simple import SimpleRouter
 from dynamo.run.flags import ROUTER_MODES
 from dynamo.runtime import DistributedRuntime, Local

@@ -13,6 +13,7 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import CannotConnect, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import Placement, RouterConfig
+from dynamo.router.delivery import Attempt, reach
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network
@@ -63,9 +64,12 @@ class Side:
         )
         self.connections.to[OLD].opened.set_result(None)
 
+    async def open(self, *, pinned: int | None = None) -> Placement:
+        return (await reach(self.router.place, self.instances, {}, Attempt.connect, pinned=pinned)).placement
+
     async def opening(self, **fields: Any) -> asyncio.Task[Placement]:
         """A request that has come as far as it can."""
-        task: asyncio.Task[Placement] = asyncio.create_task(self.router.open({}, **fields))
+        task: asyncio.Task[Placement] = asyncio.create_task(self.open(**fields))
         await asyncio.sleep(0)
         return task
 
@@ -82,7 +86,7 @@ async def test_a_worker_being_reached_is_not_given_everything_that_comes_meanwhi
 ) -> None:
     side = Side(runtime, mode)
     for _ in range(10):
-        await side.router.open({}, pinned=OLD)
+        await side.open(pinned=OLD)
     opening = [await side.opening() for _ in range(20)]
     side.connections.to[NEW].opened.set_result(None)
     placed = Counter([(await one).instance_id for one in opening])
@@ -103,7 +107,7 @@ async def test_what_was_counted_is_given_back_when_a_worker_cannot_be_reached(
     runtime: DistributedRuntime, pinned: int | None
 ) -> None:
     side = Side(runtime, "least-loaded")
-    await side.router.open({}, pinned=OLD)
+    await side.open(pinned=OLD)
     opening = await side.opening(pinned=pinned)
     assert side.router.active == 2
     side.connections.to[NEW].opened.set_exception(CannotConnect("refused"))
@@ -135,5 +139,5 @@ async def test_nothing_stays_counted_when_none_can_be_reached(runtime: Distribut
     side.instances.remove(OLD)
     side.connections.to[NEW].opened.set_exception(CannotConnect("refused"))
     with pytest.raises(Unavailable):
-        await side.router.open({})
+        await side.open()
     assert side.router.active == 0

@@ -10,9 +10,10 @@ from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.kv.choice.cost import CostConfig
+from dynamo.router.policy import POLICIES
 from dynamo.router.thresholds import Thresholds
 
-MODES = ("round-robin", "random", "least-loaded", "power-of-two", "direct", "kv")
+MODES = (*POLICIES, "kv")
 QUEUE_POLICIES = ("fcfs", "wspt")
 
 

@@ -12,7 +12,7 @@ from dynamo.protocols.card import ModelCard
 from dynamo.runtime.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
 
 if TYPE_CHECKING:
-    from dynamo.router.migration import Migration
+    from dynamo.router.delivery import DeliveryHistory
 
 UNKNOWN_MODEL = "unknown_model"
 """The label of all requests whose model is not served here: clients must not be able to make up series."""
@@ -115,11 +115,11 @@ class FrontendMetrics:
             known = self._models[name] = ModelMetrics(self, name)
         return known
 
-    def moved(self, model: str, migration: Migration) -> None:
+    def moved(self, model: str, history: DeliveryHistory) -> None:
         """A request is over that changed its worker."""
-        self.migrations.at(model, "new_request").value += migration.restarts
-        self.migrations.at(model, "ongoing_request").value += migration.migrations - migration.restarts
-        for move in migration.moves:
+        self.migrations.at(model, "new_request").value += history.restarts
+        self.migrations.at(model, "ongoing_request").value += history.migrations - history.restarts
+        for move in history.moves:
             self.migration_duration.at(model, move.kind, move.outcome).observe(move.seconds)
 
     def snapshot(self, cards: Iterable[ModelCard]) -> list[MetricFamily]:

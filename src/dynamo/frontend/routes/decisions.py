@@ -10,7 +10,7 @@ from aiohttp import web
 
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.decision import MOST
-from dynamo.router.router import REMEMBERED
+from dynamo.router.placement import DECISIONS_KEPT
 
 if TYPE_CHECKING:
     from dynamo.frontend.app import Frontend
@@ -19,7 +19,7 @@ DEFAULT = 20
 
 
 async def decisions(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
-    limit = _count(request, "limit", DEFAULT, REMEMBERED)
+    limit = _count(request, "limit", DEFAULT, DECISIONS_KEPT)
     most = _count(request, "candidates", MOST, 1 << 20)
     wanted = request.query.get("model")
     models = [frontend.models.get(wanted)] if wanted else frontend.models.served()
