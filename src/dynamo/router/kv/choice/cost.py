@@ -6,6 +6,7 @@ Costs are in prompt tokens: what the fleet could have computed instead.
 from __future__ import annotations
 
 import math
+from operator import sub
 
 from msgspec import Struct
 
@@ -49,8 +50,6 @@ class Costs(Struct, frozen=True):
 
     cached: list[float]
     """Blocks of the prompt that need not be computed."""
-    uncached: list[float]
-    """Tokens of the prompt that must be."""
     work: list[float]
     waiting: list[float]
     crowding: list[float]
@@ -62,43 +61,46 @@ def cost_columns(
     prompt_tokens: int, prompt_blocks: int, fleet: Fleet, overlaps: Overlaps, loads: Loads, config: CostConfig
 ) -> Costs:
     """The cost of a prompt at every candidate. There must be at least one."""
-    held, shared = _held(fleet, overlaps, config), loads.shared_blocks
+    held, shared = _held(prompt_tokens, fleet, overlaps, config), loads.shared_blocks
     if any(shared):
         # What a running request uses is cached there, or will be before this prompt is computed.
         cached = [here if here > used else used for here, used in zip(held, shared, strict=True)]
-        waiting = _waiting_behind_own_prefix(held, fleet, loads, config)
+        waiting = _waiting_behind_own_prefix(held, cached, fleet, loads, config)
+        in_use = list(map(sub, loads.active_blocks, shared))
     else:
-        cached = held
-        waiting = [tokens + config.pass_tokens if tokens else 0.0 for tokens in loads.prefill_tokens]
-    uncached = _uncached(float(prompt_tokens), cached, fleet, whole=not overlaps.lower)
+        cached, in_use = held, loads.active_blocks
+        busy = config.pass_tokens
+        waiting = [tokens + busy if tokens else 0.0 for tokens in loads.prefill_tokens]
     unit = loads.scale / TRAFFIC_UNIT
     traffic = [sent * unit for sent in loads.sent]
     mean = max(1.0, sum(traffic) / len(traffic))
     per_mean, weight = 1 / mean, config.overlap_weight
+    prompt, block = float(prompt_tokens), float(fleet.block_size)
     work = [
-        weight * tokens * (1.0 + recent * per_mean if recent < mean else 2.0)
-        for tokens, recent in zip(uncached, traffic, strict=True)
+        weight * (prompt - blocks * block) * (1.0 + recent * per_mean if recent < mean else 2.0)
+        for blocks, recent in zip(cached, traffic, strict=True)
     ]
-    joining, per_request, per_block = float(prompt_blocks), config.request_tokens, fleet.crowding(config.crowding)
+    joining, per_request = float(prompt_blocks), config.request_tokens
     crowding = [
-        (blocks - used + joining) * block + requests * per_request
-        for blocks, used, block, requests in zip(loads.active_blocks, shared, per_block, loads.requests, strict=True)
+        (blocks + joining) * per_block + requests * per_request
+        for blocks, per_block, requests in zip(in_use, fleet.crowding(config.crowding), loads.requests, strict=True)
     ]
     spreading = _spreading(prompt_tokens, traffic, mean, fleet, loads, config)
     total = [
         own + others + memory + share
         for own, others, memory, share in zip(work, waiting, crowding, spreading, strict=True)
     ]
-    return Costs(cached, uncached, work, waiting, crowding, spreading, total)
+    return Costs(cached, work, waiting, crowding, spreading, total)
 
 
-def _held(fleet: Fleet, overlaps: Overlaps, config: CostConfig) -> list[float]:
-    """Cached blocks of the prompt, each weighted by its tier."""
+def _held(prompt_tokens: int, fleet: Fleet, overlaps: Overlaps, config: CostConfig) -> list[float]:
+    """Cached blocks of the prompt, each weighted by its tier; down to a whole token, and no more than the prompt."""
     held: list[float] = [*overlaps.device]
     if overlaps.lower:
         host, disk, external = config.host_weight, config.disk_weight, config.external_weight
+        block = fleet.block_size
         held = [
-            device + (host * near + disk * below) + external * far
+            min(prompt_tokens, int((device + (host * near + disk * below) + external * far) * block)) / block
             for device, near, below, far in zip(overlaps.device, *overlaps.lower, strict=True)
         ]
     elif not any(held):
@@ -107,26 +109,17 @@ def _held(fleet: Fleet, overlaps: Overlaps, config: CostConfig) -> list[float]:
     return held if slots is None else [held[slot] if slot >= 0 else 0 for slot in slots]
 
 
-def _uncached(prompt_tokens: float, cached: list[float], fleet: Fleet, *, whole: bool) -> list[float]:
-    """Tokens left to compute. `whole` blocks, without the weights of slower tiers, are the quicker case."""
-    block = fleet.block_size
-    if whole:
-        return [prompt_tokens - blocks * block for blocks in cached]
-    return [max(0.0, prompt_tokens - int(blocks * block)) for blocks in cached]
-
-
-def _waiting_behind_own_prefix(held: list[float], fleet: Fleet, loads: Loads, config: CostConfig) -> list[float]:
+def _waiting_behind_own_prefix(
+    held: list[float], cached: list[float], fleet: Fleet, loads: Loads, config: CostConfig
+) -> list[float]:
     """The waiting column where some of the tokens in front are the prompt's own beginning, for another request.
 
     Half of that will be computed on average by the time this prompt arrives: that half does not count.
     """
-    half, block, busy = min(1.0, config.overlap_weight) / 2, fleet.block_size, config.pass_tokens
+    half, block, busy = min(1.0, config.overlap_weight) / 2, float(fleet.block_size), config.pass_tokens
     return [
-        (tokens - half * (coming if (coming := (used - here) * block) < tokens else tokens) if used > here else tokens)
-        + busy
-        if tokens
-        else 0.0
-        for tokens, used, here in zip(loads.prefill_tokens, loads.shared_blocks, held, strict=True)
+        tokens - half * (coming if (coming := (will - here) * block) < tokens else tokens) + busy if tokens else 0.0
+        for tokens, will, here in zip(loads.prefill_tokens, cached, held, strict=True)
     ]
 
 

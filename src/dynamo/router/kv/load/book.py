@@ -29,7 +29,7 @@ class Loads(Struct, frozen=True):
     """Distinct blocks in use by running requests."""
     shared_blocks: list[int]
     """Leading blocks of the prompt that are in use there already."""
-    requests: list[int]
+    requests: list[float]
     sent: list[float]
     """Prompt tokens sent there, later ones with a higher weight."""
     scale: float = 1.0
@@ -62,7 +62,7 @@ class LoadBook:
         self._active = ActiveBlocks()
         self._prefill: list[float] = []
         self._blocks: list[float] = []
-        self._requests: list[int] = []
+        self._requests: list[float] = []
         self._traffic: list[float] = []
         self._epoch: float | None = None
         self._last_asked: tuple[Sequence[WorkerRank], list[int] | None] | None = None
@@ -80,7 +80,7 @@ class LoadBook:
         if slot == len(self._prefill):
             self._prefill.append(0.0)
             self._blocks.append(0.0)
-            self._requests.append(0)
+            self._requests.append(0.0)
             self._traffic.append(0.0)
 
     def remove_worker(self, worker: WorkerRank) -> None:
