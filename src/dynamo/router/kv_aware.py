@@ -168,7 +168,7 @@ class KvAwareRouter:
         learn: bool = True,
     ) -> KvPlacement:
         """As `Router` says; the last three are as in `RequestToPlace`."""
-        timer = self.overhead.watch()
+        timer = self.overhead.timer()
         pending = self._request_to_place(request, request_id, pinned, avoid)
         pending.group, pending.cost, pending.copies, pending.learn = group, cost, copies and pinned is None, learn
         if timer:

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.router.decision import MOST
+from dynamo.router.decision import MOST_CANDIDATES
 from dynamo.router.placement import DECISIONS_KEPT
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ DEFAULT = 20
 
 async def decisions(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
     limit = _count(request, "limit", DEFAULT, DECISIONS_KEPT)
-    most = _count(request, "candidates", MOST, 1 << 20)
+    most = _count(request, "candidates", MOST_CANDIDATES, 1 << 20)
     wanted = request.query.get("model")
     models = [frontend.models.get(wanted)] if wanted else frontend.models.served()
     found = [(decision, model.name) for model in models for decision in islice(reversed(model.router.decisions), limit)]
