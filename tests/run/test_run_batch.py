@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
 
-from support.running import PATIENCE, RUN, environment, run, running
+from support.running import RUN, environment, run, running
+from support.waiting import PATIENCE, until_sync
 
 COUNT = 2000
 
@@ -28,9 +28,7 @@ def output(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_lines(path: Path, count: int) -> None:
-    """Nobody tells when a file has grown, so this looks again and again."""
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        time.sleep(0.01)
+    until_sync(lambda: path.exists() and path.read_bytes().count(b"\n") >= count)
 
 
 def test_prompts_are_answered_in_order_beside_the_input(tmp_path: Path, model: Path) -> None:

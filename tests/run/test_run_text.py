@@ -12,7 +12,8 @@ from typing import Any
 import pexpect
 import pytest
 
-from support.running import PATIENCE, RUN, environment, run, running
+from support.running import RUN, environment, run, running
+from support.waiting import PATIENCE
 
 CTRL_C, CTRL_D, UP, ALT_ENTER = "\x03", "\x04", "\x1b[A", "\x1b\r"
 Start = Callable[..., "Chat"]

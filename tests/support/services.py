@@ -7,9 +7,10 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from support.waiting import until_sync
 
 
 def free_port() -> int:
@@ -52,11 +53,7 @@ class Service:
             [*self.inside, *self.command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         log.close()
-        deadline = time.monotonic() + 30
-        while not self._listening():
-            assert self.process.poll() is None, f"{self.command()[0]} ended: see {self.data}.log"
-            assert time.monotonic() < deadline, f"{self.command()[0]} does not listen on {self.port}"
-            time.sleep(0.02)
+        until_sync(self._listening)
 
     def stop(self) -> None:
         if self.process:
@@ -68,6 +65,8 @@ class Service:
         shutil.rmtree(self.data, ignore_errors=True)
 
     def _listening(self) -> bool:
+        assert self.process
+        assert self.process.poll() is None, f"{self.command()[0]} ended: see {self.data}.log"
         if self.inside:
             probe = f"import socket; socket.create_connection(('{self.address}', {self.port}), timeout=0.2)"
             words = [*self.inside, sys.executable, "-I", "-c", probe]
