@@ -13,7 +13,6 @@ from pathlib import Path
 
 from support.waiting import until_sync
 
-
 _given: set[int] = set()
 
 

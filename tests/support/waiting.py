@@ -14,26 +14,27 @@ PATIENCE = 120.0
 """Only ends a test that hangs: no test passes or fails by how long something took."""
 
 _TURNS = 100
-_INTERVAL = 0.005
+_INTERVAL = 0.001
+_REMOTE_INTERVAL = 0.02
 
 
 async def until(condition: Callable[[], T | Awaitable[T]]) -> T:
     """The first true value of `condition`, which may be a plain or an async function.
 
-    Most conditions come true within a few turns of this event loop; the others depend on other processes, and polling
-    those without a pause would take away the processor that they need.
+    A plain one mostly comes true within a few turns of this event loop. An async one asks another task or process:
+    without a pause it would take away the processor that the answer needs.
     """
-    turn = 0
+    turn, interval = 0, _INTERVAL
     try:
         async with asyncio.timeout(PATIENCE):
             while True:
                 value = condition()
                 if inspect.isawaitable(value):
-                    value = await value
+                    value, interval, turn = await value, _REMOTE_INTERVAL, _TURNS
                 if value:
                     return value
                 turn += 1
-                await asyncio.sleep(0 if turn < _TURNS else _INTERVAL)
+                await asyncio.sleep(0 if turn < _TURNS else interval)
     except TimeoutError:
         raise AssertionError(_never(condition)) from None
 
@@ -43,7 +44,7 @@ def until_sync(condition: Callable[[], T]) -> T:
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, _never(condition)
-        time.sleep(_INTERVAL)
+        time.sleep(_REMOTE_INTERVAL)
     return value
 
 

@@ -281,11 +281,11 @@ async def test_an_endpoint_that_answers_others_is_not_tried(worker: Start) -> No
         tried += request == PAYLOAD
         yield "hello"
 
-    async with worker(probes=True, idle=0.1) as one:
+    async with worker(probes=True, idle=0.5) as one:
         client = await one.serve(handler, health_check_payload=PAYLOAD)
         await one.body_once(200)
         before, loop = tried, asyncio.get_running_loop()
-        several_pauses = loop.time() + 0.5
+        several_pauses = loop.time() + 1.5
         while loop.time() < several_pauses:
             assert [item async for item in await client.generate({}, annotated=False)] == ["hello"]
         assert tried == before
