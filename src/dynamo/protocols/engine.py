@@ -76,8 +76,8 @@ class PreprocessedRequest(Struct, kw_only=True):
     extra_args: dict[str, Any] | None = None
 
     @classmethod
-    def told(cls, request: Mapping[str, Any]) -> PreprocessedRequest:
-        """As programs write it, with a prompt that may be packed; raises `msgspec.ValidationError`."""
+    def from_dict(cls, request: Mapping[str, Any]) -> PreprocessedRequest:
+        """From a caller's dict, whose `token_ids` may be an array; raises `msgspec.ValidationError`."""
         token_ids = request.get("token_ids")
         if isinstance(token_ids, array):
             request = {**request, "token_ids": token_ids.tolist()}
