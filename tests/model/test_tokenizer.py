@@ -55,7 +55,7 @@ def test_pushed_one_by_one_ids_give_their_text(tokenizer: Tokenizer) -> None:
     assert "".join(decoder.push([id]) for id in ids) + decoder.flush() == tokenizer.decode(ids)
 
 
-def test_a_vocabulary_fastokens_cannot_take_is_encoded_by_the_reference() -> None:
+def test_a_tokenizer_fastokens_cannot_load_is_encoded_by_the_reference() -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"fox": 0, "[UNK]": 1}, unk_token="[UNK]"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer = Tokenizer(words.to_str())
