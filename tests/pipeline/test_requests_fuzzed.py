@@ -53,7 +53,7 @@ def served(request: Any) -> None:
             validate_embedding(request)
             return
         case ResponsesRequest():
-            msgspec.json.encode(ResponseObject.begun(request, "resp_1", "m", 1))
+            msgspec.json.encode(ResponseObject.in_progress(request, "resp_1", "m", 1))
             request = responses_to_chat(request)
         case PromptFields():
             request = anthropic_to_chat(request)

@@ -24,7 +24,7 @@ Object = Mapping[str, Any]
 
 
 def context_length(config: Object, tokenizer_config: Object) -> int | None:
-    """The most tokens, prompt and answer together, or None if the files do not say."""
+    """The limit of tokens for prompt and answer together, or None if the files do not say."""
     for source in (config, _text_config(config)):
         for key in _CONTEXT_KEYS:
             if (length := _count(source.get(key))) is not None:
