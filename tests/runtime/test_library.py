@@ -13,7 +13,7 @@ import msgspec
 import pydantic
 import pytest
 
-from dynamo.llm.exceptions import HttpError, Unavailable
+from dynamo.llm.exceptions import HttpError, InvalidArgument, Unavailable
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, Local, RuntimeConfig, dynamo_endpoint
 
 
@@ -169,7 +169,9 @@ class DataclassRequest:
 
 @pytest.mark.parametrize("model", [PydanticRequest, StructRequest, DataclassRequest])
 @pytest.mark.parametrize("request_value", [{"text": "hi"}, '{"text": "hi"}'])
-async def test_a_typed_endpoint_parses_its_requests(local: Local, model: Any, request_value: Any) -> None:
+async def test_a_typed_endpoint_parses_its_requests(
+    local: Local, model: Any, request_value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     class Handler:
         @dynamo_endpoint(model, str)
         async def generate(self, request: Any) -> AsyncIterator[Any]:
@@ -181,6 +183,8 @@ async def test_a_typed_endpoint_parses_its_requests(local: Local, model: Any, re
         assert [item.data() async for item in await client.generate(request_value)] == ["hi"]
         wrong = [item async for item in await client.generate({"txet": 1})]
         assert wrong[0].is_error()
+        assert isinstance(wrong[0].exception, InvalidArgument)
+        assert not [record for record in caplog.records if record.levelname == "ERROR"], "the caller was wrong"
 
 
 async def test_an_endpoint_can_be_hidden_and_shown_again(local: Local) -> None:

@@ -207,7 +207,36 @@ async def test_what_a_handler_raises_arrives_typed(
     assert sink.items == [1]
     assert type(sink.error) is type(expected)
     assert sink.error.message == expected.message
-    assert "boom" in caplog.text or not isinstance(raised, RuntimeError)
+    refused = isinstance(raised, DynamoException)
+    logged = [record.exc_info[1] for record in caplog.records if record.levelname == "ERROR" and record.exc_info]
+    assert logged == ([] if refused else [raised])
+
+
+async def test_an_item_that_cannot_be_encoded_is_logged_as_an_error_of_the_handler(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def yields_an_object(request: Any) -> AsyncIterator[Any]:
+        yield object()
+
+    sink = await call(await pair.serve(GeneratorHandler(yields_an_object)), None)
+    assert type(sink.error) is InvalidArgument
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info
+    assert "request plane" in record.message
+
+
+async def test_a_handler_that_cannot_be_called_is_logged_with_its_traceback(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def takes_nothing() -> AsyncIterator[Any]:
+        yield 1
+
+    sink = await call(await pair.serve(GeneratorHandler(takes_nothing)), None)
+    assert type(sink.error) is InvalidArgument
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info
+    assert "TypeError" in record.message
+    assert "takes_nothing" in record.message
 
 
 async def test_a_killed_context_reaches_the_handler_and_fails_the_stream(pair: Pair) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.context import Context
-from dynamo.runtime.plane.frames import unpack
+from dynamo.runtime.plane.frames import Unencodable, unpack
 from dynamo.runtime.status.counts import EndpointCounts
 from dynamo.runtime.stream import Handler, Outlet
 
@@ -114,8 +114,12 @@ def give_tokens(request: Any, tokens: bytes) -> None:
 
 
 def log_failure(context: Context, error: BaseException) -> None:
-    """An engine's own failure is logged where it happened, with its trace; what the caller did wrong is not."""
-    if isinstance(error, DynamoException | ValueError | TypeError):
-        log.debug("request %s failed: %s", context.id(), error)
+    """Log a handler's own failure with its traceback; a request that it refused deliberately is not an error here.
+
+    A refusal is an exception of our tree. Any other exception, and an item that cannot be encoded, is a fault of the
+    handler, even where the caller is answered as for a bad request.
+    """
+    if isinstance(error, DynamoException) and not isinstance(error, Unencodable):
+        log.debug("request %s was refused: %s", context.id(), error)
     else:
-        log.error("request %s failed: %s: %s", context.id(), type(error).__name__, error, exc_info=error)
+        log.error("the handler of request %s raised %s: %s", context.id(), type(error).__name__, error, exc_info=error)
