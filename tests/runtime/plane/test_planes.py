@@ -257,7 +257,7 @@ async def test_a_killed_context_reaches_the_handler_and_fails_the_stream(pair: P
         assert isinstance(sink.error, Cancelled)
         await seen.wait()
         assert pair.route
-        await pair.route.idle()
+        await pair.route.drain(10)
 
 
 async def test_a_stopped_context_lets_the_handler_finish_in_order(pair: Pair) -> None:
@@ -502,3 +502,29 @@ async def test_a_path_that_is_not_served_has_left(pair: Pair) -> None:
     strange = pair.client.channel(other)
     await strange.open()
     assert isinstance((await call(strange, None)).error, EngineShutdown)
+
+
+async def test_endpoints_that_are_served_at_the_same_moment_are_all_reached(pair: Pair) -> None:
+    def telling(name: str) -> GeneratorHandler:
+        async def tell(request: Any) -> AsyncIterator[Any]:
+            yield name
+
+        return GeneratorHandler(tell)
+
+    names = ["a", "b", "c"]
+    routes = [Route(route_path(EndpointId("ns", "comp", name), 7), telling(name)) for name in names]
+    addresses = await asyncio.gather(*(pair.server.serve(route) for route in routes))
+    assert len(set(addresses)) == 1
+    for name, address in zip(names, addresses, strict=True):
+        channel = pair.client.channel(
+            Instance(
+                instance_id=7,
+                namespace="ns",
+                component="comp",
+                endpoint=name,
+                transport=pair.server.transport,
+                address=address,
+            )
+        )
+        await channel.open()
+        assert (await call(channel, None)).items == [name]
