@@ -41,7 +41,7 @@ class EndpointId(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> EndpointId:
-        """Read `dyn://a.b.c`, with defaults for missing parts: one is a component, two are a namespace and a component."""
+        """Read `dyn://a.b.c`, with defaults for missing parts: one is a component, two add a namespace."""
         parts = [part for part in re.split(r"[./]", text.strip().removeprefix(SCHEME)) if part]
         match parts:
             case []:
