@@ -15,6 +15,7 @@ from dynamo.runtime import records
 from dynamo.runtime.discovery import Change, DiscoveryError, MemoryDiscovery, MemoryStore
 from dynamo.runtime.membership import Member, Membership
 from dynamo.runtime.names import CARDS, INSTANCES, EndpointId, card_key, instance_key
+from support.waiting import PATIENCE
 
 ENDPOINT = EndpointId("ns", "backend", "generate")
 Report = tuple[Member, Member]
@@ -50,7 +51,7 @@ class Followed:
         await self.writer.put(key(endpoint, id), records.encode(record))
 
     async def report(self) -> Report:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             return await self._reports.get()
 
     @property
