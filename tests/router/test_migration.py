@@ -31,6 +31,7 @@ from dynamo.router.placement import pinned_instance
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 from support import models
+from support.waiting import PATIENCE
 
 ANY_DECISION = Decision(
     request_id="", time=0.0, mode="round-robin", worker_id=0, dp_rank=None, pinned=False, considered=1
@@ -212,7 +213,7 @@ async def run(
     reader = Reader()
     delivery = delivering(router, request, context or Context(), reader, limit=limit)
     await delivery.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await reader.done.wait()
     await delivery.close()
     return reader, delivery
@@ -252,7 +253,7 @@ async def told(router: ScriptedRouter, request: PreprocessedRequest, limit: int 
     sink = Postprocess(request, decoder, client, stop_worker=context.stop_generating)  # type: ignore[arg-type]
     delivery = delivering(router, request, context, sink, limit=limit)
     await delivery.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await client.done.wait()
     await delivery.close()
     return client, delivery
@@ -476,7 +477,7 @@ async def test_a_request_in_text_is_begun_anew_as_long_as_nothing_was_said() -> 
         reader = Reader()
         delivery = delivering(router, {"messages": []}, Context(), reader, limit=3)
         await delivery.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await reader.done.wait()
         await delivery.close()
         assert reader.items == [chunk]

@@ -12,9 +12,13 @@ from typing import Any
 import aiohttp
 import openai
 
+from support.waiting import PATIENCE, until
+
 SOURCE = Path(__file__).parents[2] / "src"
-PATIENCE = 60.0
-"""Only ends a test that hangs; no test measures time with it."""
+
+
+SERVING_ENDPOINTS = ("generate", "endpoint")
+"""Where the workers of system tests take requests, their own and those of the guides."""
 
 
 class Process:
@@ -125,17 +129,22 @@ class Frontend:
 
     async def until_models(self, *names: str) -> None:
         """Wait until exactly these models are served."""
-        async with asyncio.timeout(PATIENCE):
-            while sorted(await self.models()) != sorted(names):
-                await asyncio.sleep(0.02)
+
+        async def served() -> bool:
+            return sorted(await self.models()) == sorted(names)
+
+        await until(served)
 
     async def instances(self) -> list[int]:
-        """The workers the frontend knows, whatever each serves."""
+        """The workers the frontend can send requests to; one that has only registered an auxiliary endpoint is none."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as answer:
-            return sorted({instance["instance_id"] for instance in (await answer.json())["instances"]})
+            known = (await answer.json())["instances"]
+        return sorted({one["instance_id"] for one in known if one["endpoint"] in SERVING_ENDPOINTS})
 
     async def until_instances(self, count: int) -> None:
         """Wait until the frontend knows this many workers."""
-        async with asyncio.timeout(PATIENCE):
-            while len(await self.instances()) != count:
-                await asyncio.sleep(0.02)
+
+        async def known() -> bool:
+            return len(await self.instances()) == count
+
+        await until(known)

@@ -174,7 +174,7 @@ def prompt(
         },
     }
     try:
-        return PreprocessedRequest.told(fields)
+        return PreprocessedRequest.from_dict(fields)
     except msgspec.ValidationError as error:
         raise InvalidArgument(str(error)) from None
 

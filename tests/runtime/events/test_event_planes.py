@@ -12,17 +12,23 @@ import pytest
 
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.events import EventPlane, EventPlaneConfig, EventPlaneError, MemoryBus, event_plane
+from dynamo.runtime.events import zmq as zmq_events
 from dynamo.runtime.nats import NatsConnection
 from dynamo.runtime.nats_config import NatsConfig
 from support.services import Nats
+from support.waiting import PATIENCE
 
 Event = tuple[str, bytes]
 MakePlane = Callable[[], Awaitable[EventPlane]]
 
 
 @pytest.fixture(params=["memory", "zmq", "nats"])
-async def make_plane(request: pytest.FixtureRequest, shared_nats: Nats) -> AsyncIterator[MakePlane]:
+async def make_plane(
+    request: pytest.FixtureRequest, shared_nats: Nats, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[MakePlane]:
     """Planes of one cluster, each as if in a process of its own."""
+    # Every publisher here is alive, so `subscribe` may wait for each of them, however busy the machine is.
+    monkeypatch.setattr(zmq_events, "JOIN_SECONDS", PATIENCE)
     bus, store = MemoryBus(), MemoryStore()
     async with AsyncExitStack() as stack:
 
@@ -56,7 +62,7 @@ class Inbox:
         self.events.put_nowait((subject, data))
 
     async def take(self, count: int = 1) -> list[Event]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             return [await self.events.get() for _ in range(count)]
 
 
@@ -65,7 +71,7 @@ async def introduce(publisher: EventPlane, subscriber: EventPlane, root: str) ->
     heard = asyncio.Event()
     subject = f"{root}.introduction-{uuid4().hex}"
     subscription = await subscriber.subscribe(subject, lambda *_: heard.set())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not heard.is_set():
             publisher.publish(subject, b"")
             await asyncio.sleep(0.001)

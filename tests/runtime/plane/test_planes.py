@@ -33,6 +33,7 @@ from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.tcp import TcpConfig, TcpPlane
 from dynamo.runtime.stream import Outlet
 from support.services import Nats
+from support.waiting import PATIENCE
 
 ENDPOINT = EndpointId("ns", "comp", "ep")
 
@@ -113,7 +114,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 async def call(channel: Channel, request: Any, context: Context | None = None, **kwargs: Any) -> Collected:
     sink = Collected()
     channel.send(request, context or Context(), sink, **kwargs)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.done.wait()
     return sink
 
@@ -207,7 +208,36 @@ async def test_what_a_handler_raises_arrives_typed(
     assert sink.items == [1]
     assert type(sink.error) is type(expected)
     assert sink.error.message == expected.message
-    assert "boom" in caplog.text or not isinstance(raised, RuntimeError)
+    refused = isinstance(raised, DynamoException)
+    logged = [record.exc_info[1] for record in caplog.records if record.levelname == "ERROR" and record.exc_info]
+    assert logged == ([] if refused else [raised])
+
+
+async def test_an_item_that_cannot_be_encoded_is_logged_as_an_error_of_the_handler(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def yields_an_object(request: Any) -> AsyncIterator[Any]:
+        yield object()
+
+    sink = await call(await pair.serve(GeneratorHandler(yields_an_object)), None)
+    assert type(sink.error) is InvalidArgument
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info
+    assert "request plane" in record.message
+
+
+async def test_a_handler_that_cannot_be_called_is_logged_with_its_traceback(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def takes_nothing() -> AsyncIterator[Any]:
+        yield 1
+
+    sink = await call(await pair.serve(GeneratorHandler(takes_nothing)), None)
+    assert type(sink.error) is InvalidArgument
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info
+    assert "TypeError" in record.message
+    assert "takes_nothing" in record.message
 
 
 async def test_a_killed_context_reaches_the_handler_and_fails_the_stream(pair: Pair) -> None:
@@ -222,13 +252,13 @@ async def test_a_killed_context_reaches_the_handler_and_fails_the_stream(pair: P
     channel = await pair.serve(GeneratorHandler(waits))
     sink, context = Collected(), Context("the-id")
     channel.send(None, context, sink)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.arrived.wait()
         context.kill()
         assert isinstance(sink.error, Cancelled)
         await seen.wait()
         assert pair.route
-        await pair.route.idle()
+        await pair.route.drain(10)
 
 
 async def test_a_stopped_context_lets_the_handler_finish_in_order(pair: Pair) -> None:
@@ -240,7 +270,7 @@ async def test_a_stopped_context_lets_the_handler_finish_in_order(pair: Pair) ->
     channel = await pair.serve(GeneratorHandler(waits))
     sink, context = Collected(), Context()
     channel.send(None, context, sink)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.arrived.wait()
         context.stop_generating()
         await sink.done.wait()
@@ -262,7 +292,7 @@ async def test_a_handler_without_context_is_cancelled_where_it_stands(pair: Pair
     channel = await pair.serve(GeneratorHandler(sleeps))
     context = Context()
     channel.send(None, context, Collected())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await entered.wait()
         context.kill()
         await cancelled.wait()
@@ -289,7 +319,7 @@ async def test_a_closed_route_refuses_what_is_new_and_finishes_what_runs(pair: P
     channel = await pair.serve(GeneratorHandler(waits))
     running = Collected()
     channel.send(None, Context(), running)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await running.arrived.wait()
         assert pair.route
         pair.route.close()
@@ -312,7 +342,7 @@ async def test_a_killed_route_tells_callers_that_it_leaves_and_handlers_that_nob
     channel = await pair.serve(GeneratorHandler(ends_in_order))
     sink = Collected()
     channel.send(None, Context(), sink)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.arrived.wait()
         assert pair.route
         pair.route.kill()
@@ -329,7 +359,7 @@ async def test_closing_the_worker_fails_open_streams_with_a_typed_error(pair: Pa
     channel = await pair.serve(GeneratorHandler(waits))
     sink = Collected()
     channel.send(None, Context(), sink)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.arrived.wait()
         await pair.server.close()
         await sink.done.wait()
@@ -411,7 +441,7 @@ async def test_a_reader_that_breaks_touches_no_other_stream(pair: Pair) -> None:
     healthy, broken = Collected(), Breaking()
     channel.send("fine", Context(), healthy)
     channel.send("x", Context(), broken)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await healthy.arrived.wait()
         await broken.done.wait()
         go.set()
@@ -425,7 +455,7 @@ async def test_a_reader_that_breaks_keeps_nobody_from_hearing_that_a_route_was_k
     healthy = Collected()
     channel.send(None, Context(), Breaking())
     channel.send(None, Context(), healthy)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not pair.route or pair.route.active < 2:
             await asyncio.sleep(0)
         pair.route.kill()
@@ -473,3 +503,29 @@ async def test_a_path_that_is_not_served_has_left(pair: Pair) -> None:
     strange = pair.client.channel(other)
     await strange.open()
     assert isinstance((await call(strange, None)).error, EngineShutdown)
+
+
+async def test_endpoints_that_are_served_at_the_same_moment_are_all_reached(pair: Pair) -> None:
+    def telling(name: str) -> GeneratorHandler:
+        async def tell(request: Any) -> AsyncIterator[Any]:
+            yield name
+
+        return GeneratorHandler(tell)
+
+    names = ["a", "b", "c"]
+    routes = [Route(route_path(EndpointId("ns", "comp", name), 7), telling(name)) for name in names]
+    addresses = await asyncio.gather(*(pair.server.serve(route) for route in routes))
+    assert len(set(addresses)) == 1
+    for name, address in zip(names, addresses, strict=True):
+        channel = pair.client.channel(
+            Instance(
+                instance_id=7,
+                namespace="ns",
+                component="comp",
+                endpoint=name,
+                transport=pair.server.transport,
+                address=address,
+            )
+        )
+        await channel.open()
+        assert (await call(channel, None)).items == [name]

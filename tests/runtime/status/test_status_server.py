@@ -17,9 +17,11 @@ from msgspec import structs
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint, RuntimeConfig
+from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.status import StatusConfig
 from support.sinks import Kept
-from support.toys import samples, until
+from support.toys import metrics_once, samples
+from support.waiting import PATIENCE, until
 
 PAYLOAD = {"say": "hello"}
 
@@ -48,12 +50,14 @@ class Worker:
         async with self.http.get(f"{self.url}{path}") as answer:
             return answer.status, await answer.json()
 
-    async def until(self, status: int, endpoints: dict[str, str] | None = None) -> Any:
-        async with asyncio.timeout(20):
-            while True:
-                seen, body = await self.get()
-                if seen == status and endpoints in (None, body["endpoints"]):
-                    return body
+    async def body_once(self, status: int, endpoints: dict[str, str] | None = None) -> Any:
+        """The body of the first answer with this status (and these endpoints)."""
+
+        async def answered() -> Any:
+            seen, body = await self.get()
+            return body if seen == status and endpoints in (None, body["endpoints"]) else None
+
+        return await until(answered)
 
     async def metrics(self) -> dict[str, float]:
         async with self.http.get(f"{self.url}/metrics") as answer:
@@ -103,12 +107,43 @@ async def test_a_worker_is_ready_once_it_serves(worker: Start) -> None:
         status, body = await one.get()
         assert (status, body["status"], body["endpoints"]) == (503, "notready", {})
         await one.serve(hello)
-        body = await one.until(200)
+        body = await one.body_once(200)
         assert (body["status"], body["endpoints"]) == ("ready", {"generate": "ready"})
         assert body["uptime"].keys() == {"secs", "nanos"}
         assert (await one.get("/live"))[0] == 200
         async with one.http.get(f"{one.url}/other") as answer:
             assert (answer.status, await answer.text()) == (404, "Route not found")
+
+
+async def test_an_auxiliary_endpoint_alone_does_not_make_a_worker_ready(worker: Start) -> None:
+    async with worker() as one:
+        found = asyncio.Event()
+        beside = one.runtime.endpoint("ns.backend.beside")
+        one.tasks.append(asyncio.create_task(beside.serve(GeneratorHandler(hello), auxiliary=True, on_found=found.set)))
+        await found.wait()
+        status, body = await one.get()
+        assert (status, body["endpoints"]) == (503, {"beside": "ready"})
+        await one.serve(hello)
+        await one.body_once(200, {"beside": "ready", "generate": "ready"})
+
+
+async def test_a_worker_is_not_ready_before_every_endpoint_it_serves_is_registered(
+    worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with worker() as one:
+        slow, go_on = one.runtime.endpoint("ns.backend.slow"), asyncio.Event()
+        register = slow.register_endpoint_instance
+
+        async def register_late() -> None:
+            await go_on.wait()
+            await register()
+
+        monkeypatch.setattr(slow, "register_endpoint_instance", register_late)
+        one.tasks.append(asyncio.create_task(slow.serve_endpoint(hello)))
+        await one.serve(hello)
+        await one.body_once(503, {"generate": "ready", "slow": "notready"})
+        go_on.set()
+        await one.body_once(200, {"generate": "ready", "slow": "ready"})
 
 
 async def test_paths_and_the_first_status_can_be_chosen(worker: Start) -> None:
@@ -121,9 +156,9 @@ async def test_paths_and_the_first_status_can_be_chosen(worker: Start) -> None:
 async def test_endpoints_that_are_required_must_be_there(worker: Start) -> None:
     async with worker(required=("generate", "other"), starts_ready=True) as one:
         await one.serve(hello)
-        await one.until(503, {"generate": "ready", "other": "notready"})
+        await one.body_once(503, {"generate": "ready", "other": "notready"})
         await one.serve(hello, one.runtime.endpoint("ns.backend.other"))
-        await one.until(200)
+        await one.body_once(200)
 
 
 async def test_what_the_program_says_of_itself_counts(worker: Start) -> None:
@@ -134,7 +169,7 @@ async def test_what_the_program_says_of_itself_counts(worker: Start) -> None:
         await one.serve(hello, health_check_payload=PAYLOAD)
         assert (await one.get())[0] == 503
         one.runtime.set_health_status(True)
-        await one.until(200)
+        await one.body_once(200)
 
 
 async def test_a_worker_that_leaves_is_not_ready_while_it_finishes(worker: Start) -> None:
@@ -148,9 +183,9 @@ async def test_a_worker_that_leaves_is_not_ready_while_it_finishes(worker: Start
     async with worker() as one:
         stream = await (await one.serve(slow)).generate({}, annotated=False)
         assert await anext(stream) == 1
-        await one.until(200)
+        await one.body_once(200)
         one.runtime.shutdown()
-        assert (await one.until(503))["endpoints"] == {"generate": "notready"}
+        assert (await one.body_once(503))["endpoints"] == {"generate": "notready"}
         go_on.set()
         assert await anext(stream) == 2
 
@@ -211,7 +246,7 @@ async def test_failures_and_cancellations_are_told_apart(worker: Start, plane: s
         assert metrics[one.named("inflight_requests")] == 1
         assert metrics[one.named("errors_total", error_type="generate")] == 1
         await stream.aclose()
-        metrics = await until(one.metrics, lambda seen: not seen[one.named("inflight_requests")])
+        metrics = await metrics_once(one.metrics, lambda seen: not seen[one.named("inflight_requests")])
         assert metrics[one.named("cancellation_total")] == 1
         assert metrics[one.named("errors_total", error_type="generate")] == 1
         assert metrics[one.named("requests_total")] == 2
@@ -245,11 +280,11 @@ async def test_an_idle_endpoint_is_tried_and_believed(worker: Start) -> None:
 
     async with worker(probes=True, idle=0.01, patience=0.05) as one:
         await one.serve(handler, health_check_payload=PAYLOAD)
-        await one.until(200)
+        await one.body_once(200)
         broken = True
-        assert (await one.until(503))["endpoints"] == {"generate": "notready"}
+        assert (await one.body_once(503))["endpoints"] == {"generate": "notready"}
         broken = False
-        await one.until(200)
+        await one.body_once(200)
         assert all(request == PAYLOAD for request in tried)
         assert (await one.metrics())[one.named("requests_total")] == 0, "they are not requests of anybody"
 
@@ -270,7 +305,33 @@ async def test_an_answer_that_tells_an_error_is_none(worker: Start, answer: dict
         assert (await one.get())[0] == 503
 
 
-async def test_an_endpoint_that_answers_others_is_not_tried(worker: Start) -> None:
+class Pauses:
+    """Stands in for `asyncio.sleep`: a pause of `SECONDS` ends when the test says so."""
+
+    SECONDS = 1234.5
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._sleep = asyncio.sleep
+        self._begun = asyncio.Semaphore(0)
+        self._over = asyncio.Semaphore(0)
+        monkeypatch.setattr(asyncio, "sleep", self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == self.SECONDS:
+            self._begun.release()
+            await self._over.acquire()
+        else:
+            await self._sleep(seconds)
+
+    async def begun(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self._begun.acquire()
+
+    def end(self) -> None:
+        self._over.release()
+
+
+async def test_an_endpoint_that_answers_others_is_not_tried(worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = 0
 
     async def handler(request: Any) -> AsyncIterator[Any]:
@@ -278,28 +339,33 @@ async def test_an_endpoint_that_answers_others_is_not_tried(worker: Start) -> No
         tried += request == PAYLOAD
         yield "hello"
 
-    async with worker(probes=True, idle=0.1) as one:
+    pauses = Pauses(monkeypatch)
+    async with worker(probes=True, idle=Pauses.SECONDS) as one:
         client = await one.serve(handler, health_check_payload=PAYLOAD)
-        await one.until(200)
-        before, loop = tried, asyncio.get_running_loop()
-        several_pauses = loop.time() + 0.5
-        while loop.time() < several_pauses:
+        await pauses.begun()
+        assert tried == 1
+        for _ in range(5):
             assert [item async for item in await client.generate({}, annotated=False)] == ["hello"]
-        assert tried == before
+            pauses.end()
+            await pauses.begun()
+        assert tried == 1
+        pauses.end()
+        await pauses.begun()
+        assert tried == 2, "nobody was answered in the last pause"
 
 
 async def test_runtimes_of_one_process_are_told_together(worker: Start) -> None:
     async with worker() as one, DistributedRuntime(config=one.runtime.config, status=one.runtime.status) as other:
         await one.serve(hello)
         client = await one.serve(hello, other.endpoint("ns.backend.generate"))
-        await one.until(200)
+        await one.body_once(200)
         async for _ in await client.generate({}):
             pass
         metrics = await one.metrics()
         mine = one.named("requests_total", worker_id=f"{other.instance_id:x}")
         assert {metrics[mine], metrics[one.named("requests_total")]} == {0, 1}
         other.shutdown()
-        await one.until(503)
+        await one.body_once(503)
 
 
 async def test_a_port_in_use_is_told() -> None:
