@@ -11,7 +11,8 @@ import time
 from dynamo.frontend.measure.exchange import Exchange, Exchanges
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.router import Placement
-from dynamo.router.delivery import Attempt, Delivery
+from dynamo.router.attempt import Attempt
+from dynamo.router.delivery import Delivery
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 

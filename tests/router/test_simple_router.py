@@ -13,7 +13,7 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import CannotConnect, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import Placement, RouterConfig
-from dynamo.router.delivery import Attempt, reach
+from dynamo.router.attempt import Attempt, reach
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network

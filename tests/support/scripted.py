@@ -27,7 +27,8 @@ from dynamo.protocols.kv import (
     Stored,
 )
 from dynamo.router import RouterConfig
-from dynamo.router.delivery import Attempt, Delivery, reach
+from dynamo.router.attempt import Attempt, reach
+from dynamo.router.delivery import Delivery
 from dynamo.router.kv import Index, local_hashes, sequence_hashes
 from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.follow import FollowConfig

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
-from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, Unavailable
+from dynamo.protocols.engine import EngineOutput
+from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown
+from dynamo.router.attempt import Attempt, Place, reach
 from dynamo.router.continuation import can_continue, continuation, count_prompt, is_complete
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
@@ -28,14 +28,6 @@ log = logging.getLogger(__name__)
 PAUSE_SECONDS = 0.1
 """Back-off before failed instances are tried again; doubles each time."""
 LONGEST_PAUSE_SECONDS = 2.0
-
-
-class Place(Protocol):
-    """Chooses an instance for a request and books it there: `Router.place`, with its other arguments bound."""
-
-    async def __call__(
-        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
-    ) -> Placement: ...
 
 
 class Move(Struct, frozen=True):
@@ -86,63 +78,6 @@ class DeliveryHistory:
             kind, began = self._moving
             self._moving = None
             self.moves += (Move(kind, outcome, perf_counter() - began),)
-
-
-class Attempt:
-    """One try at one instance: booked, connected, sent. Its placement is released exactly once."""
-
-    __slots__ = ("placement", "silent")
-
-    def __init__(self, placement: Placement) -> None:
-        self.placement = placement
-        self.silent = True
-        """The worker has produced nothing yet."""
-
-    async def connect(self) -> None:
-        await self.placement.connect()
-
-    def send(self, request: Any, context: Context, sink: Sink) -> None:
-        """Send on the open channel; raises CannotConnect when the connection is gone."""
-        placement = self.placement
-        tokens = isinstance(request, PreprocessedRequest)
-        if tokens and placement.dp_rank is not None:
-            request = _on_rank(request, placement.dp_rank)
-        try:
-            placement.channel.send(request, context, sink, item_type=EngineOutput if tokens else Any, columnar=tokens)
-        except BaseException:
-            placement.release()
-            raise
-
-
-async def reach(
-    place: Place,
-    instances: InstanceSet,
-    request: Any,
-    begin: Callable[[Attempt], Awaitable[None]],
-    *,
-    request_id: str = "",
-    pinned: int | None = None,
-    excluded: set[int] | None = None,
-) -> Attempt:
-    """Place a request where `begin` succeeds. Instances that cannot be reached are `excluded` and passed over."""
-    passed_over = excluded if excluded is not None else set()
-    unreachable: DynamoException | None = None
-    while True:
-        try:
-            attempt = Attempt(await place(request, request_id=request_id, pinned=pinned, avoid=passed_over))
-        except Unavailable:
-            if unreachable is None:
-                raise
-            raise instances.nobody(unreachable) from unreachable
-        try:
-            await begin(attempt)
-            return attempt
-        except DynamoException as error:
-            if pinned is not None:
-                raise
-            instances.unreachable(attempt.placement.instance_id, error)
-            passed_over.add(attempt.placement.instance_id)
-            unreachable = error
 
 
 class Delivery:
@@ -343,11 +278,6 @@ class Delivery:
         self._prompt_waits = False
         if self.attempt:
             self.attempt.placement.release()
-
-
-def _on_rank(request: PreprocessedRequest, dp_rank: int) -> PreprocessedRequest:
-    """The request for one rank of its worker. A copy: the choices of one client request share theirs."""
-    return structs.replace(request, routing=structs.replace(request.routing or Routing(), dp_rank=dp_rank))
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -15,8 +15,9 @@ from msgspec import structs
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.attempt import Attempt, reach
 from dynamo.router.config import RouterConfig
-from dynamo.router.delivery import Attempt, Delivery, reach
+from dynamo.router.delivery import Delivery
 from dynamo.router.kv.choice.choose import Choice
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
