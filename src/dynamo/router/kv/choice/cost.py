@@ -128,10 +128,12 @@ def _spreading(
 ) -> list[float]:
     """Recent traffic, and what lies beyond a fair share of it, by which prompts are moved away."""
     fair = config.tolerance * mean
-    if max(traffic) <= fair + fleet.smallest_batch / TRAFFIC_UNIT:
+    least = fair + fleet.smallest_batch / TRAFFIC_UNIT
+    if max(traffic) <= least:
         return traffic
     spreading = traffic[:]
-    for at, batch in enumerate(fleet.batch_tokens):
+    for at in [at for at, recent in enumerate(traffic) if recent > least]:
+        batch = fleet.batch_tokens[at]
         lead = (traffic[at] - fair) * TRAFFIC_UNIT - batch
         # A worker without requests has no lead: a lone long conversation must not wander.
         if lead > 0 and loads.requests[at]:
