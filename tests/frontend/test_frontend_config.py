@@ -113,6 +113,6 @@ async def test_a_taken_port_is_told_with_the_fix(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 async def test_an_address_that_is_not_ours_is_told(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ServerError, match="no address of this machine; see --http-host"):
+    with pytest.raises(ServerError, match="not an address of this machine; see --http-host"):
         async with serving(tmp_path, host=host):
             pass

@@ -1,4 +1,4 @@
-"""Thresholds that were set over HTTP, by the model they are for, whether or not it is served at the moment."""
+"""Busy thresholds set at run time, by model, whether or not the model is served at the moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class Override(Struct, frozen=True, array_like=True):
-    """One threshold of one model, as one process was told to set it."""
+    """One threshold of one model, with the time and the process that set it."""
 
     model: str
     field: str
@@ -18,12 +18,12 @@ class Override(Struct, frozen=True, array_like=True):
     process: int
 
     @property
-    def age(self) -> tuple[int, int]:
+    def version(self) -> tuple[int, int]:
         return self.at, self.process
 
 
 class Overrides:
-    """The newest setting wins wherever processes compare theirs, so that in the end all have the same."""
+    """The newest value wins wherever processes compare theirs, so that all of them end up with the same."""
 
     def __init__(self, process: int) -> None:
         self._process = process
@@ -33,10 +33,10 @@ class Overrides:
         now = time.time_ns()
         self.merge(Override(model, field, value, now, self._process) for field, value in values.items())
 
-    def merge(self, told: Iterable[Override]) -> None:
-        for one in told:
+    def merge(self, others: Iterable[Override]) -> None:
+        for one in others:
             known = self._newest.get((one.model, one.field))
-            if known is None or known.age < one.age:
+            if known is None or known.version < one.version:
                 self._newest[one.model, one.field] = one
 
     def of(self, model: str) -> dict[str, int | float]:

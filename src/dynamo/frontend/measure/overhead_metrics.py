@@ -1,15 +1,12 @@
-"""What KV-aware routing costs, by the names of its parts."""
+"""What KV-aware routing costs, by part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from dynamo.router.overhead import Overhead
 from dynamo.runtime.instruments import Histogram, MetricFamily
-
-if TYPE_CHECKING:
-    from dynamo.serving.models import ServedModel
+from dynamo.serving.models import ServedModel
 
 _PARTS: tuple[tuple[str, str, Callable[[Overhead], Histogram]], ...] = (
     ("block_hashing", "Hashing a prompt's blocks", lambda overhead: overhead.hashing),
@@ -20,7 +17,7 @@ _PARTS: tuple[tuple[str, str, Callable[[Overhead], Histogram]], ...] = (
 
 
 def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
-    """Routers that choose without looking at caches have nothing to tell."""
+    """Routers that ignore caches have none."""
     overheads = [
         ({"model": model.name, "router_id": str(router_id)}, overhead)
         for model in models
