@@ -14,6 +14,8 @@ from dynamo.frontend.state import Frontend
 from dynamo.protocols.anthropic_answers import AnthropicError
 from dynamo.protocols.openai_answers import ErrorAnswer
 
+Handler = Callable[[Frontend, HttpCall[Body]], Awaitable[web.StreamResponse]]
+
 
 class Access(enum.Enum):
     """Who may call a route. Probes are polled by machines: they are answered while the server drains, and logged at
@@ -27,11 +29,11 @@ class Access(enum.Enum):
     """Everybody, unless `--protect-metrics` asks for a key."""
 
 
-class HttpRoute(Struct, Generic[Body], kw_only=True, frozen=True):
+class HttpRoute(Struct, Generic[Body], frozen=True):
     method: str
     path: str
     """In the router's syntax: `{name:regex}` is a variable part."""
-    handler: Callable[[Frontend, HttpCall[Body]], Awaitable[web.StreamResponse]]
+    handler: Handler[Body]
     body: type[Body] | None = None
     """What the body is decoded to; None for a route that reads none."""
     access: Access = Access.KEY

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from dynamo.frontend.measure.exchange import Exchanges
 from dynamo.frontend.measure.loop_delay import LoopDelay
-from dynamo.frontend.measure.overhead_metrics import overhead_metrics
-from dynamo.frontend.measure.router_metrics import router_metrics
+from dynamo.frontend.measure.router_metrics import overhead_metrics, router_metrics
 from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
 from dynamo.runtime.instruments import MetricFamily

@@ -14,12 +14,7 @@ from dynamo.pipeline.preprocess import Prepared, refuse_guidance
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.openai_answers import TextCompletion
 from dynamo.protocols.openai_completions import CompletionRequest
-from dynamo.runtime import Context
 from dynamo.serving.collect import CollectedAnswer, CollectedChoice, Listener, text_completion
-from dynamo.serving.extra_fields import ExtraFields
-from dynamo.serving.models import ServedModel
-from dynamo.serving.observer import RequestObserver
-from dynamo.serving.relay import RelayedAnswer
 from dynamo.serving.request import ServedRequest
 
 
@@ -30,21 +25,9 @@ class Completion(ServedRequest[CompletionRequest]):
     """
 
     model_type = ModelType.Completions
-
-    def __init__(
-        self,
-        model: ServedModel,
-        request: CompletionRequest,
-        context: Context,
-        observer: RequestObserver | None = None,
-        body: bytes | None = None,
-    ) -> None:
-        super().__init__(model, request, context, observer, body)
-        self.id = f"cmpl-{context.id()}"
-        self.n = request.n or 1
-        self.extra_fields = ExtraFields(request.nvext, self.generation)
-        self.prompts: list[Prepared] = []
-        """Empty for a worker that takes text."""
+    id_prefix = "cmpl-"
+    prompts: Sequence[Prepared] = ()
+    """Those of a worker that takes text are not prepared."""
 
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
@@ -52,6 +35,11 @@ class Completion(ServedRequest[CompletionRequest]):
             refuse_guidance(self.model.card, self.request)
         else:
             self.prompts = await preprocessor.completion(self.request)
+
+    @property
+    def n(self) -> int:
+        """Choices per prompt."""
+        return self.request.n or 1
 
     @property
     def choices(self) -> int:
@@ -84,9 +72,7 @@ class Completion(ServedRequest[CompletionRequest]):
     async def answer(self, listener: Listener | None = None) -> TextCompletion | dict[str, Any]:
         """The whole answer in the words of OpenAI's API; a worker that takes text words it itself."""
         if self.takes_text:
-            relayed = RelayedAnswer(listener)
-            await self.relay(relayed)
-            return await relayed.whole()
+            return await self.relayed(listener)
         collected = await self._collect(listener)
         return text_completion(
             self._best(collected),

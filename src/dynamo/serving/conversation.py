@@ -15,10 +15,9 @@ from dynamo.protocols.openai_answers import ChatCompletion
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.runtime import Context
 from dynamo.serving.collect import CollectedAnswer, Listener, chat_completion
-from dynamo.serving.extra_fields import ExtraFields
 from dynamo.serving.models import ServedModel
 from dynamo.serving.observer import RequestObserver
-from dynamo.serving.relay import RelayedAnswer, RelayedChoice
+from dynamo.serving.relay import RelayedChoice
 from dynamo.serving.request import ServedRequest
 
 
@@ -26,6 +25,7 @@ class Conversation(ServedRequest[ChatRequest]):
     """`prepare` it, then `send` it to sinks of your own or ask for the whole `answer`."""
 
     model_type = ModelType.Chat
+    id_prefix = "chatcmpl-"
 
     def __init__(
         self,
@@ -39,8 +39,7 @@ class Conversation(ServedRequest[ChatRequest]):
     ) -> None:
         """`reason_of_calls` is the finish reason of an answer that ends with tool calls."""
         super().__init__(model, request, context, observer, body)
-        self.id = f"chatcmpl-{context.id()}"
-        self.extra_fields = ExtraFields(request.nvext, self.generation)
+        self.n = self.choices = request.n or 1
         self.prepared: Prepared | None = None
         """None for a worker that takes text."""
         self._reason_of_calls = reason_of_calls
@@ -71,14 +70,11 @@ class Conversation(ServedRequest[ChatRequest]):
     async def answer(self, listener: Listener | None = None) -> ChatCompletion | dict[str, Any]:
         """The whole answer in the words of OpenAI's API; a worker that takes text words it itself."""
         if self.takes_text:
-            relayed = RelayedAnswer(listener)
-            await self.relay(relayed)
-            return await relayed.whole()
+            return await self.relayed(listener)
         return self.completion(await self.collect(listener))
 
     async def collect(self, listener: Listener | None = None) -> CollectedAnswer:
-        n = self.request.n or 1
-        collected = CollectedAnswer(n, n, listener)
+        collected = CollectedAnswer(self.n, self.n, listener)
         await self.send(collected.choices)
         await collected.done()
         return collected

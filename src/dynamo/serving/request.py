@@ -14,9 +14,12 @@ from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
+from dynamo.serving.collect import Listener
+from dynamo.serving.extra_fields import ExtraFields
 from dynamo.serving.generation import Generation
 from dynamo.serving.models import ServedModel
 from dynamo.serving.observer import RequestObserver
+from dynamo.serving.relay import RelayedAnswer
 
 RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest)
 
@@ -25,6 +28,7 @@ class ServedRequest(Generic[RequestT]):
     """Must be closed, which ends whatever it still has running at workers."""
 
     model_type: ClassVar[ModelType]
+    id_prefix: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -41,6 +45,8 @@ class ServedRequest(Generic[RequestT]):
         self.request = request
         self.context = context
         self.generation = Generation(model, context, observer)
+        self.extra_fields = ExtraFields(request.nvext, self.generation)
+        self.id = f"{self.id_prefix}{context.id()}"
         self.created = int(time.time())
         self._body = body
 
@@ -52,6 +58,12 @@ class ServedRequest(Generic[RequestT]):
     async def relay(self, sink: Sink) -> None:
         """Send the request to a worker that takes text; its own chunks go to `sink`."""
         await self.generation.relay(self._as_written(), sink)
+
+    async def relayed(self, listener: Listener | None) -> dict[str, Any]:
+        """The whole answer of a worker that takes text, in its own words."""
+        answer = RelayedAnswer(listener)
+        await self.relay(answer)
+        return await answer.whole()
 
     def _as_written(self) -> dict[str, Any]:
         if self._body is None:

@@ -19,6 +19,8 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import CompletionUsage
 from dynamo.protocols.openai_fields import StreamOptions
 from dynamo.serving.collect import add_usage
+from dynamo.serving.completion import Completion
+from dynamo.serving.conversation import Conversation
 from dynamo.serving.extra_fields import ExtraFields
 
 _json = msgspec.json.Encoder()
@@ -86,6 +88,23 @@ class Chunks:
 
 def _usage(usage: Usage) -> str:
     return _json.encode(CompletionUsage.of(usage)).decode()
+
+
+def chunks_of(served: Conversation | Completion, object: str, top_logprobs: int | None, request_id: str) -> Chunks:
+    return Chunks(
+        EventStream(),
+        id=served.id,
+        created=served.created,
+        model=served.model.name,
+        object=object,
+        choices=served.choices,
+        per_prompt=served.n,
+        options=served.request.stream_options,
+        tokenizer=served.tokenizer,
+        top_logprobs=top_logprobs or 0,
+        extra_fields=served.extra_fields,
+        request_id=request_id,
+    )
 
 
 def error_events(error: DynamoException, request_id: str) -> bytes:

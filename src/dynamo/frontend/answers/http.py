@@ -9,7 +9,9 @@ from aiohttp import web
 
 from dynamo.frontend.answers.sse import EventStream
 from dynamo.frontend.call import HttpCall
+from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.errors import DynamoException
+from dynamo.serving.request import ServedRequest
 
 KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)
 """How often a comment is sent until the first event; 0 is never."""
@@ -40,3 +42,19 @@ async def stream_response(call: HttpCall[Any], answer: StreamedAnswer, before: b
     await events.open(request, headers, before)
     await events.ended
     return await events.close()
+
+
+def annotation_events(served: ServedRequest[Any], prepared: Prepared | None) -> bytes:
+    """`nvext.annotations`: events before a stream, with their values in comments, so that clients skip them."""
+    nvext = served.request.nvext
+    if nvext is None or not nvext.annotations:
+        return b""
+    values = {"request_id": served.context.id()}
+    if prepared is not None:
+        if prepared.prompt is not None:
+            values["formatted_prompt"] = prepared.prompt
+        values["token_ids"] = msgspec.json.encode([*prepared.request.token_ids]).decode()
+    names = dict.fromkeys(nvext.annotations)
+    return b"".join(
+        b"event: %b\n: %b\n\n" % (name.encode(), msgspec.json.encode(values[name])) for name in names if name in values
+    )

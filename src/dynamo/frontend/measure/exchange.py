@@ -119,7 +119,7 @@ class Metered:
 
     @property
     def count(self) -> int:
-        """Tokens generated so far, as the client is told."""
+        """Tokens generated so far, as in the usage the client sees."""
         return self._postprocess.count if self._postprocess else self._reported
 
     @property

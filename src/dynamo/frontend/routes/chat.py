@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynamo.frontend.answers.annotations import annotation_events
-from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks
-from dynamo.frontend.answers.http import json_response, stream_response
+from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks, chunks_of
+from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
 from dynamo.frontend.answers.relay import RelayedStream
-from dynamo.frontend.answers.sse import EventStream
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.pipeline.guidance import reason_of_calls
@@ -34,27 +32,8 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
             stream = RelayedStream(call.request_id)
             await conversation.relay(stream)
         else:
-            stream = _chunks(conversation, call.request_id)
-            await conversation.send([ChatChoiceWriter(stream, index) for index in range(asked.n or 1)])
+            stream = chunks_of(conversation, "chat.completion.chunk", asked.top_logprobs, call.request_id)
+            await conversation.send([ChatChoiceWriter(stream, index) for index in range(conversation.n)])
         return await stream_response(call, stream, annotation_events(conversation, conversation.prepared))
     finally:
         await conversation.close()
-
-
-def _chunks(conversation: Conversation, request_id: str) -> Chunks:
-    asked = conversation.request
-    n = asked.n or 1
-    return Chunks(
-        EventStream(),
-        id=conversation.id,
-        created=conversation.created,
-        model=conversation.model.name,
-        object="chat.completion.chunk",
-        choices=n,
-        per_prompt=n,
-        options=asked.stream_options,
-        tokenizer=conversation.tokenizer,
-        top_logprobs=asked.top_logprobs or 0,
-        extra_fields=conversation.extra_fields,
-        request_id=request_id,
-    )

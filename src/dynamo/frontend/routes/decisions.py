@@ -1,4 +1,4 @@
-"""`GET /router/decisions`: the last choices of workers with their reasons, newest first."""
+"""GET /router/decisions: the last choices of workers with their reasons, newest first."""
 
 from __future__ import annotations
 

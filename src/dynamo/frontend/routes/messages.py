@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynamo.frontend.answers.annotations import annotation_events
 from dynamo.frontend.answers.anthropic_stream import AnthropicStream, MessagesWriter, stop_sequence
-from dynamo.frontend.answers.http import json_response, stream_response
+from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat, hides_thinking

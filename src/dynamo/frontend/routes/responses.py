@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynamo.frontend.answers.annotations import annotation_events
-from dynamo.frontend.answers.http import json_response, stream_response
+from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
 from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend

@@ -7,8 +7,8 @@ from typing import Any
 from aiohttp import web
 
 from dynamo.frontend.answers.errors import error_response
-from dynamo.frontend.call import HttpCall
-from dynamo.frontend.route import Access, HttpRoute
+from dynamo.frontend.call import Body, HttpCall
+from dynamo.frontend.route import Access, Handler, HttpRoute
 from dynamo.frontend.routes import admin, chat, completions, decisions, docs, embeddings, listing, messages, responses
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
@@ -23,138 +23,67 @@ from dynamo.protocols.responses_answers import ResponseObject
 
 _INFERENCE_ERRORS = (400, 401, 404, 413, 415, 500, 502, 503, 504)
 
+
+def _inference(
+    path: str, handler: Handler[Body], body: type[Body], answer: type, endpoint: str | None, summary: str, **more: Any
+) -> HttpRoute[Body]:
+    statuses = _INFERENCE_ERRORS
+    return HttpRoute(
+        "POST", path, handler, body, endpoint=endpoint, summary=summary, answer=answer, statuses=statuses, **more
+    )
+
+
 ROUTES: tuple[HttpRoute[Any], ...] = (
+    _inference(
+        "/v1/chat/completions", chat.chat, ChatRequest, ChatCompletion, "chat_completions",
+        "Continue a conversation", streams=True,
+    ),
+    _inference(
+        "/v1/completions", completions.completions, CompletionRequest, TextCompletion, "completions",
+        "Continue a text", streams=True,
+    ),
+    _inference(
+        "/v1/embeddings", embeddings.embeddings, EmbeddingRequest, EmbeddingList, "embeddings", "Embed texts",
+    ),
+    _inference(
+        "/v1/responses", responses.responses, ResponsesRequest, ResponseObject, "responses",
+        "Answer, as OpenAI's Responses", streams=True,
+    ),
+    _inference(
+        "/v1/messages", messages.messages, MessagesRequest, AnthropicMessage, "anthropic_messages",
+        "Continue a conversation, as Anthropic's Messages", streams=True, error=AnthropicError,
+    ),
+    _inference(
+        "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest, TokenCount, None,
+        "Count the tokens of a prompt", error=AnthropicError,
+    ),
+    HttpRoute("GET", "/v1/models", listing.list_models, summary="List the models", answer=ModelList, statuses=(401,)),
     HttpRoute(
-        method="POST",
-        path="/v1/chat/completions",
-        handler=chat.chat,
-        body=ChatRequest,
-        endpoint="chat_completions",
-        summary="Continue a conversation",
-        answer=ChatCompletion,
-        statuses=_INFERENCE_ERRORS,
-        streams=True,
+        "GET", "/v1/models/{id:.+}", listing.show_model, summary="One model", answer=Model, statuses=(401, 404)
+    ),
+    HttpRoute("GET", "/health", listing.health, access=Access.PROBE, summary="Whether requests are taken"),
+    HttpRoute("GET", "/live", listing.live, access=Access.PROBE, summary="Whether the process runs"),
+    HttpRoute("GET", "/metrics", listing.metrics, access=Access.METRICS),
+    HttpRoute("GET", "/openapi.json", docs.openapi_json),
+    HttpRoute("GET", "/docs", docs.docs),
+    HttpRoute(
+        "POST", "/clear_kv_blocks", admin.clear_kv_blocks,
+        summary="Empty the caches of all workers", answer=admin.ClearedBlocks, statuses=(401, 500),
     ),
     HttpRoute(
-        method="POST",
-        path="/v1/completions",
-        handler=completions.completions,
-        body=CompletionRequest,
-        endpoint="completions",
-        summary="Continue a text",
-        answer=TextCompletion,
-        statuses=_INFERENCE_ERRORS,
-        streams=True,
+        "GET", "/router/decisions", decisions.decisions,
+        summary="The last choices of workers with their reasons (limit=, candidates=, model=)", statuses=(400, 401),
     ),
     HttpRoute(
-        method="POST",
-        path="/v1/embeddings",
-        handler=embeddings.embeddings,
-        body=EmbeddingRequest,
-        endpoint="embeddings",
-        summary="Embed texts",
-        answer=EmbeddingList,
-        statuses=_INFERENCE_ERRORS,
+        "GET", "/busy_threshold", admin.get_thresholds,
+        summary="From which load on workers are busy", answer=admin.ThresholdList, statuses=(401,),
     ),
     HttpRoute(
-        method="POST",
-        path="/v1/responses",
-        handler=responses.responses,
-        body=ResponsesRequest,
-        endpoint="responses",
-        summary="Answer, as OpenAI's Responses",
-        answer=ResponseObject,
-        statuses=_INFERENCE_ERRORS,
-        streams=True,
-    ),
-    HttpRoute(
-        method="POST",
-        path="/v1/messages",
-        handler=messages.messages,
-        body=MessagesRequest,
-        endpoint="anthropic_messages",
-        error=AnthropicError,
-        summary="Continue a conversation, as Anthropic's Messages",
-        answer=AnthropicMessage,
-        statuses=_INFERENCE_ERRORS,
-        streams=True,
-    ),
-    HttpRoute(
-        method="POST",
-        path="/v1/messages/count_tokens",
-        handler=messages.count_tokens,
-        body=CountTokensRequest,
-        error=AnthropicError,
-        summary="Count the tokens of a prompt",
-        answer=TokenCount,
-        statuses=_INFERENCE_ERRORS,
-    ),
-    HttpRoute(
-        method="GET",
-        path="/v1/models",
-        handler=listing.list_models,
-        summary="List the models",
-        answer=ModelList,
-        statuses=(401,),
-    ),
-    HttpRoute(
-        method="GET",
-        path="/v1/models/{id:.+}",
-        handler=listing.show_model,
-        summary="One model",
-        answer=Model,
-        statuses=(401, 404),
-    ),
-    HttpRoute(
-        method="GET",
-        path="/health",
-        handler=listing.health,
-        access=Access.PROBE,
-        summary="Whether requests are taken",
-    ),
-    HttpRoute(
-        method="GET",
-        path="/live",
-        handler=listing.live,
-        access=Access.PROBE,
-        summary="Whether the process runs",
-    ),
-    HttpRoute(method="GET", path="/metrics", handler=listing.metrics, access=Access.METRICS),
-    HttpRoute(method="GET", path="/openapi.json", handler=docs.openapi_json),
-    HttpRoute(method="GET", path="/docs", handler=docs.docs),
-    HttpRoute(
-        method="POST",
-        path="/clear_kv_blocks",
-        handler=admin.clear_kv_blocks,
-        summary="Empty the caches of all workers",
-        answer=admin.ClearedBlocks,
-        statuses=(401, 500),
-    ),
-    HttpRoute(
-        method="GET",
-        path="/router/decisions",
-        handler=decisions.decisions,
-        summary="The last choices of workers with their reasons (limit=, candidates=, model=)",
-        statuses=(400, 401),
-    ),
-    HttpRoute(
-        method="GET",
-        path="/busy_threshold",
-        handler=admin.get_thresholds,
-        summary="From which load on workers are busy",
-        answer=admin.ThresholdList,
-        statuses=(401,),
-    ),
-    HttpRoute(
-        method="POST",
-        path="/busy_threshold",
-        handler=admin.set_thresholds,
-        body=admin.ThresholdRequest,
-        summary="Say from which load on a model's workers are busy",
-        answer=admin.ModelThresholds,
+        "POST", "/busy_threshold", admin.set_thresholds, admin.ThresholdRequest,
+        summary="Say from which load on a model's workers are busy", answer=admin.ModelThresholds,
         statuses=(400, 401, 404, 413, 415, 503),
     ),
-)
+)  # fmt: skip
 
 
 async def not_found(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
@@ -162,8 +91,8 @@ async def not_found(frontend: Frontend, call: HttpCall[None]) -> web.StreamRespo
 
 
 UNKNOWN_PATHS = (
-    HttpRoute(method="*", path=r"/v1/messages{rest:[\s\S]*}", handler=not_found, error=AnthropicError),
-    HttpRoute(method="*", path=r"/{rest:[\s\S]*}", handler=not_found),
+    HttpRoute("*", r"/v1/messages{rest:[\s\S]*}", not_found, error=AnthropicError),
+    HttpRoute("*", r"/{rest:[\s\S]*}", not_found),
 )
 """Matched after all others, and with all methods."""
 
@@ -178,4 +107,4 @@ def wrong_method(routes: list[HttpRoute[Any]]) -> HttpRoute[None]:
         answer.headers["Allow"] = allowed
         return answer
 
-    return HttpRoute(method="*", path=first.path, handler=refuse, access=first.access, error=first.error)
+    return HttpRoute("*", first.path, refuse, access=first.access, error=first.error)
