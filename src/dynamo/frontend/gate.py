@@ -46,7 +46,6 @@ class Gate:
         self._idle = asyncio.Event()
         self._config = config
         self._keys = ApiKeys(config.api_keys)
-        self._needs_key = {Access.KEY, Access.METRICS} if config.protect_metrics else {Access.KEY}
         self._cors = Cors(config.cors_allow_origins)
         self._tracing = tracing
 
@@ -116,7 +115,8 @@ class Gate:
         return exchange
 
     def _admit(self, request: web.Request, route: HttpRoute[Any]) -> None:
-        if route.access in self._needs_key:
+        access = route.access
+        if access is Access.KEY or (access is Access.METRICS and self._config.protect_metrics):
             self._keys.check(request.headers)
         if route.is_probe:
             return

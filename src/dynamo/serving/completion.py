@@ -27,7 +27,7 @@ class Completion(ServedRequest[CompletionRequest]):
     model_type = ModelType.Completions
     id_prefix = "cmpl-"
     prompts: Sequence[Prepared] = ()
-    """Those of a worker that takes text are not prepared."""
+    """Empty for a worker that takes text."""
 
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
@@ -42,7 +42,7 @@ class Completion(ServedRequest[CompletionRequest]):
         return self.request.n or 1
 
     @property
-    def choices(self) -> int:
+    def choice_count(self) -> int:
         return len(self.prompts) * self.n
 
     @property
@@ -58,7 +58,7 @@ class Completion(ServedRequest[CompletionRequest]):
         return self.tokenizer.decode(prepared.request.token_ids) if prepared.prompt is None else prepared.prompt
 
     def echoed_logprobs(self, index: int) -> list[TokenLogprob] | None:
-        """The prompt's tokens, if their probabilities are wanted, for an engine that tells none."""
+        """The prompt's tokens, if their probabilities are wanted, for an engine that reports none."""
         return prompt_logprobs(self.prompts[index // self.n].request.token_ids) if self._echoes_logprobs else None
 
     @property
@@ -72,7 +72,7 @@ class Completion(ServedRequest[CompletionRequest]):
     async def answer(self, listener: Listener | None = None) -> TextCompletion | dict[str, Any]:
         """The whole answer in the words of OpenAI's API; a worker that takes text words it itself."""
         if self.takes_text:
-            return await self.relayed(listener)
+            return await self.relayed_answer(listener)
         collected = await self._collect(listener)
         return text_completion(
             self._best(collected),
@@ -81,7 +81,7 @@ class Completion(ServedRequest[CompletionRequest]):
             created=self.created,
             model=self.model.name,
             tokenizer=self.tokenizer,
-            echo=[self.echo(index) for index in range(self.choices)],
+            echo=[self.echo(index) for index in range(self.choice_count)],
             logprobs=self.request.logprobs,
             nvext=self.extra_fields.values(collected.stop_reason),
         )

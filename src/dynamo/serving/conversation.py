@@ -39,7 +39,7 @@ class Conversation(ServedRequest[ChatRequest]):
     ) -> None:
         """`reason_of_calls` is the finish reason of an answer that ends with tool calls."""
         super().__init__(model, request, context, observer, body)
-        self.n = self.choices = request.n or 1
+        self.n = self.choice_count = request.n or 1
         self.prepared: Prepared | None = None
         """None for a worker that takes text."""
         self._reason_of_calls = reason_of_calls
@@ -70,7 +70,7 @@ class Conversation(ServedRequest[ChatRequest]):
     async def answer(self, listener: Listener | None = None) -> ChatCompletion | dict[str, Any]:
         """The whole answer in the words of OpenAI's API; a worker that takes text words it itself."""
         if self.takes_text:
-            return await self.relayed(listener)
+            return await self.relayed_answer(listener)
         return self.completion(await self.collect(listener))
 
     async def collect(self, listener: Listener | None = None) -> CollectedAnswer:

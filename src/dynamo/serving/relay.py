@@ -119,7 +119,7 @@ class RelayedAnswer:
             if isinstance(part, dict):
                 fold(self._choices.setdefault(part.get("index") or 0, {}), part)
                 if self._listener and not part.get("index"):
-                    _tell(self._listener, part)
+                    _forward(self._listener, part)
 
     def end(self) -> None:
         if not self._done.done():
@@ -139,7 +139,7 @@ class RelayedAnswer:
         return root
 
 
-def _tell(listener: Listener, part: dict[str, Any]) -> None:
+def _forward(listener: Listener, part: dict[str, Any]) -> None:
     delta = part.get("delta") or part.get("message") or {}
     reasoning, text = delta.get("reasoning_content"), delta.get("content") or part.get("text")
     if isinstance(reasoning, str) and reasoning:

@@ -59,7 +59,7 @@ class ServedRequest(Generic[RequestT]):
         """Send the request to a worker that takes text; its own chunks go to `sink`."""
         await self.generation.relay(self._as_written(), sink)
 
-    async def relayed(self, listener: Listener | None) -> dict[str, Any]:
+    async def relayed_answer(self, listener: Listener | None) -> dict[str, Any]:
         """The whole answer of a worker that takes text, in its own words."""
         answer = RelayedAnswer(listener)
         await self.relay(answer)

@@ -97,7 +97,7 @@ def chunks_of(served: Conversation | Completion, object: str, top_logprobs: int 
         created=served.created,
         model=served.model.name,
         object=object,
-        choices=served.choices,
+        choices=served.choice_count,
         per_prompt=served.n,
         options=served.request.stream_options,
         tokenizer=served.tokenizer,

@@ -31,7 +31,7 @@ async def completions(frontend: Frontend, call: HttpCall[CompletionRequest]) -> 
         chunks = chunks_of(completion, "text_completion", asked.logprobs, call.request_id)
         writers = [
             TextChoiceWriter(chunks, index, echo=completion.echo(index), echoed=completion.echoed_logprobs(index))
-            for index in range(completion.choices)
+            for index in range(completion.choice_count)
         ]
         await completion.send(writers)
         return await stream_response(call, chunks, annotation_events(completion, completion.prompts[0]))
