@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dynamo.pipeline.guidance import reason_of_calls
+from dynamo.pipeline.guidance import tool_finish_reason
 from dynamo.pipeline.validate import validate_chat, validate_completion
 from dynamo.protocols.openai_chat import ChatRequest, Message
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -100,6 +100,6 @@ async def ask(model: ServedModel, request: ChatRequest | CompletionRequest, list
 def _begin(model: ServedModel, request: ChatRequest | CompletionRequest, context: Context) -> Conversation | Completion:
     if isinstance(request, ChatRequest):
         validate_chat(request)
-        return Conversation(model, request, context, reason_of_calls=reason_of_calls(request))
+        return Conversation(model, request, context, tool_finish_reason=tool_finish_reason(request))
     validate_completion(request)
     return Completion(model, request, context)

@@ -35,14 +35,14 @@ class Conversation(ServedRequest[ChatRequest]):
         observer: RequestObserver | None = None,
         body: bytes | None = None,
         *,
-        reason_of_calls: str = "tool_calls",
+        tool_finish_reason: str = "tool_calls",
     ) -> None:
-        """`reason_of_calls` is the finish reason of an answer that ends with tool calls."""
+        """`tool_finish_reason` is the finish reason of an answer that ends with tool calls."""
         super().__init__(model, request, context, observer, body)
         self.n = self.choice_count = request.n or 1
         self.prepared: Prepared | None = None
         """None for a worker that takes text."""
-        self._reason_of_calls = reason_of_calls
+        self._tool_finish_reason = tool_finish_reason
 
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
@@ -65,7 +65,7 @@ class Conversation(ServedRequest[ChatRequest]):
             await self.generation.relay(request, RelayedChoice(choices[0]))
             return
         for index, choice in enumerate(choices):
-            await self.generation.add(self.prepared.choice(index), choice, self.request, self._reason_of_calls)
+            await self.generation.add(self.prepared.choice(index), choice, self.request, self._tool_finish_reason)
 
     async def answer(self, listener: Listener | None = None) -> ChatCompletion | dict[str, Any]:
         """The whole answer in the words of OpenAI's API; a worker that takes text words it itself."""

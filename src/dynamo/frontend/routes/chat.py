@@ -9,7 +9,7 @@ from dynamo.frontend.answers.http import annotation_events, json_response, strea
 from dynamo.frontend.answers.relay import RelayedStream
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.pipeline.guidance import reason_of_calls
+from dynamo.pipeline.guidance import tool_finish_reason
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.serving.conversation import Conversation
@@ -21,7 +21,7 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
     call.apply_headers(asked)
     model = frontend.models.get(asked.model)
     conversation = Conversation(
-        model, asked, call.context(), call.exchange, call.raw_body, reason_of_calls=reason_of_calls(asked)
+        model, asked, call.context(), call.exchange, call.raw_body, tool_finish_reason=tool_finish_reason(asked)
     )
     try:
         await conversation.prepare()

@@ -8,7 +8,7 @@ from dynamo.frontend.answers.http import annotation_events, json_response, strea
 from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.pipeline.responses_to_chat import in_responses_words, responses_to_chat
+from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
@@ -24,12 +24,12 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
         call.apply_headers(chat)
         conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.exchange)
     except InvalidRequest as error:
-        raise in_responses_words(error) from None
+        raise with_responses_names(error) from None
     try:
         try:
             await conversation.prepare()
         except InvalidRequest as error:
-            raise in_responses_words(error) from None
+            raise with_responses_names(error) from None
         id = f"resp_{conversation.context.id().replace('-', '')}"
         if not asked.stream:
             completion = conversation.completion(await conversation.collect())
