@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
 
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.postprocess import Postprocess
@@ -15,31 +14,18 @@ from dynamo.router.placement import pinned_instance
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 from dynamo.serving.models import ServedModel
-
-
-class Meter(Protocol):
-    """What measures a request from outside."""
-
-    def served_by(self, model: str) -> None:
-        """The model is known and served here."""
-
-    def metered(self, sink: Sink, prompt_tokens: int = 0) -> Sink:
-        """A stage in front of `sink` that measures one stream of the request."""
-
-    def delivering(self, delivery: Delivery) -> None:
-        """A stream of the request goes to the router now."""
+from dynamo.serving.observer import RequestObserver
 
 
 class Generation:
     """Everything a request has running at workers. `close` ends it, whatever state it is in."""
 
-    def __init__(self, model: ServedModel, context: Context, meter: Meter | None = None) -> None:
-        """Without a meter nothing is measured."""
+    def __init__(self, model: ServedModel, context: Context, observer: RequestObserver | None = None) -> None:
         self._model = model
         self._context = context
-        self._meter = meter
-        if meter:
-            meter.served_by(model.name)
+        self._observer = observer
+        if observer:
+            observer.served_by(model.name)
         self._group = object()
         """Tells the router which deliveries are choices of one request."""
         self._running: list[tuple[Context, Delivery]] = []
@@ -77,13 +63,13 @@ class Generation:
             stop_worker=context.stop_generating,
         )
         choice.begin(sink.usage)
-        metered = self._meter.metered(sink, len(prepared.request.token_ids)) if self._meter else sink
+        metered = self._observer.metered(sink, len(prepared.request.token_ids)) if self._observer else sink
         await self._deliver(prepared.request, context, metered)
 
     async def relay(self, request: object, sink: Sink) -> None:
         """Send a request as the client wrote it, to a worker that takes text."""
         context = self._next_context()
-        metered = self._meter.metered(sink) if self._meter else sink
+        metered = self._observer.metered(sink) if self._observer else sink
         await self._deliver(request, context, metered)
 
     async def _deliver(self, request: object, context: Context, sink: Sink) -> None:
@@ -98,8 +84,8 @@ class Generation:
             limit=self._model.card.migration_limit,
         )
         self._running.append((context, delivery))
-        if self._meter:
-            self._meter.delivering(delivery)
+        if self._observer:
+            self._observer.delivering(delivery)
         await delivery.start()
 
     def _next_context(self) -> Context:
