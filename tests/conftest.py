@@ -12,6 +12,8 @@ from hypothesis import settings
 
 from support.services import Etcd, Nats, free_port
 
+settings.register_profile("default", deadline=None)  # A busy machine is not a failure.
+settings.load_profile("default")
 settings.register_profile("deep", max_examples=2_000, deadline=None)
 """How many examples `make test-deep` asks for at once, of the tests that take their number from the profile."""
 
