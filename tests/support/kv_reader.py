@@ -13,7 +13,7 @@ import zmq.asyncio
 from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, RouterEventBatch, Stored
 from dynamo.router.kv import sequence_hashes
 from dynamo.runtime import DistributedRuntime
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 
 class Reader:
@@ -85,7 +85,7 @@ def content(snapshot: KvSnapshot) -> dict[int, int]:
 async def ask_snapshot(runtime: DistributedRuntime, worker_id: int, dp_rank: int = 0) -> KvSnapshot:
     client = await runtime.endpoint("ns.backend.kv_snapshot").client()
     async with asyncio.timeout(PATIENCE):
-        await client.wait_for_instances()
+        await until(lambda: worker_id in client.instance_ids())
         stream = await client.direct({"worker_id": worker_id, "dp_rank": dp_rank}, worker_id, annotated=False)
         (snapshot,) = [item async for item in stream]
     return msgspec.convert(snapshot, KvSnapshot)
