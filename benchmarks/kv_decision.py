@@ -8,12 +8,11 @@ from array import array
 from collections.abc import Callable
 
 from dynamo.kv.hashing import local_hashes, prompt_hashes
-from dynamo.protocols.kv import RouterEvent, Stored
+from dynamo.protocols.kv import RouterEvent, Stored, WorkerRank
 from dynamo.router.kv.choice.cost import CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import WorkerRank
 
 
 def timed(work: Callable[[], object], number: int = 50, repeats: int = 7) -> float:

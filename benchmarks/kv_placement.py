@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from dynamo.engines.mocker import MockerArgs
-from dynamo.protocols.kv import RouterEvent
+from dynamo.protocols.kv import RouterEvent, WorkerRank
 from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, Made, idle_places
 from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index, Rejected
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import WorkerRank
 from kv_fleet import Asked, Prompt, SimWorker
 
 BLOCK = 64

@@ -12,10 +12,9 @@ import pytest
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.kv import KvSnapshot, Stored
+from dynamo.protocols.kv import KvSnapshot, Stored, WorkerRank
 from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.slots import WorkerRank
-from dynamo.router.kv.sync.follow import FollowConfig
+from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
 from support.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing, until

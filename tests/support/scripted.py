@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+from dynamo.llm.kv_feed import parts
 from msgspec import structs
 
 from dynamo.kv.subjects import KV_EVENTS, subject
-from dynamo.llm.kv_feed import parts
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException
@@ -24,12 +24,12 @@ from dynamo.protocols.kv import (
     RouterEventBatch,
     SnapshotRequest,
     Stored,
+    WorkerRank,
 )
 from dynamo.router import RouterConfig
 from dynamo.router.kv import Index, local_hashes, sequence_hashes
 from dynamo.router.kv.router import KvAwareRouter
-from dynamo.router.kv.slots import WorkerRank
-from dynamo.router.kv.sync.follow import FollowConfig
+from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.router.migration import Migration
 from dynamo.router.router import Router
 from dynamo.router.simple import SimpleRouter

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 KV_EVENTS = "kv-events"
 KV_METRICS = "kv_metrics"
 BOOKINGS = "active_sequences_events"
+SNAPSHOT_ENDPOINT = "kv_snapshot"
 
 LOAD_REPEATED = 5.0
 """So often, in seconds, a worker tells its load though nothing has changed: a message may have been lost."""

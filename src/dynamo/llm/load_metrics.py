@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, subject
-from dynamo.llm.kv_feed import component_of
+from dynamo.llm.kv.feed import component_of
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.runtime import Component, Context, Endpoint
 from dynamo.runtime.stream import Outlet

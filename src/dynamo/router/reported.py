@@ -11,8 +11,7 @@ import msgspec
 from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, Listening
 from dynamo.protocols.card import MOST_RANKS
 from dynamo.protocols.instance import Instance
-from dynamo.protocols.kv import ActiveLoad
-from dynamo.router.kv.slots import WorkerRank
+from dynamo.protocols.kv import ActiveLoad, WorkerRank
 from dynamo.router.stats import RouterStats
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dynamo.kv.hashing import sequence_hashes
-from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, WorkerRank
 from dynamo.router.kv.index.index import Applied
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.slots import WorkerRank
 
 
 class NaiveIndex:

@@ -7,14 +7,13 @@ import random
 import pytest
 
 from dynamo.kv.hashing import local_hashes, prompt_hashes
-from dynamo.protocols.kv import RouterEvent, Stored
+from dynamo.protocols.kv import RouterEvent, Stored, WorkerRank
 from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import WorkerRank
 
 BLOCK = 16
 a, b = WorkerRank(1), WorkerRank(2)

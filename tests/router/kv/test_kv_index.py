@@ -9,10 +9,9 @@ from kv_naive import NaiveIndex
 
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, TierSnapshot
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, TierSnapshot, WorkerRank
 from dynamo.router.kv.index.index import Applied, Index, Rejected
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.slots import WorkerRank
 
 A, B = WorkerRank(1), WorkerRank(2)
 

@@ -14,9 +14,8 @@ from kv_naive import NaiveIndex
 
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, TierSnapshot
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, TierSnapshot, WorkerRank
 from dynamo.router.kv.index.index import Index, Rejected
-from dynamo.router.kv.slots import WorkerRank
 
 Prompt = tuple[tuple[int, ...], int]
 """Blocks of one token each, and which adapter or tenant it belongs to."""

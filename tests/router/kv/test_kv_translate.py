@@ -7,10 +7,9 @@ import pytest
 from dynamo.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.kv.translate import Translated, Translator
-from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, Tier
+from dynamo.protocols.kv import Cleared, Removed, RouterEvent, Stored, Tier, WorkerRank
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.slots import WorkerRank
 
 
 def stored(hashes: list[int], tokens: list[int], parent: int | None = None, **more: Any) -> EngineStored:

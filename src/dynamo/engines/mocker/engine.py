@@ -8,18 +8,16 @@ import time
 from array import array
 from collections.abc import Callable
 from itertools import count
-from typing import Literal
 
-from dynamo.engines.base import EngineInfo, KvChange, KvListener, LoadListener, RankLoad
+from dynamo.engines.base import EngineInfo, KvListener, LoadListener, RankLoad
 from dynamo.kv.hashing import salt_seed
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
-from dynamo.protocols.kv import Cleared, Removed, Stored
+from dynamo.protocols.kv import KvChange, Removed
 from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs
-from .blocks import BlockRemoved, BlockStored, KvEvent
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
 from .sequence import Sequence
@@ -34,9 +32,6 @@ _TURN = 1e-3
 """Others on the event loop wait no longer than this, and the iteration it ends in."""
 _LOAD_SECONDS = 0.1
 """Load is told when it may have changed, but not more often than this."""
-
-EventListener = Callable[[int, list[KvEvent]], None]
-"""Told (dp rank, events) once per iteration, before the tokens of that iteration go out."""
 
 
 class MockerRunning:
@@ -61,7 +56,6 @@ class MockerEngine:
     """
 
     model_input = ModelInput.Tokens
-    kv_exact: Literal[True] = True
 
     def __init__(
         self,
@@ -69,13 +63,12 @@ class MockerEngine:
         *,
         vocabulary: MockVocabulary | Callable[[], MockVocabulary] | None = None,
         timing: Timing | None = None,
-        on_events: EventListener | None = None,
     ) -> None:
         self.args = args
         self._vocabulary = vocabulary if isinstance(vocabulary, MockVocabulary) else MockVocabulary()
         self._load_vocabulary = vocabulary if callable(vocabulary) else None
-        self._on_events = on_events
-        self.ranks = Ranks(args, timing=timing, record_events=on_events is not None)
+        self._on_kv_events: KvListener | None = None
+        self.ranks = Ranks(args, timing=timing, record_events=False)
         self._ids = count()
         self._sinks: dict[int, Sink] = {}
         self._clock = 0.0
@@ -107,8 +100,8 @@ class MockerEngine:
         )
 
     def on_kv_events(self, listener: KvListener) -> None:
-        """Tell of the blocks of every rank, before the tokens of the same iteration go out."""
-        self._on_events = lambda rank, events: listener(rank, changes_of(events))
+        """Report the blocks of every rank, before the tokens of the same iteration go out."""
+        self._on_kv_events = listener
         self.ranks.record_events()
 
     def on_load(self, listener: LoadListener) -> None:
@@ -160,9 +153,9 @@ class MockerEngine:
         cleared = self.ranks.clear_cache()
         if cleared and self._computed is not None:
             # What was computed before was stored before.
-            self._tell_events(self._computed.events)
+            self._report_events(self._computed.events)
             self._computed.events = []
-        self._tell_events(self.ranks.take_events())
+        self._report_events(self.ranks.take_events())
         return cleared
 
     def _queue(self, request_id: int, request: PreprocessedRequest) -> None:
@@ -216,7 +209,7 @@ class MockerEngine:
                 self._computed = iteration
                 break
             self._computed = None
-            self._tell_events(iteration.events)
+            self._report_events(iteration.events)
             for sequence in iteration.answered:
                 answered[sequence] = answered.get(sequence, 0) + iteration.steps
             finished += iteration.finished
@@ -260,10 +253,10 @@ class MockerEngine:
             disaggregated_params=self._handover,
         )
 
-    def _tell_events(self, events: list[tuple[int, list[KvEvent]]]) -> None:
-        if self._on_events is not None:
-            for rank, of_rank in events:
-                self._on_events(rank, of_rank)
+    def _report_events(self, events: list[tuple[int, list[KvChange]]]) -> None:
+        if self._on_kv_events is not None:
+            for rank, changes in events:
+                self._on_kv_events(rank, merge_removals(changes))
 
     def _tell_load_soon(self) -> None:
         if self._on_load is not None and self._load_timer is None and self._loop is not None:
@@ -301,20 +294,17 @@ class MockerEngine:
             sink.fail(from_exception(error))
 
 
-def changes_of(events: list[KvEvent]) -> list[KvChange]:
-    """The same in the routers' words; blocks removed one after the other are told together."""
-    changes: list[KvChange] = []
+def merge_removals(changes: list[KvChange]) -> list[KvChange]:
+    """The same changes, with blocks removed one after the other as one change."""
+    merged: list[KvChange] = []
     removed: list[int] | None = None
-    for event in events:
-        if isinstance(event, BlockRemoved):
-            if removed is None:
-                removed = []
-                changes.append(Removed(removed))
-            removed += event.block_hashes
-            continue
-        removed = None
-        if isinstance(event, BlockStored):
-            changes.append(Stored(event.block_hashes, event.local_hashes, event.parent_hash))
+    for change in changes:
+        if not isinstance(change, Removed):
+            removed = None
+            merged.append(change)
+        elif removed is None:
+            removed = change.sequence_hashes.copy()
+            merged.append(Removed(removed))
         else:
-            changes.append(Cleared())
-    return changes
+            removed += change.sequence_hashes
+    return merged

@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.kv import KvChange
 
 from .args import MockerArgs
-from .blocks import BlockPool, KvEvent
+from .blocks import BlockPool
 from .sequence import Sequence
 from .timing import Timing
 from .tokens import MockAnswer
@@ -161,7 +162,7 @@ class Scheduler:
         done = [sequence for sequence in answered if not sequence.left(1)]
         return StepResult(answered, self._finish(done), duration, steps)
 
-    def take_events(self) -> list[KvEvent]:
+    def take_events(self) -> list[KvChange]:
         return self.pool.take_events()
 
     def clear_cache(self) -> bool:
@@ -274,14 +275,11 @@ class Scheduler:
     def _store(self, sequence: Sequence, first: int, end: int) -> None:
         if not self.pool.caching:
             return
-        size = self._block_size
-        sequence.hash_up_to(end, size)
+        sequence.hash_up_to(end, self._block_size)
         self.pool.store(
             sequence.blocks[first:end],
             sequence.hashes[first:end],
             sequence.hashes[first - 1] if first else None,
-            sequence.tokens[first * size : end * size],
-            sequence.local[first:end],
         )
 
     def _preempt(self, victim: Sequence) -> None:

@@ -20,7 +20,6 @@ class Sequence:
         "computed",
         "hashes",
         "known",
-        "local",
         "prefill_end",
         "prompt_tokens",
         "quiet_until",
@@ -37,7 +36,6 @@ class Sequence:
         self.prompt_tokens = self.known = self.told = len(self.tokens)
         self.answer = answer
         self.salt = salt
-        self.local: list[int] = []
         self.hashes: list[int] = []
         self.blocks: list[int] = []
         self.computed = 0
@@ -70,12 +68,11 @@ class Sequence:
         return self.tokens[first : self.told].tolist()
 
     def hash_up_to(self, blocks: int, block_size: int) -> None:
-        known = len(self.local)
+        known = len(self.hashes)
         if known < blocks:
             self._draw(blocks * block_size)
             fresh = local_hashes(self.tokens[known * block_size : blocks * block_size], block_size, self.salt)
             self.hashes += sequence_hashes(fresh, self.hashes[-1] if known else None)
-            self.local += fresh
 
     def preempt(self) -> None:
         self.blocks = []

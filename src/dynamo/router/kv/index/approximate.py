@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.index.overlaps import Overlaps
 from dynamo.router.kv.load.active_blocks import Stretch, UsedBlocks
-from dynamo.router.kv.slots import Slots, WorkerRank
+from dynamo.router.kv.slots import Slots
 
 
 class ApproximateIndex:

@@ -9,10 +9,10 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dynamo.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
-from dynamo.llm.engine_listener import EngineListener, engine_address
-from dynamo.llm.engine_rank import EngineRank
-from dynamo.llm.kv_feed import component_of, kv_feed
+from dynamo.llm.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
+from dynamo.llm.kv.engine_listener import EngineListener, engine_address
+from dynamo.llm.kv.engine_rank import EngineRank
+from dynamo.llm.kv.feed import component_of, kv_feed
 from dynamo.protocols.kv import Tier
 from dynamo.runtime import Component, Endpoint
 

@@ -16,8 +16,8 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from dynamo.llm.engine_rank import EngineRank
-from dynamo.router.kv import EngineBatch, MalformedEvents, decode_batch, decode_sequence
+from dynamo.llm.kv.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
+from dynamo.llm.kv.engine_rank import EngineRank
 
 log = logging.getLogger(__name__)
 
