@@ -74,13 +74,15 @@ async def main() -> None:
     parser.add_argument("--speedup", type=float, default=1e6)
     parser.add_argument("--blocks", type=int, default=16384)
     parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--events", action="store_true", help="record KV events, and tell nobody")
+    parser.add_argument("--events", action="store_true", help="record KV events without publishing them")
     parser.add_argument("--publish", choices=("memory", "zmq"), help="publish KV events and load on this event plane")
     options = parser.parse_args()
     rng = random.Random(0)
     prompts = [[rng.randrange(1000, 30000) for _ in range(options.input)] for _ in range(options.requests)]
     args = MockerArgs(speedup_ratio=options.speedup, num_gpu_blocks=options.blocks, block_size=options.block_size)
-    engine = MockerEngine(args, on_events=(lambda rank, events: None) if options.events else None)
+    engine = MockerEngine(args)
+    if options.events:
+        engine.on_kv_events(lambda rank, changes: None)
     await engine.start()
     runtime = None
     if options.publish:

@@ -38,8 +38,8 @@ import zmq.asyncio
 from msgspec import Struct
 from tokenizers import Tokenizer
 
+from dynamo.kv.hashing import sequence_hashes
 from dynamo.llm import KvRouter, compute_block_hash_for_seq
-from dynamo.router.kv import sequence_hashes
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from figures import percentile, table
 from kv_placement import Variant

@@ -63,9 +63,9 @@ class RouterEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tier: Tier = Tier.Device
 
 
-class RouterEventBatch(Struct, frozen=True):
-    events: list[RouterEvent]
+class RouterEventBatch(Struct, frozen=True, kw_only=True):
     version: Literal[2]
+    events: list[RouterEvent]
 
 
 class SnapshotRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):

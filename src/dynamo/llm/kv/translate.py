@@ -108,6 +108,8 @@ class Translator:
 
     def _store(self, event: EngineStored, tier: Tier, changes: list[tuple[Tier, KvChange]]) -> str | None:
         """Why some or all of the blocks were left out, if they were."""
+        if len({*event.block_hashes, event.parent_hash}) <= len(event.block_hashes):
+            return "the same block twice in one event"
         fitting, reason = self._fitting(event)
         names = event.block_hashes[:fitting]
         held, left_out = self._tiers[tier], self._left_out[tier]
@@ -146,8 +148,6 @@ class Translator:
             return 0, f"blocks of {event.block_size} tokens where the model card says {self._block_size}"
         if event.parent_hash is not None and self._is_left_out(event.parent_hash):
             return 0, "the parent block was left out"
-        if len(set(names)) < len(names) or event.parent_hash in names:
-            return 0, "the same block twice in one event"
         full = (len(event.token_ids) - event.eagle) // self._block_size
         opaque = event.opaque
         if event.tier is not Tier.Device and any(self._left_out.values()):

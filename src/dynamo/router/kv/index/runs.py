@@ -103,7 +103,7 @@ class Runs:
                 end = at + 1
                 while end < total and chain[end] not in of:
                     end += 1
-                self._add(bit, chain if end - at == total else chain[at:end], chain[at - 1] if at else parent)
+                self._add(bit, chain[at:end], chain[at - 1] if at else parent)
                 new += end - at
                 at = end
                 continue
