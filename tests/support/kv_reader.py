@@ -12,9 +12,7 @@ import zmq.asyncio
 
 from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, RouterEventBatch, Stored, Tier
 from dynamo.runtime import DistributedRuntime
-
-PATIENCE = 20.0
-"""Only ends a test that hangs."""
+from support.waiting import PATIENCE
 
 
 Blocks = set[tuple[Tier, int]]

@@ -113,9 +113,8 @@ class KvFeed:
         if self._pending:
             pending, self._pending = self._pending, []
             for events in messages(pending):
-                self._plane.publish(
-                    self._subject, self._encode(RouterEventBatch(version=KV_WIRE_VERSION, events=events))
-                )
+                batch = RouterEventBatch(version=KV_WIRE_VERSION, events=events)
+                self._plane.publish(self._subject, self._encode(batch))
 
     async def _serve_snapshots(self) -> None:
         handler = GeneratorHandler(self._answer)
