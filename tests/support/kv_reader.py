@@ -14,7 +14,6 @@ from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Route
 from dynamo.runtime import DistributedRuntime
 from support.waiting import PATIENCE
 
-
 Blocks = set[tuple[Tier, int]]
 """Sequence hashes, each with the tier it lies in."""
 

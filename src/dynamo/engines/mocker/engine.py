@@ -26,12 +26,12 @@ from .tokens import MockVocabulary, answer_for
 
 log = logging.getLogger(__name__)
 
-# Timers are no finer than this: what ends within it goes out at once, and the clock keeps the debt.
+# Timers are no finer than this: what ends within it goes out at once, and the simulated clock runs ahead.
 _SLACK = 1e-3
 _TURN = 1e-3
-"""Others on the event loop wait no longer than this, and the iteration it ends in."""
+"""Other work on the event loop waits no longer than this plus one iteration."""
 _LOAD_SECONDS = 0.1
-"""Load is told when it may have changed, but not more often than this."""
+"""Load is reported when it may have changed, but not more often than this."""
 
 
 class MockerRunning:
@@ -51,8 +51,8 @@ class MockerRunning:
 class MockerEngine:
     """Answers requests at the pace of the model it imitates.
 
-    An iteration is computed when it starts and told to the sinks, all at once, when it would have ended; what several
-    made by the same time goes out together.
+    An iteration is computed when it starts and delivered to the sinks when it would have ended; iterations that are due
+    together are delivered together.
     """
 
     model_input = ModelInput.Tokens
@@ -78,7 +78,7 @@ class MockerEngine:
         self._computed: Iteration | None = None
         self._on_load: LoadListener | None = None
         self._load_timer: asyncio.TimerHandle | None = None
-        self._load_told = 0.0
+        self._load_reported_at = 0.0
         self._handover = {"mocker": True} if args.disaggregation_mode == "prefill" else None
 
     async def start(self) -> EngineInfo:
@@ -106,7 +106,7 @@ class MockerEngine:
 
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
-        self._tell_load_soon()
+        self._report_load_soon()
 
     async def stop(self) -> None:
         """Fail what is still running; nothing is accepted afterwards."""
@@ -139,7 +139,7 @@ class MockerEngine:
     def cancel(self, request_id: int) -> None:
         sink = self._sinks.pop(request_id, None)
         self.ranks.cancel(request_id)
-        self._tell_load_soon()
+        self._report_load_soon()
         if sink is not None:
             sink.item(EngineOutput(finish_reason="cancelled"))
             sink.end()
@@ -174,8 +174,8 @@ class MockerEngine:
         self.ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
 
     def _tick(self) -> None:
-        """Tell what is due, and come back when more is."""
-        self._tell_load_soon()
+        """Deliver what is due, and come back when more is."""
+        self._report_load_soon()
         try:
             self._deliver(*self._iterate())
         except Exception as error:
@@ -186,7 +186,7 @@ class MockerEngine:
         if self._loop is None:
             return
         if self._computed is not None:
-            # Timers are late, by a millisecond in the mean: set for a little before, they are late by less.
+            # Timers fire a millisecond late on average: set slightly early, they are less late.
             self._timer = self._loop.call_at(self._computed.ends - _SLACK / 2, self._tick)
         elif self.ranks.busy:
             self._timer = self._loop.call_soon(self._tick)
@@ -194,9 +194,9 @@ class MockerEngine:
             self._rest()
 
     def _iterate(self) -> tuple[dict[Sequence, int], list[Finished]]:
-        """All iterations that are due, but no more than others on the loop can wait for: new tokens, and who is done.
+        """The new tokens and finished requests of all iterations that are due, as far as one turn of the loop allows.
 
-        What they stored and evicted is told here. One that was computed and is not due yet waits in `_computed`.
+        Their KV events are reported here. An iteration that is computed but not due yet waits in `_computed`.
         """
         assert self._loop is not None
         due, enough = self._loop.time() + _SLACK, time.monotonic() + _TURN
@@ -258,16 +258,16 @@ class MockerEngine:
             for rank, changes in events:
                 self._on_kv_events(rank, merge_removals(changes))
 
-    def _tell_load_soon(self) -> None:
+    def _report_load_soon(self) -> None:
         if self._on_load is not None and self._load_timer is None and self._loop is not None:
-            due = max(self._loop.time(), self._load_told + _LOAD_SECONDS)
-            self._load_timer = self._loop.call_at(due, self._tell_load)
+            due = max(self._loop.time(), self._load_reported_at + _LOAD_SECONDS)
+            self._load_timer = self._loop.call_at(due, self._report_load)
 
-    def _tell_load(self) -> None:
+    def _report_load(self) -> None:
         self._load_timer = None
         if self._on_load is None or self._loop is None:
             return
-        self._load_told = self._loop.time()
+        self._load_reported_at = self._loop.time()
         for rank, load in enumerate(self.ranks.load()):
             self._on_load(
                 RankLoad(

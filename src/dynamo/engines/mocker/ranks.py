@@ -35,7 +35,7 @@ class Iteration(Struct):
 
 
 class Ranks:
-    """A pure state machine: it is told the time and never waits."""
+    """A pure state machine: time is an input, and it never waits."""
 
     def __init__(self, args: MockerArgs, *, timing: Timing | None = None, record_events: bool = True) -> None:
         self._timing = timing or timing_for(args)

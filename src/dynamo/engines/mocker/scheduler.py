@@ -1,4 +1,4 @@
-"""vLLM's V1 scheduler as a state machine: it is told the time, and says how long each iteration takes.
+"""vLLM's V1 scheduler as a state machine, which returns how long each iteration takes.
 
 An iteration has one budget of tokens. Running requests take from it first, in order; what is left admits waiting ones.
 A request that finds no free block makes the newest running one give up its blocks and wait at the front of the queue.
@@ -244,7 +244,7 @@ class Scheduler:
                 count = budget
             target = computed + count
             missing = -(-target // size) - len(hit)
-            # All it knows must fit, not only its first chunk. With nobody running, blocks are kept free for nobody.
+            # All its tokens must fit, not only the first chunk. If no request is running, no blocks are reserved.
             whole = -(-known // size) - len(hit)
             reserve = self._reserve if self.running else 0
             if whole + pool.idle(hit) + reserve > pool.free:

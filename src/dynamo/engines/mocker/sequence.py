@@ -11,13 +11,14 @@ from .tokens import MockAnswer
 
 
 class Sequence:
-    """Its answer is counted in `known` as it grows, and drawn when someone has to see it."""
+    """Its answer is counted in `known` as it grows; tokens are drawn only when they are needed."""
 
     __slots__ = (
         "answer",
         "blocks",
         "cached_tokens",
         "computed",
+        "delivered",
         "hashes",
         "known",
         "prefill_end",
@@ -26,14 +27,13 @@ class Sequence:
         "request_id",
         "salt",
         "tokens",
-        "told",
     )
 
     def __init__(self, request_id: int, prompt: Iterable[int], answer: MockAnswer, salt: int) -> None:
         self.request_id = request_id
         self.tokens = array("I", prompt)
         """The prompt, and as much of the answer as is drawn."""
-        self.prompt_tokens = self.known = self.told = len(self.tokens)
+        self.prompt_tokens = self.known = self.delivered = len(self.tokens)
         self.answer = answer
         self.salt = salt
         self.hashes: list[int] = []
@@ -56,16 +56,16 @@ class Sequence:
         return self.answer.left(most + undrawn) - undrawn
 
     def look_ahead(self, block_size: int) -> None:
-        """See how far it will decode quietly, now that it has begun to."""
+        """Find out how long it will only decode, now that it has begun to."""
         room = len(self.blocks) * block_size - self.computed
         self.quiet_until = self.computed + max(0, self.left(room) - 1)
 
     def take(self, count: int) -> list[int]:
-        """The next tokens of the answer nobody was told yet."""
-        first = self.told
-        self.told = first + count
-        self._draw(self.told)
-        return self.tokens[first : self.told].tolist()
+        """The next tokens of the answer that were not delivered yet."""
+        first = self.delivered
+        self.delivered = first + count
+        self._draw(self.delivered)
+        return self.tokens[first : self.delivered].tolist()
 
     def hash_up_to(self, blocks: int, block_size: int) -> None:
         known = len(self.hashes)
