@@ -1,5 +1,9 @@
 #!/bin/sh
-# A server with its engine in one process, and the requests of the guide.
+<<<<<<< HEAD
+# A server and its engine in one process, and some requests to it.
+=======
+# A server with its engine in one process, and the guide's requests to it.
+>>>>>>> words
 #
 #   examples/http.sh [MODEL]                  OUT=echo_full PORT=8081 examples/http.sh
 set -eu
