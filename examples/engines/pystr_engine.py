@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""An engine that speaks OpenAI's format: `dynamo-run in=http out=pystr:examples/engines/pystr_engine.py`."""
-=======
 """An engine that speaks the OpenAI API: `dynamo-run in=http out=pystr:examples/engines/pystr_engine.py`."""
->>>>>>> words
 
 import asyncio
 

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""An engine that yields token ids: `dynamo-run out=pytok:examples/engines/pytok_engine.py --model-path MODEL`.
-=======
 """An engine that works on token ids: `dynamo-run out=pytok:examples/engines/pytok_engine.py --model-path MODEL`.
->>>>>>> words
 
 In Llama 3's vocabulary the ids read "The capital of France is Paris."
 """
