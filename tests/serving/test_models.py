@@ -83,7 +83,7 @@ async def test_models_appear_with_their_first_worker_and_go_with_their_last() ->
     await models.close()
 
 
-async def test_an_unknown_model_is_told_with_those_that_are_served() -> None:
+async def test_an_unknown_model_is_refused_with_those_that_are_served() -> None:
     local = Local()
     models = await models_of(local)
     async with Worker(local, card("b/eta")), Worker(local, card("alpha")):

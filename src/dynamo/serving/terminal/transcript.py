@@ -1,4 +1,4 @@
-"""What was said so far, and how it is kept."""
+"""What was said so far in a chat, and how it is saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from dynamo.protocols.openai_chat import Message
 
 
-class ChatHistory:
+class Transcript:
     def __init__(self) -> None:
         self.system = ""
         self.turns: list[Message] = []
@@ -18,11 +18,11 @@ class ChatHistory:
         system = [Message(role="system", content=self.system)] if self.system else []
         return [*system, *self.turns]
 
-    def say(self, text: str) -> None:
+    def add_question(self, text: str) -> None:
         self.turns.append(Message(role="user", content=text))
 
-    def answered(self, text: str) -> None:
-        """An answer cut short is kept as far as it came; a question that got none is taken back."""
+    def add_answer(self, text: str) -> None:
+        """An answer that was stopped counts as far as it came; a question without any is removed."""
         if text:
             self.turns.append(Message(role="assistant", content=text))
         elif self.turns and self.turns[-1].role == "user":
@@ -32,7 +32,7 @@ class ChatHistory:
         self.turns.clear()
 
     def save(self, path: Path) -> None:
-        """As Markdown where the name ends in .md, else as JSON messages. Never over another file."""
+        """As Markdown if the name ends in .md, else as JSON messages. Never overwrites a file."""
         if path.suffix == ".md":
             data = "\n\n".join(f"**{turn.role}**\n\n{turn.content}" for turn in self.messages()).encode() + b"\n"
         else:

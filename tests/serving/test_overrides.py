@@ -20,15 +20,15 @@ OVERRIDES = st.lists(
 
 
 @given(OVERRIDES, st.randoms())
-def test_in_whatever_order_they_come_the_newest_stay(told: list[Override], random: object) -> None:
+def test_in_whatever_order_they_come_the_newest_stay(settings: list[Override], random: object) -> None:
     one, other = Overrides(1), Overrides(2)
-    one.merge(told)
-    for part in random.sample(told, len(told)):  # type: ignore[attr-defined]
-        other.merge([part, *told[:1]])
+    one.merge(settings)
+    for part in random.sample(settings, len(settings)):  # type: ignore[attr-defined]
+        other.merge([part, *settings[:1]])
     assert {model: one.of(model) for model in "ab"} == {model: other.of(model) for model in "ab"}
     for kept in one.all():
-        rivals = [each for each in told if (each.model, each.field) == (kept.model, kept.field)]
-        assert kept.version == max(each.version for each in rivals)
+        same = [each for each in settings if (each.model, each.field) == (kept.model, kept.field)]
+        assert kept.version == max(each.version for each in same)
 
 
 def test_what_is_set_here_is_newer_than_what_was_there() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.serving.terminal.markdown import MarkdownStream, harmless
+from dynamo.serving.terminal.markdown import MarkdownStream, without_controls
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -61,7 +61,7 @@ def test_code_is_coloured() -> None:
 
 
 def test_a_model_cannot_reach_the_terminal() -> None:
-    assert harmless("a\x1b[2J\x07\x9b1mb\r\x00c\n\td") == "a[2J1mbc\n\td"
+    assert without_controls("a\x1b[2J\x07\x9b1mb\r\x00c\n\td") == "a[2J1mbc\n\td"
     assert "\x1b]0;" not in shown("\x1b]0;title\x07")
 
 

@@ -27,7 +27,7 @@ async def live() -> AsyncIterator[Live]:
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
-async def test_an_answer_tells_where_it_was_made_and_why(
+async def test_an_answer_says_which_worker_made_it_and_why(
     live: Live, tmp_path: Path, path: str, body: dict[str, Any]
 ) -> None:
     worker = await live.serve(Scripted().generate, toy_card(toy_folder(tmp_path)))
@@ -47,7 +47,7 @@ async def test_an_answer_tells_where_it_was_made_and_why(
     assert "nvext" not in answer
 
 
-async def test_a_rank_the_router_chose_is_told(live: Live, tmp_path: Path) -> None:
+async def test_a_rank_the_router_chose_is_in_the_answer(live: Live, tmp_path: Path) -> None:
     worker = Scripted()
     await live.serve(worker.generate, toy_card(toy_folder(tmp_path), data_parallel_size=2))
     for rank in (0, 1):
@@ -58,7 +58,7 @@ async def test_a_rank_the_router_chose_is_told(live: Live, tmp_path: Path) -> No
         assert worker.requests[-1]["routing"]["dp_rank"] == rank
 
 
-async def test_the_last_decisions_are_told_newest_first(live: Live, tmp_path: Path) -> None:
+async def test_the_last_decisions_are_listed_newest_first(live: Live, tmp_path: Path) -> None:
     await live.serve(Scripted().generate, toy_card(toy_folder(tmp_path)))
     for _ in range(3):
         assert (await live.post("/v1/completions", TEXT))[0] == 200
@@ -93,7 +93,7 @@ async def test_the_routers_counts_are_metrics(live: Live, tmp_path: Path) -> Non
         assert line in lines
 
 
-async def test_beyond_a_threshold_requests_are_refused_and_told_when_to_come_again(live: Live, tmp_path: Path) -> None:
+async def test_beyond_a_threshold_requests_are_refused_and_asked_to_retry(live: Live, tmp_path: Path) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(request: dict[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Streams that say one thing."""
+"""Streams of exactly one item, such as an embedding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dynamo.protocols.errors import DynamoException, ProtocolError
 
 
 class OneItem:
-    """The sink of a stream that says one thing: `value` is that, or raises."""
+    """The sink of such a stream: `value` resolves to the item, or raises what went wrong."""
 
     def __init__(self) -> None:
         self.value: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -27,4 +27,4 @@ class OneItem:
     def fail(self, error: DynamoException) -> None:
         if not self.value.done():
             self.value.set_exception(error)
-            self.value.exception()  # where nobody waits any more, nobody needs to be told
+            self.value.exception()  # marks it as retrieved: the request may have been given up
