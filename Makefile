@@ -13,8 +13,10 @@ run: $(READY)
 docs: $(READY)
 	@$(BIN)/python docs/update.py
 
+# In as many processes as there are processors, each with an etcd and a NATS of its own.
 test: $(DEV)
-	$(BIN)/python -m pytest -m "not hosts and not node"
+	@echo "Running about 3,500 tests, some with real processes, etcd and NATS: 4 to 8 minutes on two processors."
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not node"
 
 # The KV index against its naive model: 50 times 2,000 random sequences of events, about 40 minutes.
 test-deep: $(DEV)

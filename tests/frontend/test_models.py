@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dynamo.router import RouterConfig
 from dynamo.runtime import DistributedRuntime, Endpoint, Local, RuntimeConfig
 from dynamo.runtime.names import CARDS, INSTANCES
 from dynamo.serving.models import Models
+from support.waiting import until
 
 
 async def say(request: Any) -> AsyncIterator[Any]:
@@ -58,12 +59,6 @@ async def models_of(local: Local, mode: str = "round-robin") -> Models:
     models = Models(runtime, RouterConfig(mode=mode), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
     await models.start()
     return models
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 def refusal(models: Models, name: str) -> type[Exception] | None:

@@ -10,12 +10,13 @@ from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import Disconnected
 from support.models import byte_level_json
 from support.serving import Held, Holding, serving
+from support.waiting import PATIENCE
 
 
 async def test_every_choice_goes_on_where_it_was(tmp_path: Path) -> None:
     """Both at the only worker there is, which stays."""
     engine = Holding()
-    async with asyncio.timeout(10), serving(tmp_path, engine, card={"migration_limit": 1}) as stack:
+    async with asyncio.timeout(PATIENCE), serving(tmp_path, engine, card={"migration_limit": 1}) as stack:
         asking = asyncio.create_task(stack.chat(n=2))
         begun = [await engine.requests.get(), await engine.requests.get()]
         prompt = list(begun[0].request.token_ids)
@@ -36,7 +37,7 @@ async def test_every_choice_goes_on_where_it_was(tmp_path: Path) -> None:
 
 async def test_a_client_that_leaves_during_a_move_leaves_nothing_behind(tmp_path: Path) -> None:
     engine = Holding()
-    async with asyncio.timeout(10), serving(tmp_path, engine, card={"migration_limit": 5}) as stack:
+    async with asyncio.timeout(PATIENCE), serving(tmp_path, engine, card={"migration_limit": 5}) as stack:
         asking = asyncio.create_task(stack.chat(stream=True, n=2))
         moving, other = await engine.requests.get(), await engine.requests.get()
         moving.sink.tokens([65])

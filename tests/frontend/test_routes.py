@@ -14,6 +14,7 @@ import pytest
 from dynamo.frontend.request_template import RequestTemplate
 from dynamo.runtime import Context
 from support.toys import Live, ModelType, Scripted, text_card, toy_card
+from support.waiting import PATIENCE
 
 CHAT: dict[str, Any] = {"model": "org/toy", "messages": [{"role": "user", "content": "STOPS"}]}
 
@@ -176,7 +177,7 @@ async def test_thresholds_outlast_the_workers_of_their_model(live: Live, folder:
     asked = {"model": "org/toy", "active_prefill_tokens_threshold": 7}
     assert (await live.post("/busy_threshold", asked))[0] == 200
     worker.shutdown()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while (await live.get("/busy_threshold"))["thresholds"]:
             pass
     await live.serve(Scripted().generate, card)
@@ -244,7 +245,7 @@ async def test_a_client_that_leaves_before_the_first_token_cancels_the_work(
     worker = Patient()
     await live.serve(worker.generate, toy_card(folder, "org/toy"))
     asking = asyncio.create_task(live.http.post(path, json={**body, "stream": stream}).__aenter__())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await worker.begun.wait()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -259,7 +260,7 @@ async def test_a_client_that_leaves_its_embeddings_or_a_running_stream_cancels_t
     asking = asyncio.create_task(live.http.post("/v1/embeddings", json={"model": "embed", "input": "x"}).__aenter__())
     worker = Patient(first=[300])
     await live.serve(worker.generate, toy_card(folder, "org/toy"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await embedder.begun.wait()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

@@ -13,6 +13,7 @@ import pytest
 from dynamo.router import RouterConfig
 from dynamo.runtime import Context
 from support.toys import Live, Scripted, toy_card, toy_folder
+from support.waiting import PATIENCE
 
 ASKED: dict[str, Any] = {"model": "toy", "nvext": {"extra_fields": ["worker_id", "routing", "timing"]}}
 CHAT = {**ASKED, "messages": [{"role": "user", "content": "hello " * 40}], "max_tokens": 4}
@@ -105,7 +106,7 @@ async def test_beyond_a_threshold_requests_are_refused_and_told_when_to_come_aga
     limit = {"model": "toy", "active_prefill_tokens_threshold": 1}
     assert (await live.post("/busy_threshold", limit))[0] == 200
     first = asyncio.create_task(live.post("/v1/completions", TEXT))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await begun.wait()
     async with live.http.post("/v1/completions", json=TEXT) as answer:
         assert answer.status == 503

@@ -10,7 +10,7 @@ from dynamo.protocols.errors import Disconnected
 from dynamo.router import RouterConfig
 from dynamo.router.overhead import EVERY
 from support.serving import MODEL, Holding, serving
-from support.toys import Live, ModelType, embed_tokens, toy_card, until
+from support.toys import Live, ModelType, embed_tokens, metrics_once, toy_card
 
 STAGE = 'dynamo_frontend_stage_duration_seconds_{}{{stage="{}"}}'
 INSIDE = 'dynamo_frontend_stage_requests{{phase="{}",stage="{}"}}'
@@ -112,7 +112,7 @@ async def test_a_request_that_waits_for_a_worker_is_in_the_routers_queue(tmp_pat
         first = asyncio.create_task(stack.chat())
         held = await engine.requests.get()
         second = asyncio.create_task(stack.chat())
-        metrics = await until(stack.metrics, lambda seen: seen[WAITING.format("requests")] == 1)
+        metrics = await metrics_once(stack.metrics, lambda seen: seen[WAITING.format("requests")] == 1)
         assert metrics[WAITING.format("isl_tokens")] == len(held.request.token_ids)
         assert metrics[INSIDE.format("aggregated", "route")] == 1
         full = 'dynamo_frontend_router_queue_backpressure_total{model="tiny",reason="request_limit"}'
@@ -175,6 +175,6 @@ async def test_embeddings_have_a_latency_of_their_own(live: Live, folder: Path) 
 
 async def test_a_loop_that_stands_still_is_told(live: Live) -> None:
     count, stalls = "dynamo_frontend_event_loop_delay_seconds_count", "dynamo_frontend_event_loop_stall_total"
-    before = (await until(live.metrics, lambda seen: seen[count] > 0))[stalls]
+    before = (await metrics_once(live.metrics, lambda seen: seen[count] > 0))[stalls]
     time.sleep(0.3)
-    await until(live.metrics, lambda seen: seen[stalls] > before)
+    await metrics_once(live.metrics, lambda seen: seen[stalls] > before)

@@ -11,6 +11,7 @@ import pytest
 from dynamo.frontend.server import ServerError
 from dynamo.frontend.tls import Certificate, TlsError, server_context
 from support.serving import CHAT, Holding, serving
+from support.waiting import PATIENCE
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -112,7 +113,7 @@ async def test_files_that_change_are_read_again(tmp_path: Path, host: str) -> No
     cert, key = certificate(tmp_path, "server")
     shown = Certificate(cert, key)
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=shown.context)
-    async with server, asyncio.timeout(20):
+    async with server, asyncio.timeout(PATIENCE):
         port = server.sockets[0].getsockname()[1]
         shown.watch(every=0.01)
         assert await shown_by(port, host) == shown_in(cert)

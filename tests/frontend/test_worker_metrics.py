@@ -14,7 +14,7 @@ from dynamo.llm import WorkerMetricsPublisher
 from dynamo.llm.register import register_card
 from dynamo.router import RouterConfig
 from dynamo.runtime import Context, DistributedRuntime, RuntimeConfig
-from support.toys import Live, Scripted, toy_card, until
+from support.toys import Live, Scripted, metrics_once, toy_card
 
 CHAT = {"model": "toy", "messages": [{"role": "user", "content": "hello " * 40}], "max_tokens": 4}
 
@@ -51,7 +51,7 @@ async def test_what_a_router_has_booked_is_the_load_of_a_worker(by_caches: Live,
     assert metrics[blocks] == metrics[tokens] // 16
     go_on.set()
     await answered.wait()
-    metrics = await until(by_caches.metrics, lambda seen: not seen[tokens])
+    metrics = await metrics_once(by_caches.metrics, lambda seen: not seen[tokens])
     assert metrics[blocks] > 0
     end.set()
     assert (await asking)[0] == 200
@@ -72,7 +72,7 @@ async def test_without_caches_a_workers_own_reports_are_told_once_a_threshold_is
         publisher.publish(active_decode_blocks=next(used), active_prefill_tokens=7)
         return blocks in metrics
 
-    metrics = await until(live.metrics, told)
+    metrics = await metrics_once(live.metrics, told)
     assert 0 < metrics[blocks] < next(used)
     assert metrics[at("active_prefill_tokens", worker)] == 7
 
@@ -88,13 +88,15 @@ async def test_the_last_request_of_each_worker_is_told_and_forgotten_with_it(liv
         prompt = answer["usage"]["prompt_tokens"]
         return await live.metrics()
 
-    metrics = await until(asked, lambda seen: all(at("last_input_sequence_tokens", one) in seen for one in workers))
+    metrics = await metrics_once(
+        asked, lambda seen: all(at("last_input_sequence_tokens", one) in seen for one in workers)
+    )
     for worker in workers:
         assert metrics[at("last_input_sequence_tokens", worker)] == prompt
         assert metrics[at("last_time_to_first_token_seconds", worker)] > 0
         assert metrics[at("last_inter_token_latency_seconds", worker)] > 0
     workers[0].shutdown()
-    metrics = await until(live.metrics, lambda seen: at("last_input_sequence_tokens", workers[0]) not in seen)
+    metrics = await metrics_once(live.metrics, lambda seen: at("last_input_sequence_tokens", workers[0]) not in seen)
     assert at("last_input_sequence_tokens", workers[1]) in metrics
 
 
@@ -103,7 +105,7 @@ async def test_a_registered_model_is_ready_once_a_worker_serves_it(live: Live, f
     await live.serve(Scripted().generate, toy_card(folder, "served"))
     async with DistributedRuntime(config=RuntimeConfig.in_process({}), local=live.local) as idle:
         await register_card(idle.endpoint("toy.idle.generate"), toy_card(folder, "registered"))
-        metrics = await until(live.metrics, lambda seen: ready.format("registered") in seen)
+        metrics = await metrics_once(live.metrics, lambda seen: ready.format("registered") in seen)
         assert metrics[ready.format("registered")] == 0
         assert metrics[ready.format("served")] == 1
-    await until(live.metrics, lambda seen: ready.format("registered") not in seen)
+    await metrics_once(live.metrics, lambda seen: ready.format("registered") not in seen)

@@ -19,8 +19,9 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.kv import KvSnapshot
 from dynamo.router.kv import Index, WorkerRank, prompt_hashes
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
-from support.kv_reader import PATIENCE, FakeEngine, Form, Reader, ask_snapshot, content
+from support.kv_reader import FakeEngine, Form, Reader, ask_snapshot, content
 from support.services import Nats
+from support.waiting import PATIENCE
 
 BIG = 1 << 63
 """A hash that is negative where hashes are signed."""
@@ -68,7 +69,7 @@ async def test_a_reader_on_the_network_learns_what_is_in_the_cache(join: Callabl
     out.publish_stored(list(range(8)), [4, 4], [10, 11])
     reader = await Reader().listen(router)
     await ask_snapshot(router, worker.instance_id)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not reader.messages:
             reader.last.clear()
             reader.take(await ask_snapshot(router, worker.instance_id))

@@ -19,8 +19,8 @@ from dynamo.router.service import serve_router
 from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import DistributedRuntime, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.names import card_key
-from support.kv_reader import PATIENCE
 from support.mockers import Mocker
+from support.waiting import PATIENCE
 
 NETWORK = RuntimeConfig.in_process({})
 ARGS = MockerArgs(block_size=4, num_gpu_blocks=256, speedup_ratio=0)

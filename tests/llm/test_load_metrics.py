@@ -11,7 +11,7 @@ import pytest
 from dynamo.llm import WorkerMetricsPublisher
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from support.kv_reader import PATIENCE
+from support.waiting import PATIENCE
 
 
 class Heard:

@@ -29,6 +29,7 @@ from dynamo.router.migration import Migration, continuation
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 from support import models
+from support.waiting import PATIENCE
 
 ANY_DECISION = Decision(
     request_id="", time=0.0, mode="round-robin", worker_id=0, dp_rank=None, pinned=False, considered=1
@@ -189,7 +190,7 @@ async def run(
     reader = Reader()
     migration = Migration(router, request, context or Context(), reader, limit=limit, pause=0)  # type: ignore[arg-type]
     await migration.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await reader.done.wait()
     await migration.close()
     return reader, migration
@@ -229,7 +230,7 @@ async def told(router: ScriptedRouter, request: PreprocessedRequest, limit: int 
     sink = Postprocess(request, decoder, client, stop_worker=context.stop_generating)  # type: ignore[arg-type]
     migration = Migration(router, request, context, sink, limit=limit, pause=0)  # type: ignore[arg-type]
     await migration.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await client.done.wait()
     await migration.close()
     return client, migration
@@ -453,7 +454,7 @@ async def test_a_request_in_text_is_begun_anew_as_long_as_nothing_was_said() -> 
         reader = Reader()
         migration = Migration(router, {"messages": []}, Context(), reader, limit=3, pause=0)  # type: ignore[arg-type]
         await migration.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await reader.done.wait()
         await migration.close()
         assert reader.items == [chunk]

@@ -21,6 +21,7 @@ from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
 from dynamo.runtime.plane.tcp import TcpConfig, TcpPlane
 from dynamo.runtime.stream import Outlet
+from support.waiting import PATIENCE
 
 GENERATE = EndpointId("test", "backend", "generate")
 
@@ -113,7 +114,7 @@ async def asked(router: SimpleRouter, limit: int) -> AsyncIterator[Reader]:
     request = PreprocessedRequest(token_ids=[1, 2], stop_conditions=StopConditions(max_tokens=10))
     reader = Reader()
     migration = Migration(router, request, Context(), reader, limit=limit, pause=0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await migration.start()
         yield reader
     await migration.close()

@@ -28,8 +28,9 @@ from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync import replicas
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Local
-from support.scripted import PLACE, Asked, RouterSide, ScriptedWorker, asking, routing, until
+from support.scripted import PLACE, Asked, RouterSide, ScriptedWorker, asking, routing
 from support.services import Nats
+from support.waiting import PATIENCE, until
 
 SIZED = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
 MODES = ("round-robin", "random", "least-loaded", "power-of-two", "kv")
@@ -253,7 +254,7 @@ async def test_what_workers_report_counts_for_the_thresholds_too(mode: str) -> N
             )
 
         async def settles(busy: bool, **load: int) -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while await refused(side.router) != busy:
                     report(**load)
                     await asyncio.sleep(0)
@@ -276,7 +277,7 @@ async def test_a_report_that_is_not_told_again_is_forgotten(mode: str, monkeypat
     ):
         await until(lambda: len(side.client.set) == 1)
         load = ActiveLoad(worker_id=worker.id, kv_used_blocks=60)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not await refused(side.router):
                 worker.runtime.events.publish(
                     "namespace.test.component.backend.kv_metrics", msgspec.msgpack.encode(load)
@@ -445,7 +446,7 @@ async def test_frontends_count_each_others_requests(events: str) -> None:
         await one.settled(1)
         await two.settled(1)
         placement = None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not prefill(two, worker):  # over ZMQ the first ones find nobody listening
                 if placement:
                     placement.release()

@@ -18,8 +18,9 @@ from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.follow import FollowConfig
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
-from support.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing, until
+from support.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing
 from support.services import Nats
+from support.waiting import PATIENCE, until
 
 
 def traffic(side: RouterSide) -> int:
@@ -38,7 +39,7 @@ async def hear_each_other(planes: list[EventPlane]) -> None:
         for listener in planes:
             heard: list[bytes] = []
             subscription = await listener.subscribe("hello", lambda _, data, heard=heard: heard.append(data))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 while not heard:
                     speaker.publish("hello", b"")
                     await asyncio.sleep(0.001)
@@ -331,7 +332,7 @@ async def test_hashes_that_are_not_ours_are_told(caplog: pytest.LogCaptureFixtur
                 turn += 1
                 await side.ask(asking("ABC" + chr(ord("D") + turn % 20)))
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await ask_until_told()
 
 

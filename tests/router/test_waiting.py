@@ -12,7 +12,8 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router import Placement, Thresholds
 from dynamo.runtime import Local
-from support.scripted import PLACE, RouterSide, ScriptedWorker, asking, routing, until
+from support.scripted import PLACE, RouterSide, ScriptedWorker, asking, routing
+from support.waiting import PATIENCE, until
 
 SIZED = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16)
 RANKS = ModelRuntimeConfig(total_kv_blocks=100, max_num_batched_tokens=16, data_parallel_size=2)
@@ -30,7 +31,7 @@ async def queued(side: RouterSide, letters: str, **fields: object) -> asyncio.Ta
 
 async def at_once(side: RouterSide, letters: str) -> Placement:
     """A request that need not wait."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return await side.router.open(asking(letters))
 
 
@@ -83,7 +84,7 @@ async def test_a_request_that_waits_goes_when_thresholds_are_raised() -> None:
         there.first_token()
         assert side.router.waiting == 1
         side.router.thresholds = Thresholds()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             (await waiting).release()
 
 
@@ -101,14 +102,14 @@ async def test_a_request_that_waits_goes_when_its_worker_reports_that_it_is_no_l
         there.release()
         assert side.router.waiting == 1
         report(worker, kv_used_blocks=10)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             (await waiting).release()
 
 
 async def test_a_request_that_waits_goes_when_the_report_it_waited_for_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dynamo.router.reported.LOAD_REPEATED", 0.05)
+    monkeypatch.setattr("dynamo.router.reported.LOAD_REPEATED", 0.5)
     local = Local()
     async with (
         ScriptedWorker(local) as worker,
@@ -120,7 +121,7 @@ async def test_a_request_that_waits_goes_when_the_report_it_waited_for_is_forgot
         report(worker, kv_used_blocks=60)
         await until(lambda: side.kv._reported and side.kv._reported.all())
         there.release()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             (await waiting).release()
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from support.running import PATIENCE, SOURCE, environment, running
+from support.running import SOURCE, environment, running
 from support.services import free_port
+from support.waiting import PATIENCE
 
 EXAMPLES = SOURCE.parent / "examples"
 

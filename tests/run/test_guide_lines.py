@@ -19,8 +19,9 @@ import pytest
 
 from support.guide_lines import LINES, Line
 from support.hub import Hub
-from support.running import PATIENCE, SOURCE, environment, running
+from support.running import SOURCE, environment, running
 from support.tiny_llama import tiny_llama, tiny_llama_gguf
+from support.waiting import PATIENCE
 
 GUIDE = SOURCE.parent / "docs" / "dynamo-run.md"
 EXAMPLES = SOURCE.parent / "examples"

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
 
-from support.running import PATIENCE, RUN, environment, run, running
+from support.running import RUN, environment, run, running
+from support.waiting import PATIENCE, until_sync
 
-COUNT = 2000
+COUNT = 1000
+ENDLESS = "x" * 50_000
+"""At 5 ms a token it takes minutes, so that a batch with it is not finished before it is ended."""
 
 
-def write_prompts(folder: Path, count: int) -> list[str]:
-    texts = [f"What is {number} + 1? ü{'!' * (number % 7)}" for number in range(count)]
+def write_prompts(folder: Path, count: int, *more: str) -> list[str]:
+    texts = [f"What is {number} + 1? ü{'!' * (number % 7)}" for number in range(count - len(more))]
+    texts += more
     lines = (json.dumps({"text": text}) for text in texts)
     (folder / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     return texts
@@ -28,9 +31,7 @@ def output(folder: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_lines(path: Path, count: int) -> None:
-    """Nobody tells when a file has grown, so this looks again and again."""
-    while not path.exists() or path.read_bytes().count(b"\n") < count:
-        time.sleep(0.01)
+    until_sync(lambda: path.exists() and path.read_bytes().count(b"\n") >= count)
 
 
 def test_prompts_are_answered_in_order_beside_the_input(tmp_path: Path, model: Path) -> None:
@@ -53,7 +54,7 @@ def test_prompts_are_answered_in_order_beside_the_input(tmp_path: Path, model: P
 def test_a_batch_that_was_ended_is_resumed_and_each_prompt_answered_once(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    texts = write_prompts(tmp_path, COUNT)
+    texts = write_prompts(tmp_path, COUNT, ENDLESS)
     journal = tmp_path / "output.jsonl.journal"
     with running(tmp_path, "in=batch:prompts.jsonl", "out=echo", DYN_TOKEN_ECHO_DELAY_MS="5") as first:
         wait_for_lines(journal, COUNT // 4)

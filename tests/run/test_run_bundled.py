@@ -7,7 +7,8 @@ from pathlib import Path
 import openai
 import pexpect
 
-from support.running import PATIENCE, RUN, environment, run, running
+from support.running import RUN, environment, run, running
+from support.waiting import PATIENCE
 
 QUESTION = "What is the capital of France?"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.running import RUN, environment, run
+from support.waiting import PATIENCE
 
 
 def test_a_piped_prompt_is_answered_on_stdout_and_nothing_else_is_said(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_reader_that_leaves_ends_the_answer(tmp_path: Path) -> None:
     process.stdin.close()
     assert process.stdout.readline() == b"a\n"
     process.stdout.close()
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=PATIENCE) == 1
     assert process.stderr.read() == b""
     process.stderr.close()
 
@@ -91,5 +92,5 @@ def test_a_signal_ends_it(tmp_path: Path) -> None:
     process.stdin.close()
     assert process.stdout.read(1) == b"a"
     process.terminate()
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=PATIENCE) == 130
     process.stdout.close()

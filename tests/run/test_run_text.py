@@ -12,7 +12,8 @@ from typing import Any
 import pexpect
 import pytest
 
-from support.running import PATIENCE, RUN, environment, run, running
+from support.running import RUN, environment, run, running
+from support.waiting import PATIENCE
 
 CTRL_C, CTRL_D, UP, ALT_ENTER = "\x03", "\x04", "\x1b[A", "\x1b\r"
 Start = Callable[..., "Chat"]
@@ -114,7 +115,7 @@ def test_the_whole_conversation_is_sent_each_time(start: Start, model: Path) -> 
 
 
 def test_ctrl_c_stops_an_answer_and_a_second_one_leaves(start: Start) -> None:
-    chat = start("out=echo", DYN_TOKEN_ECHO_DELAY_MS="40").ready()
+    chat = start("out=echo", DYN_TOKEN_ECHO_DELAY_MS="150").ready()
     text = "abcdefghijklmnopqrstuvwxyz" * 2
     chat.says(text)
     chat.sees("abc")

@@ -15,6 +15,7 @@ import pytest
 
 from dynamo.llm.exceptions import HttpError, Unavailable
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, Local, RuntimeConfig, dynamo_endpoint
+from support.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -81,9 +82,7 @@ async def test_clients_reach_instances_in_turn_at_random_and_directly(local: Loc
         ]
         client = await caller.endpoint("a.b.c").client()
         ids = {server.instance_id for server in servers}
-        async with asyncio.timeout(10):
-            while set(await client.wait_for_instances()) != ids:
-                await asyncio.sleep(0)
+        await until(lambda: set(client.instance_ids()) == ids)
         turns = [await anext(await client.round_robin(None, annotated=False)) for _ in range(6)]
         assert sorted(turns) == sorted([*ids, *ids])
         chosen = {await anext(await client.random(None, annotated=False)) for _ in range(60)}
@@ -148,9 +147,7 @@ async def test_a_stream_nobody_reads_any_more_is_cancelled_at_the_worker(local: 
                 parent.kill()
             case "parent stopped":
                 parent.stop_generating()
-        async with asyncio.timeout(10):
-            while seen[-1] != "stopped":
-                await asyncio.sleep(0)
+        await until(lambda: seen[-1] == "stopped")
         assert seen[0].is_killed() == (way != "parent stopped")
 
 
@@ -188,11 +185,9 @@ async def test_an_endpoint_can_be_hidden_and_shown_again(local: Local) -> None:
         client = await caller.endpoint("a.b.c").client()
         assert len(client.instance_ids()) == 1
         await serving.endpoint.unregister_endpoint_instance()
-        async with asyncio.timeout(10):
-            while client.instance_ids():
-                await asyncio.sleep(0)
+        await until(lambda: not client.instance_ids())
         await serving.endpoint.register_endpoint_instance()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await client.wait_for_instances()
 
 

@@ -13,6 +13,7 @@ import pytest
 from dynamo.runtime.nats import NatsConnection, NatsError
 from dynamo.runtime.nats_config import NatsConfig
 from support.services import Nats, free_port
+from support.waiting import PATIENCE
 
 
 class GuardedNats(Nats):
@@ -36,7 +37,7 @@ class State:
         self.remove = connection.on_state(self.changes.put_nowait)
 
     async def becomes(self, connected: bool) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert await self.changes.get() is connected
 
 
@@ -50,7 +51,7 @@ def inbox(connection: NatsConnection, subject: str) -> Inbox:
 
 
 async def next_of(received: Inbox) -> tuple[str, bytes, str]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         return await received.get()
 
 
@@ -155,7 +156,7 @@ async def test_messages_published_as_the_server_dies_raise_nothing_but_nats_erro
         state = State(connection)
         nats.stop()
         refused = False
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not refused:
                 try:
                     connection.publish("dying", b"x" * 100_000)

@@ -12,8 +12,7 @@ from pathlib import Path
 import dynamo.runtime.discovery
 from dynamo.runtime.discovery import Change, Discovery, Synced
 from support.services import Etcd
-
-GUARD = 20
+from support.waiting import PATIENCE
 
 
 class QuickEtcd(Etcd):
@@ -26,10 +25,10 @@ class QuickEtcd(Etcd):
 Participant = Callable[[], Awaitable[Discovery]]
 
 
-async def until(changes: AsyncIterator[Change], wanted: Change) -> list[Change]:
-    """Everything told up to and including `wanted`."""
+async def changes_until(changes: AsyncIterator[Change], wanted: Change) -> list[Change]:
+    """Every change up to and including `wanted`."""
     seen: list[Change] = []
-    async with asyncio.timeout(GUARD):
+    async with asyncio.timeout(PATIENCE):
         async for change in changes:
             seen.append(change)
             if change == wanted:
@@ -38,8 +37,8 @@ async def until(changes: AsyncIterator[Change], wanted: Change) -> list[Change]:
 
 
 async def snapshot(changes: AsyncIterator[Change]) -> list[Change]:
-    """What is told before Synced."""
-    return (await until(changes, Synced()))[:-1]
+    """The changes before Synced."""
+    return (await changes_until(changes, Synced()))[:-1]
 
 
 @asynccontextmanager
@@ -52,7 +51,7 @@ async def holder(backend: str, where: str, key: str) -> AsyncIterator[asyncio.su
     )  # fmt: skip
     try:
         assert process.stdout
-        async with asyncio.timeout(GUARD):
+        async with asyncio.timeout(PATIENCE):
             assert await process.stdout.readline() == b"held\n"
         yield process
     finally:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PATIENCE = 60
+from support.waiting import PATIENCE
 
 REQUEST = """
 import json, sys, urllib.error, urllib.request

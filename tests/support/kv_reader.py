@@ -13,9 +13,7 @@ import zmq.asyncio
 from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, RouterEventBatch, Stored
 from dynamo.router.kv import sequence_hashes
 from dynamo.runtime import DistributedRuntime
-
-PATIENCE = 20.0
-"""Only ends a test that hangs."""
+from support.waiting import PATIENCE
 
 
 class Reader:

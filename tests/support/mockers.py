@@ -11,6 +11,7 @@ from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType
 from dynamo.runtime import DistributedRuntime, Local
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.worker import serve_engine
+from support.waiting import until
 
 
 class Mocker:
@@ -37,8 +38,7 @@ class Mocker:
         await register_card(self.endpoint, card)
         self._serving = asyncio.create_task(serve_engine(self.endpoint, self.engine))
         client = await self.endpoint.client()
-        while self.worker_id not in client.instance_ids():
-            await asyncio.sleep(0)
+        await until(lambda: self.worker_id in client.instance_ids())
         return self
 
     async def __aexit__(self, *_: Any) -> None:

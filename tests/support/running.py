@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from support.waiting import PATIENCE
+
 SOURCE = Path(__file__).parents[2] / "src"
-PATIENCE = 60
 RUN = [sys.executable, "-m", "dynamo.run.main"]
 
 

@@ -36,6 +36,7 @@ from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Context, DistributedRuntime, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.client import Client
 from dynamo.runtime.stream import Outlet
+from support.waiting import PATIENCE, until
 
 BLOCK = 4
 PLACE = ("test", "backend")
@@ -102,8 +103,7 @@ class ScriptedWorker:
             endpoint = self.runtime.namespace(PLACE[0]).component(PLACE[1]).endpoint("kv_snapshot")
             self._tasks.append(asyncio.create_task(endpoint.serve_endpoint(self.tell)))
             client = await endpoint.client()
-            while self.id not in client.set:
-                await asyncio.sleep(0)
+            await until(lambda: self.id in client.set)
         endpoint = self.runtime.namespace(PLACE[0]).component(PLACE[1]).endpoint("generate")
         self._tasks.append(asyncio.create_task(endpoint.serve(self.generate, PreprocessedRequest)))
         return self
@@ -205,7 +205,7 @@ class RouterSide:
     async def settled(self, workers: int) -> None:
         await until(lambda: len(self.client.set) == workers)
         if self.kv.follower:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 await self.kv.follower.settled()
 
     async def ask(self, request: PreprocessedRequest) -> int:
@@ -247,7 +247,7 @@ class Asked:
         await self.migration.start()
 
     async def done(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await self.ended.wait()
         await self.migration.close()
 
@@ -283,9 +283,3 @@ async def routing(
     settings = RouterConfig(**{"mode": "kv", **config})
     async with RouterSide(local, settings, events, card or ModelRuntimeConfig(), follow) as side:
         yield side
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.001)

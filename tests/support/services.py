@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from support.waiting import until_sync
+
+_given: set[int] = set()
+
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that stays free while its server is stopped: outside the range the kernel takes ports from."""
+    while True:
+        port = random.SystemRandom().randrange(10_240, 32_768)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            if port not in _given:
+                _given.add(port)
+                return port
 
 
 def binary(name: str) -> str:
@@ -52,11 +60,7 @@ class Service:
             [*self.inside, *self.command()], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         log.close()
-        deadline = time.monotonic() + 30
-        while not self._listening():
-            assert self.process.poll() is None, f"{self.command()[0]} ended: see {self.data}.log"
-            assert time.monotonic() < deadline, f"{self.command()[0]} does not listen on {self.port}"
-            time.sleep(0.02)
+        until_sync(self._listening)
 
     def stop(self) -> None:
         if self.process:
@@ -68,6 +72,8 @@ class Service:
         shutil.rmtree(self.data, ignore_errors=True)
 
     def _listening(self) -> bool:
+        assert self.process
+        assert self.process.poll() is None, f"{self.command()[0]} ended: see {self.data}.log"
         if self.inside:
             probe = f"import socket; socket.create_connection(('{self.address}', {self.port}), timeout=0.2)"
             words = [*self.inside, sys.executable, "-I", "-c", probe]

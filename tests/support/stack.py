@@ -12,9 +12,9 @@ from typing import Any
 import aiohttp
 import openai
 
+from support.waiting import PATIENCE, until
+
 SOURCE = Path(__file__).parents[2] / "src"
-PATIENCE = 60.0
-"""Only ends a test that hangs; no test measures time with it."""
 
 
 class Process:
@@ -125,9 +125,11 @@ class Frontend:
 
     async def until_models(self, *names: str) -> None:
         """Wait until exactly these models are served."""
-        async with asyncio.timeout(PATIENCE):
-            while sorted(await self.models()) != sorted(names):
-                await asyncio.sleep(0.02)
+
+        async def served() -> bool:
+            return sorted(await self.models()) == sorted(names)
+
+        await until(served)
 
     async def instances(self) -> list[int]:
         """The workers the frontend knows, whatever each serves."""
@@ -136,6 +138,8 @@ class Frontend:
 
     async def until_instances(self, count: int) -> None:
         """Wait until the frontend knows this many workers."""
-        async with asyncio.timeout(PATIENCE):
-            while len(await self.instances()) != count:
-                await asyncio.sleep(0.02)
+
+        async def known() -> bool:
+            return len(await self.instances()) == count
+
+        await until(known)

@@ -22,6 +22,7 @@ from dynamo.model import HubConfig, Tokenizer, build_card, resolve
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import Context, DistributedRuntime, Local, RuntimeConfig
 from support.models import write
+from support.waiting import until
 
 OFFLINE = HubConfig.from_env({"HF_HUB_OFFLINE": "1"})
 BOTH = ModelType.Chat | ModelType.Completions
@@ -145,14 +146,18 @@ def samples(exposition: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in lines}
 
 
-async def until(
+async def metrics_once(
     metrics: Callable[[], Awaitable[dict[str, float]]], holds: Callable[[dict[str, float]], bool]
 ) -> dict[str, float]:
-    """The first metrics of which this holds."""
-    async with asyncio.timeout(20):
-        while not holds(seen := await metrics()):
-            pass
-    return seen
+    """The first metrics of which `holds` is true."""
+
+    async def matching() -> dict[str, float] | None:
+        seen = await metrics()
+        return seen if holds(seen) else None
+
+    found = await until(matching)
+    assert found
+    return found
 
 
 class Live:
@@ -226,6 +231,7 @@ class Live:
         return runtime
 
     async def _until_served(self, name: str) -> None:
-        async with asyncio.timeout(20):
-            while name not in {model["id"] for model in (await self.get("/v1/models"))["data"]}:
-                await asyncio.sleep(0)
+        async def served() -> bool:
+            return name in {model["id"] for model in (await self.get("/v1/models"))["data"]}
+
+        await until(served)

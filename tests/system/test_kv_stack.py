@@ -14,7 +14,8 @@ import pytest
 from dynamo.runtime import DistributedRuntime
 from support.kv_reader import ask_snapshot, content
 from support.models import byte_level_model
-from support.stack import PATIENCE, Frontend, Stack
+from support.stack import Frontend, Stack
+from support.waiting import PATIENCE, until
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 20
 BLOCK = 16
@@ -97,8 +98,8 @@ async def test_five_requests_over_blocks_a_to_g_go_where_their_prefix_is(
         assert (await ask(doors[turn % frontends], pinned, blocks(letters)))[0] == place, letters
         known += new
         for door in doors:
-            await until(door, KNOWN, known)
-            await until(door, ACTIVE, 0)
+            await until_metric(door, KNOWN, known)
+            await until_metric(door, ACTIVE, 0)
     assert [len(content(await ask_snapshot(here, worker))) for worker in (a, b)] == [5, 4]
 
 
@@ -119,8 +120,8 @@ async def test_idle_workers_compute_ahead_what_three_running_requests_begin_with
             answer = await running.enter_async_context(http.post(f"{door.url}/v1/completions", json=body))
             assert answer.status == 200, await answer.text()
             assert await answer.content.readline()
-        await until(door, "dynamo_component_router_prefix_copies_total", 2)
-        await until(door, ACTIVE, 3)
+        await until_metric(door, "dynamo_component_router_prefix_copies_total", 2)
+        await until_metric(door, ACTIVE, 3)
         for worker in await door.instances():
             assert len(content(await ask_snapshot(here, worker))) >= 72
 
@@ -140,10 +141,11 @@ async def hear_each_other(frontends: list[Frontend], worker: int) -> None:
                     await ask(speaker, worker, [1, 2, 3])
 
 
-async def until(frontend: Frontend, name: str, value: float) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while await metric(frontend, name) != value:
-            await asyncio.sleep(0.01)
+async def until_metric(frontend: Frontend, name: str, value: float) -> None:
+    async def reached() -> bool:
+        return await metric(frontend, name) == value
+
+    await until(reached)
 
 
 async def metric(frontend: Frontend, name: str) -> float:

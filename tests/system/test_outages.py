@@ -9,13 +9,14 @@ import openai
 import pytest
 
 from support.services import Etcd, Nats
-from support.stack import PATIENCE, Frontend, Stack
+from support.stack import Frontend, Stack
+from support.waiting import until
 from system.conftest import environ_of
 from system.test_process_life import TOY, ask
 
 
-async def keep_asking(frontend: Frontend, answers: list[str], until: asyncio.Event) -> None:
-    while not until.is_set():
+async def keep_asking(frontend: Frontend, answers: list[str], end: asyncio.Event) -> None:
+    while not end.is_set():
         answers.append(await ask(frontend, "still there"))
 
 
@@ -44,13 +45,14 @@ async def test_an_etcd_that_restarts_empty_loses_no_request(
         for process in (*workers, frontend.process):
             await process.line("etcd")
         during = len(answers)
-        while len(answers) < during + 20:
-            await asyncio.sleep(0.02)
+        await until(lambda: len(answers) >= during + 20)
         etcd.wipe()
         etcd.start()
-        async with asyncio.timeout(PATIENCE):
-            while await in_store(etcd, "v1/") < 4:
-                await asyncio.sleep(0.1)
+
+        async def filled() -> bool:
+            return await in_store(etcd, "v1/") >= 4
+
+        await until(filled)
         late = await stack.frontend()
         await late.until_instances(2)
         back.set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from dynamo.runtime import DistributedRuntime
 from support import models
 from support.kv_reader import Reader, ask_snapshot, content
 from support.mockers import answer
-from support.stack import PATIENCE, Stack
+from support.stack import Stack
 from support.toys import toy_folder
+from support.waiting import until
 
 
 async def count(client: Any, count: int) -> list[int]:
-    async with asyncio.timeout(PATIENCE):
-        while len(client.instance_ids()) < count:
-            await asyncio.sleep(0.02)
+    await until(lambda: len(client.instance_ids()) >= count)
     return list(client.instance_ids())
 
 
@@ -70,14 +68,13 @@ async def test_a_router_process_sends_a_prompt_where_it_is_cached(
     request = {"token_ids": prompt, "stop_conditions": {"max_tokens": 4}}
     said = [item async for item in await generate.random(request, annotated=False)]
     assert sum(len(item["token_ids"]) for item in said) == 4
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            (told,) = [item async for item in await scores.random(prompt, annotated=False)]
-            homes = [row["worker_id"] for row in told["workers"] if row["device_blocks"] == 10]
-            if homes and len(told["workers"]) == 2:
-                break
-            await asyncio.sleep(0.02)
-    (home,) = homes
+
+    async def holders() -> list[int]:
+        (answer,) = [item async for item in await scores.random(prompt, annotated=False)]
+        homes = [row["worker_id"] for row in answer["workers"] if row["device_blocks"] == 10]
+        return homes if len(answer["workers"]) == 2 else []
+
+    (home,) = await until(holders)
     assert [item async for item in await best.random(prompt, annotated=False)] == [home]
     again = [item async for item in await generate.random(request, annotated=False)]
     assert again[-1]["completion_usage"]["prompt_tokens_details"] == {"cached_tokens": 36}
@@ -143,10 +140,12 @@ async def test_a_frontend_that_listens_sends_every_turn_where_the_last_one_was(s
         return (details and details.cached_tokens) or 0, answer.usage.prompt_tokens
 
     prompts = [f"conversation {at}: " + f"word{at} " * 60 for at in range(4)]
-    async with asyncio.timeout(PATIENCE):
-        for prompt in prompts:
-            while not (await cached(prompt))[0]:
-                pass
+    for prompt in prompts:
+
+        async def is_cached(prompt: str = prompt) -> bool:
+            return (await cached(prompt))[0] > 0
+
+        await until(is_cached)
     for prompt in prompts:
         hit, length = await cached(prompt)
         assert hit == (length - 1) // 16 * 16

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 import socket
@@ -12,8 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from support.stack import PATIENCE, Frontend, Process, Stack
+from support.stack import Frontend, Process, Stack
 from support.toys import samples, toy_folder
+from support.waiting import until
 
 TOY = str(Path(__file__).parent / "toy_worker.py")
 HERE = {"DYN_SYSTEM_PORT": "0", "DYN_SYSTEM_HOST": "127.0.0.1"}
@@ -31,13 +31,16 @@ async def url_of(worker: Process) -> str:
     return url
 
 
-async def until(url: str, status: int) -> dict[str, Any]:
-    async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as http:
-        while True:
-            async with http.get(f"{url}/health") as answer:
-                if answer.status == status:
-                    return await answer.json()
-            await asyncio.sleep(0.02)
+async def health_once(url: str, status: int) -> dict[str, Any]:
+    """What /health says when it first answers with this status."""
+
+    async def answered() -> dict[str, Any] | None:
+        async with aiohttp.ClientSession() as http, http.get(f"{url}/health") as answer:
+            return await answer.json() if answer.status == status else None
+
+    body = await until(answered)
+    assert body
+    return body
 
 
 async def metrics(url: str) -> dict[str, float]:
@@ -65,7 +68,7 @@ async def test_mockers_of_one_process_tell_one_status(stack: Stack, tmp_path: Pa
     flags = ("--model-path", str(model), "--num-workers", "2", "--speedup-ratio", "0")
     worker = await stack.python("-m", "dynamo.mocker", *flags, **HERE)
     url = await url_of(worker)
-    assert (await until(url, 200))["endpoints"]["generate"] == "ready"
+    assert (await health_once(url, 200))["endpoints"]["generate"] == "ready"
     frontend = await stack.frontend()
     await frontend.until_models("toy")
     await frontend.until_instances(2)
@@ -90,14 +93,14 @@ async def test_mockers_of_one_process_tell_one_status(stack: Stack, tmp_path: Pa
 async def test_a_worker_of_ones_own_is_tried_with_its_payload_while_idle(stack: Stack) -> None:
     worker = await stack.python(TOY, **CHECKED)
     url = await url_of(worker)
-    assert (await until(url, 200))["endpoints"] == {"generate": "ready"}
+    assert (await health_once(url, 200))["endpoints"] == {"generate": "ready"}
     frontend = await stack.frontend()
     await frontend.until_models("toy")
     await ask(frontend, "toy", "break")
-    assert (await until(url, 503))["endpoints"] == {"generate": "notready"}
+    assert (await health_once(url, 503))["endpoints"] == {"generate": "notready"}
     await worker.line("endpoint generate does not answer")
     await ask(frontend, "toy", "mend")
-    await until(url, 200)
+    await health_once(url, 200)
     seen = await metrics(url)
     (labels,) = [series for series in seen if series.startswith("dynamo_component_requests_total{")]
     for label in ('dynamo_namespace="toy"', 'dynamo_component="backend"', 'model="toy"'):
@@ -110,11 +113,11 @@ async def test_a_worker_that_leaves_says_so_while_it_finishes(stack: Stack) -> N
     url = await url_of(worker)
     frontend = await stack.frontend()
     await frontend.until_models("toy")
-    await until(url, 200)
+    await health_once(url, 200)
     stream = await ask(frontend, "toy", "drip 2", stream=True)
     await anext(aiter(stream))
     worker.signal(signal.SIGTERM)
-    await until(url, 503)
+    await health_once(url, 503)
     assert await worker.ended() == 0
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.hosts import PATIENCE, Host, two_hosts
+from support.hosts import Host, two_hosts
 from support.models import byte_level_model
 from support.running import Process, running
 from support.services import Etcd, Nats
+from support.waiting import PATIENCE, until_sync
 
 pytestmark = pytest.mark.hosts
 
@@ -98,13 +98,6 @@ def instances(host: Host, url: str) -> dict[int, str]:
     return {one["instance_id"]: one["address"] for one in told["instances"]}
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Ask until it holds; each time is a request of its own."""
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline
-
-
 @pytest.mark.parametrize("plane", ["tcp", "nats"])
 def test_workers_join_and_leave_on_another_host_and_requests_go_on(site: Site, plane: str) -> None:
     network = {"DYN_REQUEST_PLANE": plane}
@@ -119,7 +112,7 @@ def test_workers_join_and_leave_on_another_host_and_requests_go_on(site: Site, p
     with Asking(site.a, url) as asking:
         second = site.start(site.b, *WORKER, **network)
         second.line_with("worker for 'tiny'")
-        until(lambda: len(instances(site.a, url)) == 2)
+        until_sync(lambda: len(instances(site.a, url)) == 2)
         asking.more(3)
         assert first.end() == 0
         asking.more(5)
@@ -156,4 +149,4 @@ def test_kv_events_cross_from_host_to_host(site: Site, tmp_path: Path, events: s
         _, told = site.a.http(f"{url}/router/decisions?limit=1")
         return any(one["overlap_blocks"] for one in told["decisions"][0]["candidates"])
 
-    until(is_known_to_be_cached)
+    until_sync(is_known_to_be_cached)

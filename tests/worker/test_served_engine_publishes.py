@@ -16,8 +16,9 @@ from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.worker import serve_engine
-from support.kv_reader import PATIENCE, FakeEngine, Reader, ask_snapshot, content
+from support.kv_reader import FakeEngine, Reader, ask_snapshot, content
 from support.mockers import Mocker, answer
+from support.waiting import PATIENCE
 
 NETWORK = RuntimeConfig.in_process({})
 

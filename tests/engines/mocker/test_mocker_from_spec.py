@@ -17,6 +17,7 @@ from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from support import models
 from support.sinks import Kept
 from support.toys import toy_folder
+from support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ async def test_the_load_told_last_is_that_of_an_engine_at_rest(model: LocalModel
     kept = Kept()
     engine.submit(PreprocessedRequest(token_ids=[1] * 200, stop_conditions=StopConditions(max_tokens=300)), kept)
     await kept.done
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not told or any(told[-1]):
             more.clear()
             await more.wait()

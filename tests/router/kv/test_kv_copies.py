@@ -21,7 +21,8 @@ from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
 from dynamo.router.kv.slots import WorkerRank
 from dynamo.runtime import Local
-from support.scripted import BLOCK, Asked, RouterSide, ScriptedWorker, routing, until
+from support.scripted import BLOCK, Asked, RouterSide, ScriptedWorker, routing
+from support.waiting import until
 
 SYSTEM = list(range(4002))
 SHARED = len(SYSTEM) // BLOCK * BLOCK

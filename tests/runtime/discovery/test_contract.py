@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo.runtime.discovery import Delete, DiscoveryError, Put, Synced
-from support.following import GUARD, Participant, snapshot, until
+from support.following import Participant, changes_until, snapshot
+from support.waiting import PATIENCE
 
 
 async def test_a_watch_tells_what_stands_then_synced_then_what_changes(participant: Participant) -> None:
@@ -20,11 +21,11 @@ async def test_a_watch_tells_what_stands_then_synced_then_what_changes(participa
     async with aclosing(frontend.watch("v1/")) as changes:
         assert sorted(await snapshot(changes), key=str) == [Put("v1/a", b"1"), Put("v1/b", b"\x00\xff")]
         await worker.put("v1/c", b"")
-        assert await until(changes, Put("v1/c", b"")) == [Put("v1/c", b"")]
+        assert await changes_until(changes, Put("v1/c", b"")) == [Put("v1/c", b"")]
         await worker.put("v1/a", b"2")
-        assert await until(changes, Put("v1/a", b"2")) == [Put("v1/a", b"2")]
+        assert await changes_until(changes, Put("v1/a", b"2")) == [Put("v1/a", b"2")]
         await worker.delete("v1/b")
-        assert await until(changes, Delete("v1/b")) == [Delete("v1/b")]
+        assert await changes_until(changes, Delete("v1/b")) == [Delete("v1/b")]
 
 
 async def test_a_watch_of_nothing_is_synced_at_once(participant: Participant) -> None:
@@ -40,7 +41,7 @@ async def test_a_watch_tells_only_its_prefix(participant: Participant) -> None:
         assert await snapshot(changes) == [Put("v1/instances/a", b"1")]
         await worker.put("v1/cards/a", b"1")
         await worker.put("v1/instances/b", b"2")
-        assert await until(changes, Put("v1/instances/b", b"2")) == [Put("v1/instances/b", b"2")]
+        assert await changes_until(changes, Put("v1/instances/b", b"2")) == [Put("v1/instances/b", b"2")]
 
 
 async def test_the_empty_prefix_is_everything(participant: Participant) -> None:
@@ -59,7 +60,7 @@ async def test_putting_the_same_value_again_tells_nothing(participant: Participa
         await snapshot(changes)
         await worker.put("v1/a", b"1")
         await worker.put("v1/b", b"1")
-        assert await until(changes, Put("v1/b", b"1")) == [Put("v1/b", b"1")]
+        assert await changes_until(changes, Put("v1/b", b"1")) == [Put("v1/b", b"1")]
 
 
 async def test_the_last_of_many_quick_updates_is_told(participant: Participant) -> None:
@@ -68,7 +69,7 @@ async def test_the_last_of_many_quick_updates_is_told(participant: Participant) 
         await snapshot(changes)
         for step in range(20):
             await worker.put("v1/a", b"%d" % step)
-        await until(changes, Put("v1/a", b"19"))
+        await changes_until(changes, Put("v1/a", b"19"))
     assert await worker.get_prefix("v1/") == {"v1/a": b"19"}
 
 
@@ -79,7 +80,7 @@ async def test_close_removes_own_records_only(participant: Participant) -> None:
     async with aclosing(frontend.watch("v1/")) as changes:
         await snapshot(changes)
         await leaving.close()
-        assert await until(changes, Delete("v1/leaving")) == [Delete("v1/leaving")]
+        assert await changes_until(changes, Delete("v1/leaving")) == [Delete("v1/leaving")]
     assert await frontend.get_prefix("v1/") == {"v1/staying": b"2"}
 
 
@@ -131,10 +132,10 @@ async def test_two_watchers_of_one_participant_are_told_the_same(participant: Pa
         await snapshot(one)
         await snapshot(two)
         await worker.put("v1/a", b"1")
-        assert await until(one, Put("v1/a", b"1")) == await until(two, Put("v1/a", b"1"))
+        assert await changes_until(one, Put("v1/a", b"1")) == await changes_until(two, Put("v1/a", b"1"))
         await one.aclose()
         await worker.put("v1/b", b"1")
-        await until(two, Put("v1/b", b"1"))
+        await changes_until(two, Put("v1/b", b"1"))
 
 
 async def test_closing_or_cancelling_a_watch_leaves_no_task_behind(participant: Participant) -> None:
@@ -149,7 +150,7 @@ async def test_closing_or_cancelling_a_watch_leaves_no_task_behind(participant: 
 
     synced = asyncio.Event()
     consumer = asyncio.create_task(follow())
-    async with asyncio.timeout(GUARD):
+    async with asyncio.timeout(PATIENCE):
         await synced.wait()
     consumer.cancel()
     await asyncio.wait([consumer])
@@ -164,7 +165,7 @@ async def test_closing_the_participant_ends_its_watches_and_refuses_more(partici
         following = asyncio.create_task(anext(changes, None))
         await asyncio.sleep(0)
         await frontend.close()
-        async with asyncio.timeout(GUARD):
+        async with asyncio.timeout(PATIENCE):
             assert await following is None
     with pytest.raises(DiscoveryError):
         await frontend.put("v1/a", b"1")

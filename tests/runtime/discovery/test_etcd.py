@@ -18,8 +18,9 @@ from dynamo.runtime.discovery import Delete, DiscoveryError, EtcdConfig, EtcdDis
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Lines, Outage
 from dynamo.runtime.discovery.etcd.messages import range_end
 from dynamo.runtime.discovery.etcd.watch import EtcdWatch
-from support.following import GUARD, QuickEtcd, holder, snapshot, until
+from support.following import QuickEtcd, changes_until, holder, snapshot
 from support.services import Etcd, free_port
+from support.waiting import PATIENCE
 
 TLS = Path(__file__).with_name("tls")  # an authority of the tests' own, and a certificate of localhost
 LOGGER = "dynamo.runtime.discovery.etcd"
@@ -69,7 +70,7 @@ async def heard(caplog: pytest.LogCaptureFixture, text: str) -> None:
     logging.getLogger(LOGGER).addHandler(ear)
     try:
         if text not in caplog.text:
-            async with asyncio.timeout(GUARD):
+            async with asyncio.timeout(PATIENCE):
                 await said.wait()
     finally:
         logging.getLogger(LOGGER).removeHandler(ear)
@@ -83,7 +84,7 @@ async def test_a_killed_process_disappears(shared_etcd: Etcd) -> None:
     ):
         assert await snapshot(changes) == [Put("killed/worker", b"held")]
         worker.send_signal(signal.SIGKILL)
-        assert await until(changes, Delete("killed/worker")) == [Delete("killed/worker")]
+        assert await changes_until(changes, Delete("killed/worker")) == [Delete("killed/worker")]
 
 
 async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_are_told(etcd: Etcd) -> None:
@@ -96,8 +97,8 @@ async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_a
         async with aclosing(frontend.watch("v1/")) as changes:
             assert len(await snapshot(changes)) == 3
             await worker.put("v1/worker", b"1+")
-            await until(changes, Put("v1/worker", b"1+"))
-            following = asyncio.create_task(until(changes, Delete("v1/leaver")))
+            await changes_until(changes, Put("v1/worker", b"1+"))
+            following = asyncio.create_task(changes_until(changes, Delete("v1/leaver")))
             etcd.stop()
             etcd.wipe()
             await leaver.close()
@@ -105,7 +106,7 @@ async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_a
             assert await following == [Delete("v1/leaver")]
             assert await keys(etcd) == {b"dynamo/v1/worker": b"1+", b"dynamo/v1/created": b"2"}
             await worker.put("v1/worker", b"changed")
-            assert await until(changes, Put("v1/worker", b"changed")) == [Put("v1/worker", b"changed")]
+            assert await changes_until(changes, Put("v1/worker", b"changed")) == [Put("v1/worker", b"changed")]
 
 
 async def test_a_store_emptied_between_reading_and_watching_is_noticed(etcd: Etcd) -> None:
@@ -117,7 +118,7 @@ async def test_a_store_emptied_between_reading_and_watching_is_noticed(etcd: Etc
             etcd.wipe()
             etcd.start()
             await worker.put("v1/b", b"1")
-            assert await until(changes, Put("v1/b", b"1")) == [Put("v1/b", b"1")]
+            assert await changes_until(changes, Put("v1/b", b"1")) == [Put("v1/b", b"1")]
 
 
 async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> None:
@@ -127,7 +128,7 @@ async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> Non
         async with aclosing(frontend.watch("v1/")) as changes:
             await snapshot(changes)
             etcd.stop()
-            async with asyncio.timeout(GUARD):
+            async with asyncio.timeout(PATIENCE):
                 await worker.put("v1/new", b"1")
                 await worker.put("v1/new", b"2")
                 await worker.delete("v1/dropped")
@@ -148,7 +149,7 @@ async def test_an_etcd_that_stood_still_beyond_the_leases_costs_the_living_nothi
         await leaver.put("v1/leaver", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
             await snapshot(changes)
-            following = asyncio.create_task(until(changes, Delete("v1/leaver")))
+            following = asyncio.create_task(changes_until(changes, Delete("v1/leaver")))
             etcd.process.send_signal(signal.SIGSTOP)
             await asyncio.sleep(3)  # the leases end, nobody is told
             await leaver.close()
@@ -165,7 +166,7 @@ async def test_a_watch_begun_during_an_outage_waits_for_its_end(etcd: Etcd) -> N
             first = asyncio.create_task(anext(changes))
             await worker.put("v1/a", b"2")
             etcd.start()
-            async with asyncio.timeout(GUARD):
+            async with asyncio.timeout(PATIENCE):
                 assert (await first) in (Put("v1/a", b"1"), Put("v1/a", b"2"))
 
 
@@ -183,13 +184,13 @@ async def test_an_outage_is_logged_once_when_it_starts_and_once_when_it_ends(
                 await worker.put("v1/a", b"%d" % number)
             etcd.start()
             await heard(caplog, "answers again")
-            await until(changes, Put("v1/a", b"4"))
+            await changes_until(changes, Put("v1/a", b"4"))
     levels = [record.levelno for record in caplog.records if record.name == LOGGER]
     assert levels == [logging.WARNING, logging.INFO]
 
 
 async def test_closing_during_an_outage_is_quiet_and_does_not_hang(etcd: Etcd) -> None:
-    async with asyncio.timeout(GUARD):
+    async with asyncio.timeout(PATIENCE):
         async with joined(etcd.url) as worker:
             await worker.put("v1/a", b"1")
             etcd.stop()
@@ -202,11 +203,11 @@ async def test_a_lost_lease_is_replaced_with_everything_on_it(shared_etcd: Etcd)
             await snapshot(changes)
             lease = (await api(shared_etcd, "/v3/kv/range", {"key": b"lost/v1/a"}))["kvs"][0]["lease"]
             await api(shared_etcd, "/v3/lease/revoke", {"ID": lease})
-            assert await until(changes, Put("v1/a", b"1")) == [Delete("v1/a"), Put("v1/a", b"1")]
+            assert await changes_until(changes, Put("v1/a", b"1")) == [Delete("v1/a"), Put("v1/a", b"1")]
             lease = (await api(shared_etcd, "/v3/kv/range", {"key": b"lost/v1/a"}))["kvs"][0]["lease"]
             await api(shared_etcd, "/v3/lease/revoke", {"ID": lease})
             assert await worker.create("v1/b", b"2") is None
-            await until(changes, Put("v1/b", b"2"))
+            await changes_until(changes, Put("v1/b", b"2"))
 
 
 async def test_compaction_between_reading_and_watching_costs_only_another_reading(shared_etcd: Etcd) -> None:
@@ -236,13 +237,13 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
         for key in ("a", "c", "d"):
             await worker.put(key, b"1")
         async with aclosing(EtcdWatch(gateway, config, "", asyncio.Event()).changes()) as changes:
-            assert await until(changes, Synced()) == [Put("a", b"1"), Put("c", b"1"), Put("d", b"1"), Synced()]
-            async with asyncio.timeout(GUARD):
+            assert await changes_until(changes, Synced()) == [Put("a", b"1"), Put("c", b"1"), Put("d", b"1"), Synced()]
+            async with asyncio.timeout(PATIENCE):
                 told = {await anext(changes) for _ in range(3)}
             assert told == {Put("a", b"2"), Put("b", b"2"), Delete("c")}
             assert gateway.compacted
             await worker.put("e", b"1")
-            assert await until(changes, Put("e", b"1")) == [Put("e", b"1")]
+            assert await changes_until(changes, Put("e", b"1")) == [Put("e", b"1")]
 
 
 class Proxy:
@@ -295,7 +296,7 @@ async def test_a_watch_whose_connection_died_silently_is_resumed(shared_etcd: Et
         await snapshot(changes)
         proxy.freeze()
         await worker.put("b", b"1")
-        assert await until(changes, Put("b", b"1")) == [Put("b", b"1")]
+        assert await changes_until(changes, Put("b", b"1")) == [Put("b", b"1")]
 
 
 async def test_the_next_endpoint_serves_when_one_is_gone(shared_etcd: Etcd) -> None:
@@ -313,7 +314,7 @@ async def test_an_endpoint_that_goes_away_is_left_for_the_next(shared_etcd: Etcd
             await snapshot(changes)
             await first.__aexit__()
             await worker.put("a", b"1")
-            assert await until(changes, Put("a", b"1")) == [Put("a", b"1")]
+            assert await changes_until(changes, Put("a", b"1")) == [Put("a", b"1")]
 
 
 async def test_an_etcd_that_is_not_there_is_named_with_the_fix() -> None:
@@ -354,7 +355,7 @@ async def test_certificates_are_checked_on_both_sides(tmp_path: Path) -> None:
         ):
             await snapshot(changes)
             await worker.put("v1/a", b"1")
-            await until(changes, Put("v1/a", b"1"))
+            await changes_until(changes, Put("v1/a", b"1"))
         with pytest.raises(DiscoveryError, match=r"TLS failed: .*ETCD_AUTH_CLIENT_CERT"):
             await EtcdDiscovery(EtcdConfig(endpoints=(server.url,), ca=ca)).start()
         with pytest.raises(DiscoveryError, match=r"TLS failed: .*certificate verify failed.*ETCD_AUTH_CA"):
@@ -407,11 +408,11 @@ async def test_a_login_is_wanted_checked_and_renewed(etcd: Etcd) -> None:
     ):
         await snapshot(changes)
         await worker.put("v1/a", b"1")
-        await until(changes, Put("v1/a", b"1"))
+        await changes_until(changes, Put("v1/a", b"1"))
         etcd.stop()
         etcd.start()  # which forgets every token it gave
         await worker.put("v1/a", b"2")
-        await until(changes, Put("v1/a", b"2"))
+        await changes_until(changes, Put("v1/a", b"2"))
 
 
 async def test_a_login_at_an_etcd_without_users_is_harmless(shared_etcd: Etcd) -> None:
@@ -436,7 +437,7 @@ async def test_foreign_keys_are_ignored_with_one_warning(shared_etcd: Etcd, capl
         for key in (b"foreign/\xff\xfe", b"foreign/caf\xc3\xa9", b"foreign/\xff\xfe", b"foreign/"):
             await api(shared_etcd, "/v3/kv/put", {"key": key, "value": b"\x00"})
         await worker.put("a", b"1")
-        assert await until(changes, Put("a", b"1")) == [Put("a", b"1")]
+        assert await changes_until(changes, Put("a", b"1")) == [Put("a", b"1")]
         assert await worker.get_prefix("") == {"a": b"1"}
     assert sum("is not a discovery key" in record.message for record in caplog.records) == 3
 

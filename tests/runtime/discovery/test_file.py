@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from dynamo.runtime.discovery import Delete, DiscoveryError, FileDiscovery, Put, default_folder
 from dynamo.runtime.discovery.folder import Folder, Record, file_name
-from support.following import GUARD, holder, snapshot, until
+from support.following import changes_until, holder, snapshot
+from support.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ async def test_a_killed_process_disappears(kv: Path) -> None:
     async with holder("file", str(kv), "v1/worker") as worker, aclosing(frontend.watch("v1/")) as changes:
         assert await snapshot(changes) == [Put("v1/worker", b"held")]
         worker.send_signal(signal.SIGKILL)
-        assert await until(changes, Delete("v1/worker")) == [Delete("v1/worker")]
+        assert await changes_until(changes, Delete("v1/worker")) == [Delete("v1/worker")]
         assert os.listdir(kv / "records") == []
         assert await frontend.create("v1/worker", b"again") is None
     await frontend.close()
@@ -108,7 +109,7 @@ async def test_many_killed_processes_disappear_together(kv: Path) -> None:
         for worker in workers[1:]:
             worker.let_go()  # as the kernel does when a process is killed
         for changes in (one, two):
-            async with asyncio.timeout(GUARD):
+            async with asyncio.timeout(PATIENCE):
                 assert {await anext(changes) for _ in workers[1:]} == {Delete(f"v1/{n}") for n in range(1, 200)}
     assert list(await frontend.get_prefix("")) == ["v1/0"]
     workers[0].close()
@@ -126,11 +127,11 @@ async def test_a_deleted_folder_comes_back_with_its_records_and_nobody_is_told_t
         os.rename(kv, kv.with_name("gone"))
         shutil.rmtree(kv.with_name("gone"))
         await worker.put("v1/second", b"2")
-        assert await until(changes, Put("v1/second", b"2")) == [Put("v1/second", b"2")]
+        assert await changes_until(changes, Put("v1/second", b"2")) == [Put("v1/second", b"2")]
     other = FileDiscovery(kv)
     await other.start()
     async with aclosing(other.watch("v1/worker")) as changes:
-        await until(changes, Put("v1/worker", b"1"))
+        await changes_until(changes, Put("v1/worker", b"1"))
     for discovery in (worker, frontend, other):
         await discovery.close()
 
@@ -146,8 +147,8 @@ async def test_a_deleted_part_of_the_folder_comes_back(kv: Path, part: str) -> N
     other = FileDiscovery(kv)
     await other.start()
     async with aclosing(other.watch("v1/a")) as a, aclosing(other.watch("v1/b")) as b:
-        await until(a, Put("v1/a", b"1"))
-        await until(b, Put("v1/b", b"2"))
+        await changes_until(a, Put("v1/a", b"1"))
+        await changes_until(b, Put("v1/b", b"2"))
     await worker.close()
     await other.close()
 
@@ -182,7 +183,7 @@ async def test_foreign_files_are_ignored_with_one_warning_each(kv: Path, caplog:
         async with aclosing(worker.watch("")) as changes:
             await snapshot(changes)
             await worker.put("v1/z", b"1")
-            await until(changes, Put("v1/z", b"1"))
+            await changes_until(changes, Put("v1/z", b"1"))
     assert len(caplog.records) == 7
     assert all("is not a discovery record" in record.message for record in caplog.records)
     await worker.close()

@@ -15,6 +15,7 @@ from dynamo.runtime.events import EventPlane, EventPlaneConfig, EventPlaneError,
 from dynamo.runtime.nats import NatsConnection
 from dynamo.runtime.nats_config import NatsConfig
 from support.services import Nats
+from support.waiting import PATIENCE
 
 Event = tuple[str, bytes]
 MakePlane = Callable[[], Awaitable[EventPlane]]
@@ -56,7 +57,7 @@ class Inbox:
         self.events.put_nowait((subject, data))
 
     async def take(self, count: int = 1) -> list[Event]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             return [await self.events.get() for _ in range(count)]
 
 
@@ -65,7 +66,7 @@ async def introduce(publisher: EventPlane, subscriber: EventPlane, root: str) ->
     heard = asyncio.Event()
     subject = f"{root}.introduction-{uuid4().hex}"
     subscription = await subscriber.subscribe(subject, lambda *_: heard.set())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not heard.is_set():
             publisher.publish(subject, b"")
             await asyncio.sleep(0.001)

@@ -8,6 +8,7 @@ from dynamo.runtime.events import NatsEventPlane
 from dynamo.runtime.nats import NatsConnection
 from dynamo.runtime.nats_config import NatsConfig
 from support.services import Nats
+from support.waiting import PATIENCE
 
 
 async def test_events_of_an_outage_are_dropped_counted_and_mentioned_once(
@@ -21,7 +22,7 @@ async def test_events_of_an_outage_are_dropped_counted_and_mentioned_once(
     connection.on_state(states.put_nowait)
     received: asyncio.Queue[bytes] = asyncio.Queue()
     await plane.subscribe("a.>", lambda _, data: received.put_nowait(data))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         for outage in range(1, 3):
             nats.stop()
             assert await states.get() is False

@@ -16,6 +16,7 @@ from dynamo.runtime.events import zmq as zmq_events
 from dynamo.runtime.events.channel import MAX_TOPICS
 from dynamo.runtime.events.zmq import CHANNELS, EventChannel
 from support.services import free_port
+from support.waiting import PATIENCE
 
 
 class Cluster:
@@ -58,7 +59,7 @@ def foreign(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[by
 
 
 async def sent_until_heard(send: list[list[bytes]], publisher: zmq.Socket[bytes], heard: asyncio.Event) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not heard.is_set():
             for frames in send:
                 publisher.send_multipart(frames)
@@ -66,7 +67,7 @@ async def sent_until_heard(send: list[list[bytes]], publisher: zmq.Socket[bytes]
 
 
 async def published_until(plane: ZmqEventPlane, subject: str, heard: asyncio.Event) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not heard.is_set():
             plane.publish(subject, b"")
             await asyncio.sleep(0.005)
@@ -91,7 +92,7 @@ async def test_a_publisher_that_comes_while_no_file_can_be_opened_is_heard_later
         await listener.subscribe("a.b", lambda _, data: heard.set())
         publisher.publish("a.b", b"")  # opens its channel at once, and tells of it later
         with no_more_open_files():
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while "Too many open files" not in caplog.text:
                     await asyncio.sleep(0.001)
         await published_until(publisher, "a.b", heard)
@@ -171,7 +172,7 @@ async def test_garbage_from_a_foreign_subscriber_is_ignored(
         heard.clear()
         again = await subscriber.subscribe("a", lambda *_: heard.set())
         publisher.publish("a", b"")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await heard.wait()
         again.unsubscribe()
         raw.close()
@@ -206,7 +207,7 @@ async def test_a_registered_but_dead_publisher_only_delays_subscribe(cluster: Cl
     await cluster.register("dead", f"tcp://127.0.0.1:{free_port()}")
     async with cluster.plane() as publisher, cluster.plane() as subscriber:
         heard = asyncio.Event()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await subscriber.subscribe("a", lambda *_: heard.set())
         await published_until(publisher, "a", heard)
 
@@ -241,7 +242,7 @@ async def test_publishers_that_leave_free_their_sockets_and_newcomers_are_heard(
                 await published_until(publisher, "a", heard)
             subscription.unsubscribe()
         assert await cluster.addresses() == [address]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             # ZMQ closes its sockets in a thread of its own and tells nobody.
             while len(os.listdir("/proc/self/fd")) > before:
                 await asyncio.sleep(0.005)
@@ -255,14 +256,14 @@ async def test_events_that_do_not_arrive_are_counted(
         await subscriber.subscribe("a", lambda _, data: last.set() if data else heard.set())
         publisher = foreign(context, zmq.PUB)
         await cluster.register("foreign", f"tcp://127.0.0.1:{publisher.bind_to_random_port('tcp://127.0.0.1')}")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not heard.is_set():
                 publisher.send_multipart([b"a", next(numbered).to_bytes(8, "big"), b""])
                 await asyncio.sleep(0.005)
         assert subscriber.lost == 0
         [next(numbered) for _ in range(7)]
         publisher.send_multipart([b"a", next(numbered).to_bytes(8, "big"), b"last"])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await last.wait()
         assert subscriber.lost == 7
         publisher.close()

@@ -7,6 +7,7 @@ import asyncio
 from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.runtime.plane.frames import Error, FrameDecoder, Kind
 from dynamo.runtime.plane.link import MOST_GATHERED, Link
+from support.waiting import PATIENCE
 
 
 class Writing(Link):
@@ -52,5 +53,5 @@ async def test_what_has_grown_large_leaves_before_the_turn_ends_and_in_order() -
 async def test_a_peer_that_stays_silent_after_a_large_frame_is_noticed() -> None:
     link = Writing(beat=0.01)
     link.send(Kind.ERROR, Error(1, "kind", "x" * MOST_GATHERED))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert isinstance(await link.lost_by, Disconnected)

@@ -33,6 +33,7 @@ from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.tcp import TcpConfig, TcpPlane
 from dynamo.runtime.stream import Outlet
 from support.services import Nats
+from support.waiting import PATIENCE
 
 ENDPOINT = EndpointId("ns", "comp", "ep")
 
@@ -113,7 +114,7 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
 async def call(channel: Channel, request: Any, context: Context | None = None, **kwargs: Any) -> Collected:
     sink = Collected()
     channel.send(request, context or Context(), sink, **kwargs)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.done.wait()
     return sink
 
@@ -222,7 +223,7 @@ async def test_a_killed_context_reaches_the_handler_and_fails_the_stream(pair: P
     channel = await pair.serve(GeneratorHandler(waits))
     sink, context = Collected(), Context("the-id")
     channel.send(None, context, sink)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.arrived.wait()
         context.kill()
         assert isinstance(sink.error, Cancelled)
@@ -240,7 +241,7 @@ async def test_a_stopped_context_lets_the_handler_finish_in_order(pair: Pair) ->
     channel = await pair.serve(GeneratorHandler(waits))
     sink, context = Collected(), Context()
     channel.send(None, context, sink)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.arrived.wait()
         context.stop_generating()
         await sink.done.wait()
@@ -262,7 +263,7 @@ async def test_a_handler_without_context_is_cancelled_where_it_stands(pair: Pair
     channel = await pair.serve(GeneratorHandler(sleeps))
     context = Context()
     channel.send(None, context, Collected())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await entered.wait()
         context.kill()
         await cancelled.wait()
@@ -289,7 +290,7 @@ async def test_a_closed_route_refuses_what_is_new_and_finishes_what_runs(pair: P
     channel = await pair.serve(GeneratorHandler(waits))
     running = Collected()
     channel.send(None, Context(), running)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await running.arrived.wait()
         assert pair.route
         pair.route.close()
@@ -312,7 +313,7 @@ async def test_a_killed_route_tells_callers_that_it_leaves_and_handlers_that_nob
     channel = await pair.serve(GeneratorHandler(ends_in_order))
     sink = Collected()
     channel.send(None, Context(), sink)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.arrived.wait()
         assert pair.route
         pair.route.kill()
@@ -329,7 +330,7 @@ async def test_closing_the_worker_fails_open_streams_with_a_typed_error(pair: Pa
     channel = await pair.serve(GeneratorHandler(waits))
     sink = Collected()
     channel.send(None, Context(), sink)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await sink.arrived.wait()
         await pair.server.close()
         await sink.done.wait()
@@ -411,7 +412,7 @@ async def test_a_reader_that_breaks_touches_no_other_stream(pair: Pair) -> None:
     healthy, broken = Collected(), Breaking()
     channel.send("fine", Context(), healthy)
     channel.send("x", Context(), broken)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await healthy.arrived.wait()
         await broken.done.wait()
         go.set()
@@ -425,7 +426,7 @@ async def test_a_reader_that_breaks_keeps_nobody_from_hearing_that_a_route_was_k
     healthy = Collected()
     channel.send(None, Context(), Breaking())
     channel.send(None, Context(), healthy)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not pair.route or pair.route.active < 2:
             await asyncio.sleep(0)
         pair.route.kill()

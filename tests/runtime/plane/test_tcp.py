@@ -22,6 +22,7 @@ from dynamo.runtime.plane.frames import FrameDecoder, Hello, Kind, Request, enco
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
 from dynamo.runtime.plane.tcp import TcpConfig, TcpPlane
+from support.waiting import PATIENCE
 
 
 async def echo(request: Any) -> AsyncIterator[Any]:
@@ -40,7 +41,7 @@ async def serve(plane: TcpPlane, route: Route | None = None) -> Instance:
 async def answer(channel: Channel, request: Any) -> Any:
     inbox = Inbox(None)
     channel.send(request, Context(), inbox)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return (await inbox.next()).data()
 
 
@@ -49,7 +50,7 @@ async def until_closed(address: str, data: bytes) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)
     writer.write_eof()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await reader.read()
     writer.close()
     await writer.wait_closed()
@@ -87,7 +88,7 @@ async def test_what_is_no_token_id_is_refused_where_it_is_read() -> None:
     await channel.open()
     inbox = Inbox(None)
     channel.send(PreprocessedRequest(token_ids=["a"]), Context(), inbox)  # type: ignore[list-item]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         answered = await inbox.next()
     assert isinstance(answered.exception, InvalidArgument)
     await client.close()
@@ -148,7 +149,7 @@ async def test_a_worker_that_said_it_leaves_and_left_has_refused_what_it_did_not
     await channel.open()
     inbox = Inbox(None)
     channel.send(None, Context(), inbox)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await started.wait()
         route.close()
         while not channel.draining:

@@ -19,7 +19,8 @@ from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint, RuntimeConfig
 from dynamo.runtime.status import StatusConfig
 from support.sinks import Kept
-from support.toys import samples, until
+from support.toys import metrics_once, samples
+from support.waiting import until
 
 PAYLOAD = {"say": "hello"}
 
@@ -48,12 +49,14 @@ class Worker:
         async with self.http.get(f"{self.url}{path}") as answer:
             return answer.status, await answer.json()
 
-    async def until(self, status: int, endpoints: dict[str, str] | None = None) -> Any:
-        async with asyncio.timeout(20):
-            while True:
-                seen, body = await self.get()
-                if seen == status and endpoints in (None, body["endpoints"]):
-                    return body
+    async def body_once(self, status: int, endpoints: dict[str, str] | None = None) -> Any:
+        """The body of the first answer with this status (and these endpoints)."""
+
+        async def answered() -> Any:
+            seen, body = await self.get()
+            return body if seen == status and endpoints in (None, body["endpoints"]) else None
+
+        return await until(answered)
 
     async def metrics(self) -> dict[str, float]:
         async with self.http.get(f"{self.url}/metrics") as answer:
@@ -103,7 +106,7 @@ async def test_a_worker_is_ready_once_it_serves(worker: Start) -> None:
         status, body = await one.get()
         assert (status, body["status"], body["endpoints"]) == (503, "notready", {})
         await one.serve(hello)
-        body = await one.until(200)
+        body = await one.body_once(200)
         assert (body["status"], body["endpoints"]) == ("ready", {"generate": "ready"})
         assert body["uptime"].keys() == {"secs", "nanos"}
         assert (await one.get("/live"))[0] == 200
@@ -121,9 +124,9 @@ async def test_paths_and_the_first_status_can_be_chosen(worker: Start) -> None:
 async def test_endpoints_that_are_required_must_be_there(worker: Start) -> None:
     async with worker(required=("generate", "other"), starts_ready=True) as one:
         await one.serve(hello)
-        await one.until(503, {"generate": "ready", "other": "notready"})
+        await one.body_once(503, {"generate": "ready", "other": "notready"})
         await one.serve(hello, one.runtime.endpoint("ns.backend.other"))
-        await one.until(200)
+        await one.body_once(200)
 
 
 async def test_what_the_program_says_of_itself_counts(worker: Start) -> None:
@@ -134,7 +137,7 @@ async def test_what_the_program_says_of_itself_counts(worker: Start) -> None:
         await one.serve(hello, health_check_payload=PAYLOAD)
         assert (await one.get())[0] == 503
         one.runtime.set_health_status(True)
-        await one.until(200)
+        await one.body_once(200)
 
 
 async def test_a_worker_that_leaves_is_not_ready_while_it_finishes(worker: Start) -> None:
@@ -148,9 +151,9 @@ async def test_a_worker_that_leaves_is_not_ready_while_it_finishes(worker: Start
     async with worker() as one:
         stream = await (await one.serve(slow)).generate({}, annotated=False)
         assert await anext(stream) == 1
-        await one.until(200)
+        await one.body_once(200)
         one.runtime.shutdown()
-        assert (await one.until(503))["endpoints"] == {"generate": "notready"}
+        assert (await one.body_once(503))["endpoints"] == {"generate": "notready"}
         go_on.set()
         assert await anext(stream) == 2
 
@@ -211,7 +214,7 @@ async def test_failures_and_cancellations_are_told_apart(worker: Start, plane: s
         assert metrics[one.named("inflight_requests")] == 1
         assert metrics[one.named("errors_total", error_type="generate")] == 1
         await stream.aclose()
-        metrics = await until(one.metrics, lambda seen: not seen[one.named("inflight_requests")])
+        metrics = await metrics_once(one.metrics, lambda seen: not seen[one.named("inflight_requests")])
         assert metrics[one.named("cancellation_total")] == 1
         assert metrics[one.named("errors_total", error_type="generate")] == 1
         assert metrics[one.named("requests_total")] == 2
@@ -245,11 +248,11 @@ async def test_an_idle_endpoint_is_tried_and_believed(worker: Start) -> None:
 
     async with worker(probes=True, idle=0.01, patience=0.05) as one:
         await one.serve(handler, health_check_payload=PAYLOAD)
-        await one.until(200)
+        await one.body_once(200)
         broken = True
-        assert (await one.until(503))["endpoints"] == {"generate": "notready"}
+        assert (await one.body_once(503))["endpoints"] == {"generate": "notready"}
         broken = False
-        await one.until(200)
+        await one.body_once(200)
         assert all(request == PAYLOAD for request in tried)
         assert (await one.metrics())[one.named("requests_total")] == 0, "they are not requests of anybody"
 
@@ -278,11 +281,11 @@ async def test_an_endpoint_that_answers_others_is_not_tried(worker: Start) -> No
         tried += request == PAYLOAD
         yield "hello"
 
-    async with worker(probes=True, idle=0.1) as one:
+    async with worker(probes=True, idle=0.5) as one:
         client = await one.serve(handler, health_check_payload=PAYLOAD)
-        await one.until(200)
+        await one.body_once(200)
         before, loop = tried, asyncio.get_running_loop()
-        several_pauses = loop.time() + 0.5
+        several_pauses = loop.time() + 1.5
         while loop.time() < several_pauses:
             assert [item async for item in await client.generate({}, annotated=False)] == ["hello"]
         assert tried == before
@@ -292,14 +295,14 @@ async def test_runtimes_of_one_process_are_told_together(worker: Start) -> None:
     async with worker() as one, DistributedRuntime(config=one.runtime.config, status=one.runtime.status) as other:
         await one.serve(hello)
         client = await one.serve(hello, other.endpoint("ns.backend.generate"))
-        await one.until(200)
+        await one.body_once(200)
         async for _ in await client.generate({}):
             pass
         metrics = await one.metrics()
         mine = one.named("requests_total", worker_id=f"{other.instance_id:x}")
         assert {metrics[mine], metrics[one.named("requests_total")]} == {0, 1}
         other.shutdown()
-        await one.until(503)
+        await one.body_once(503)
 
 
 async def test_a_port_in_use_is_told() -> None:
