@@ -71,7 +71,7 @@ async def serve(endpoint: EndpointId, config: RouterConfig, block_size: int | No
         router = StandaloneRouter(runtime, endpoint, config, block_size)
         try:
             if block_size is None:
-                print(f"waiting for a worker at {endpoint} to tell its block size", file=sys.stderr, flush=True)
+                print(f"waiting for a worker at {endpoint} to report its block size", file=sys.stderr, flush=True)
             if await unless_shut_down(runtime, router.start()):
                 await serve_router(runtime, endpoint.namespace, router, on_found)
         finally:

@@ -1,4 +1,4 @@
-"""What a dynamo-run command line means. Pure: nothing is opened, read or started here."""
+"""Parses the command line of dynamo-run. Pure: nothing is opened, read or started here."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
 
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """Ours, and what comes after `--`, which is the engine's."""
+    """The words before `--`, and those after it, which are the engine's."""
     if "--" not in words:
         return words, []
     cut = words.index("--")
@@ -201,7 +201,7 @@ def _misplaced(words: list[str]) -> str:
 
 
 def _check(command: Command) -> None:
-    """What does not go together."""
+    """Refuse combinations that do not work."""
     kind, remote = command.input.kind, command.output.remote
     if remote and kind == "dyn":
         raise UsageError("in=dyn:// and out=dyn cannot go together: a worker needs an engine, such as out=mistralrs")

@@ -1,4 +1,4 @@
-"""One answer: a thread follows what mistral.rs says, the event loop tells its sink."""
+"""One answer: a thread reads the stream of mistral.rs, the event loop pushes it into the sink."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class MistralRsStream:
         self._open = open_stream
         self._post = post
         self._forget = forget
-        self._made: list[int] = []
+        self._generated: list[int] = []
         self._count = 0
         self._done = False
         self.waiting: Future[None] | None = None
@@ -49,27 +49,27 @@ class MistralRsStream:
             self._sink.fail(error)
 
     def _finish(self) -> None:
-        """From here on the thread, at its next token, lets go of the stream, and with it of the engine's slot."""
+        """The thread drops the stream at its next token, which frees the engine's slot."""
         self._done = True
         self._forget(self)
         if self.waiting is not None:
             self.waiting.cancel()
 
-    def _deliver(self, what: list[int] | EngineOutput | DynamoException) -> None:
+    def _deliver(self, output: list[int] | EngineOutput | DynamoException) -> None:
         if self._done:
             return
         try:
-            if isinstance(what, list):
-                self._sink.tokens(what)
-            elif isinstance(what, DynamoException):
-                self.fail(what)
+            if isinstance(output, list):
+                self._sink.tokens(output)
+            elif isinstance(output, DynamoException):
+                self.fail(output)
             else:
-                self._sink.item(what)
-                if what.finish_reason is not None and not self._done:
+                self._sink.item(output)
+                if output.finish_reason is not None and not self._done:
                     self._finish()
                     self._sink.end()
-        except Exception as error:  # one reader's failure must not reach the others' answers
-            log.exception("cannot pass an answer on")
+        except Exception as error:  # one sink's failure must not reach other answers
+            log.exception("cannot deliver an answer")
             self.fail(from_exception(error))
 
     def follow(self) -> None:
@@ -81,14 +81,14 @@ class MistralRsStream:
                 ended = self._follow(plan.min_tokens, may_end=False)
             if not ended and self._count < plan.max_tokens:
                 self._follow(plan.max_tokens - self._count, may_end=True)
-        except BaseException as error:  # a panic in the library is no Exception, and a thread has no other way out
+        except BaseException as error:  # a panic in the library is not an Exception, and an error must leave the thread
             self._post(self._deliver, self._explain(error))
 
     def _follow(self, limit: int, *, may_end: bool) -> bool:
-        """Pass tokens on until mistral.rs has made `limit` of them or the answer ends; tells whether it did."""
-        asked = self._plan.request(self._vocabulary, self._made, limit, may_end=may_end)
+        """Deliver tokens until mistral.rs has sampled `limit` of them or the answer ends; returns whether it ended."""
+        parameters = self._plan.request(self._vocabulary, self._generated, limit, may_end=may_end)
         before = self._count
-        for chunk in self._open(asked):
+        for chunk in self._open(parameters):
             if self._done:
                 return True
             choice = chunk.choices[0]
@@ -97,7 +97,7 @@ class MistralRsStream:
             reason = choice.finish_reason
             if reason is None:
                 continue
-            # The engine's count is right also where it could not report a token.
+            # The engine's own count includes tokens that it could not report.
             self._count = before + chunk.usage.completion_tokens
             self._check(chunk.usage.prompt_tokens, len(self._plan.prompt) + before)
             if reason == "length" and not may_end and self._count < self._plan.max_tokens:
@@ -109,14 +109,14 @@ class MistralRsStream:
         return True
 
     def _token(self, sampled: Any) -> bool:
-        """Pass one token on; tells whether the answer ends with it."""
+        """Deliver one token; returns whether it ends the answer."""
         piece = bytes(sampled.bytes or b"")
         id = self._vocabulary.id_of(piece)
         self._count += 1
         if id is None:
             self._post(self._deliver, EngineOutput(text=piece.decode(errors="replace")))
             return False
-        self._made.append(id)
+        self._generated.append(id)
         plan = self._plan
         ends = id in plan.ends and self._count >= plan.min_tokens
         if not ends and plan.logprobs is None:
@@ -157,7 +157,7 @@ class MistralRsStream:
         if isinstance(error, DynamoException):
             return error
         message = one_line(error)
-        # A grammar is compiled before the first token; what fails later is not for the client to mend.
+        # A grammar is compiled before the first token; what fails later is not the client's mistake.
         if "grammar" in self._plan.parameters and not self._count and isinstance(error, ValueError):
             return InvalidArgument(f"guided_decoding: {message}")
         log.error("mistralrs failed: %s", message, exc_info=error)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class MistralRsEngine:
-    """mistral.rs behind token ids. No more than `max_seqs` answers run at a time; the others wait their turn here."""
+    """mistral.rs behind token ids. At most `max_seqs` answers run at a time; the others wait in the pool."""
 
     model_input = ModelInput.Tokens
 
@@ -45,12 +45,12 @@ class MistralRsEngine:
         self._args = MistralRsArgs.from_spec(spec)
         self._answers: set[MistralRsStream] = set()
         self._send = threading.Lock()
-        self._told_of_seed = False
+        self._warned_of_seed = False
         self._runner: Any = None
 
     async def start(self) -> EngineInfo:
-        # Loading holds the interpreter's lock for most of its time, so nothing else runs meanwhile: start before
-        # serving. The thread is for the rest of it, as reading a large file.
+        # Loading holds the interpreter's lock most of the time: start before serving. The thread helps with the rest,
+        # such as reading a large file.
         begun = time.perf_counter()
         version = importlib.metadata.version("mistralrs")
         log.info("loading %s with mistralrs %s", self._model.path, version)
@@ -85,7 +85,7 @@ class MistralRsEngine:
         return asked
 
     def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
-        """Begin one answer; one that cannot be given fails its sink at once."""
+        """Begin one answer; an invalid request fails its sink at once."""
         if self._runner is None:
             sink.fail(EngineShutdown("mistralrs is not running"))
             return _NOT_RUNNING
@@ -94,8 +94,8 @@ class MistralRsEngine:
         except InvalidArgument as error:
             sink.fail(error)
             return _NOT_RUNNING
-        if request.sampling_options.seed is not None and not self._told_of_seed:
-            self._told_of_seed = True
+        if request.sampling_options.seed is not None and not self._warned_of_seed:
+            self._warned_of_seed = True
             log.info("mistralrs cannot seed single requests: seeds are accepted and have no effect")
         answer = MistralRsStream(planned, self._vocabulary, sink, self._open, self._outbox.post, self._answers.discard)
         self._answers.add(answer)
@@ -105,47 +105,47 @@ class MistralRsEngine:
     def _open(self, parameters: dict[str, Any]) -> Any:
         import mistralrs
 
-        asked = mistralrs.ChatCompletionRequest(**parameters)
+        request = mistralrs.ChatCompletionRequest(**parameters)
         with self._send:
-            return self._runner.send_chat_completion_request(asked)
+            return self._runner.send_chat_completion_request(request)
 
     async def stop(self) -> None:
         if self._runner is None:
             return
         for answer in tuple(self._answers):
             answer.fail(EngineShutdown("engine shutting down"))
-        # A thread notices at its next token that nobody wants it.
+        # A thread notices at its next token that its answer has failed.
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self._runner = None
         await asyncio.to_thread(self._room.cleanup)
 
 
 class Outbox:
-    """From the threads to the event loop: however many threads have something to say, the loop is woken once."""
+    """From the threads to the event loop, which is woken once for all that is waiting."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._posted: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._woken = False
 
-    def post(self, deliver: Callable[[Any], None], what: Any) -> None:
-        """Have `deliver(what)` called on the loop, in order."""
-        self._posted.append((deliver, what))
+    def post(self, deliver: Callable[[Any], None], value: Any) -> None:
+        """Call `deliver(value)` on the loop, in order."""
+        self._posted.append((deliver, value))
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # Cleared first: what is posted from here on wakes the loop again, or is taken in this round.
+        # Cleared first, so that a later post wakes the loop again if this round misses it.
         self._woken = False
         while self._posted:
-            deliver, what = self._posted.popleft()
-            deliver(what)
+            deliver, value = self._posted.popleft()
+            deliver(value)
 
 
 class _NotRunning:
     def cancel(self) -> None:
-        """There is nothing to free."""
+        """Nothing to free."""
 
 
 _NOT_RUNNING = _NotRunning()

@@ -1,4 +1,4 @@
-"""Bring a model into mistral.rs: what the user may say about it, the files it is shown, and why it would not load."""
+"""Load a model into mistral.rs: its arguments, the files it is given, and its errors in one line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 def describe(spec: EngineSpec) -> LoadedModel:
-    """The tokenizer and the ends of the model, from its own files or those given with --model-config."""
+    """The tokenizer and end-of-sequence ids, from the model's own files or those of --model-config."""
     local = spec.model_config or spec.model
     if local is None:
         raise EngineError("mistralrs needs a model: a folder, a GGUF file or a Hugging Face id")
@@ -75,8 +75,8 @@ def describe(spec: EngineSpec) -> LoadedModel:
 
 
 def import_library(weights: int) -> Any:
-    """The library reads these when it is first used; whatever the user has set stays."""
-    # Its log goes to stdout, where the answers of a pipe belong; what goes wrong is raised as well.
+    """Import mistralrs. It reads these variables at its first use; values set by the user stay."""
+    # Its log goes to stdout, which carries the answers in a pipe; its errors are raised as well.
     os.environ.setdefault("RUST_LOG", "off")
     if weights < _SMALL:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
@@ -88,7 +88,7 @@ def import_library(weights: int) -> Any:
 
 
 def load(local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, room: Path) -> Any:
-    """The loaded `Runner`. Its files are written to `room`, which must stay while it lives."""
+    """The loaded `Runner`. Its files are written to `room`, which must outlive it."""
     library = import_library(weights_size(local.path))
     (room / "prompt.jinja").write_text(_TEMPLATE)
     try:
@@ -104,7 +104,7 @@ def load(local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, room: P
         raise
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic in the library is no Exception
+    except BaseException as error:  # a panic in the library is not an Exception
         raise EngineError(f"mistralrs cannot load {local.path}: {one_line(error)}") from error
 
 
@@ -162,7 +162,7 @@ def _shadow(folder: Path, shown: Path, vocabulary: Vocabulary) -> None:
     except (OSError, ValueError) as error:
         raise EngineError(f"mistralrs cannot read {folder / 'config.json'}: {error}") from error
     if not isinstance(config, dict):
-        raise EngineError(f"mistralrs cannot read {folder / 'config.json'}: it holds no object")
+        raise EngineError(f"mistralrs cannot read {folder / 'config.json'}: it is not a JSON object")
     config = {key: value for key, value in config.items() if key not in ("bos_token_id", "eos_token_id")}
     names: dict[str, str] = {}
     if vocabulary.end is not None:

@@ -1,4 +1,4 @@
-"""What a request asks, in the words of mistral.rs. Pure functions; what it cannot do is refused by name."""
+"""A request translated into parameters of mistral.rs. Pure functions; unsupported options are refused by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Plan(Struct, frozen=True):
 
     prompt: list[int]
     ends: frozenset[int]
-    """Ids that end the answer; none where the end is to be ignored."""
+    """Ids that end the answer; empty with ignore_eos."""
     stop_ids: frozenset[int]
     """Those of them that the client named."""
     max_tokens: int
@@ -35,12 +35,12 @@ class Plan(Struct, frozen=True):
     """The keyword arguments of mistral.rs that hold for the whole answer."""
     bias: dict[int, float]
 
-    def request(self, vocabulary: Vocabulary, made: list[int], limit: int, *, may_end: bool) -> dict[str, Any]:
-        """The keyword arguments for up to `limit` tokens after the prompt and what has been made of the answer."""
+    def request(self, vocabulary: Vocabulary, generated: list[int], limit: int, *, may_end: bool) -> dict[str, Any]:
+        """The keyword arguments for up to `limit` tokens after the prompt and the answer so far."""
         bias = self.bias if may_end else self.bias | dict.fromkeys(vocabulary.ends, _NEVER)
         return {
             **self.parameters,
-            "messages": [{"role": "user", "content": vocabulary.prompt(self.prompt + made)}],
+            "messages": [{"role": "user", "content": vocabulary.prompt(self.prompt + generated)}],
             "max_tokens": limit,
             "logit_bias": bias or None,
             "stop_seqs": list(vocabulary.ends.values()) if may_end and vocabulary.ends else None,
@@ -94,7 +94,7 @@ def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: i
 
 
 def guided(asked: dict[str, Any] | None) -> dict[str, str]:
-    """`guided_decoding` as mistral.rs's grammar and grammar_type; nothing where nothing is asked."""
+    """`guided_decoding` as mistral.rs's grammar and grammar_type; empty without one."""
     if not asked:
         return {}
     if asked.get("whitespace_pattern") is not None:
@@ -113,7 +113,7 @@ def guided(asked: dict[str, Any] | None) -> dict[str, str]:
 
 
 def _escaped(text: str) -> str:
-    """`re.escape` also escapes spaces and others that only Python's syntax lets one escape."""
+    """Not `re.escape`: it also escapes characters, such as spaces, that only Python's syntax allows to escape."""
     return re.sub(r"([\\.+*?()|\[\]{}^$/])", r"\\\1", text).replace("\n", r"\n")
 
 

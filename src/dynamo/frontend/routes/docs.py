@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from dynamo import __version__
 from dynamo.frontend.openapi import ApiRoute, document, inference_routes
 from dynamo.frontend.routes.admin import ClearedBlocks, ModelThresholds, ThresholdList, ThresholdRequest
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from dynamo.frontend.app import Frontend
 
 TITLE = "Dynamo"
-API_VERSION = "1"
 
 
 def served_routes() -> tuple[ApiRoute, ...]:
@@ -58,7 +58,7 @@ class Documents:
     """Both, made once."""
 
     def __init__(self) -> None:
-        self.openapi = msgspec.json.encode(document(served_routes(), TITLE, API_VERSION))
+        self.openapi = msgspec.json.encode(document(served_routes(), TITLE, __version__))
         self.page = (Path(__file__).parent / "docs.html").read_bytes()
 
 
