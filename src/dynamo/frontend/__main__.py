@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import uvloop
-from msgspec import structs
 
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.measure.tracing import TracingError, tracing_from_env
@@ -79,9 +78,7 @@ async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
 async def serve(
     config: FrontendConfig, network: RuntimeConfig, siblings: Siblings | None = None, parent: Parent | None = None
 ) -> None:
-    # Running requests have their full time even where the runtime's own limit is shorter.
-    patience = max(network.graceful_shutdown_timeout, config.graceful_shutdown_timeout)
-    network = structs.replace(network, graceful_shutdown_timeout=patience)
+    network = network.with_graceful_shutdown_timeout(config.graceful_shutdown_timeout)
     try:
         tracing = tracing_from_env(os.environ)
     except TracingError as error:

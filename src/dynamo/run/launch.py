@@ -16,6 +16,7 @@ from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 from dynamo.settings import given
+from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 
 
@@ -24,9 +25,7 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         talks = command.input.kind in ("text", "stdin", "batch")
         configure_dynamo_logging(LogConfig.from_env(quiet(environ) if talks else environ, verbosity=command.verbosity))
         if command.output.engine:
-            engine_entry(
-                command.output.engine
-            )  # a missing engine is refused before a prompt is read or a model fetched
+            engine_entry(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None
@@ -42,10 +41,16 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
 
 def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
     """In-process, unless requests come from or go to other processes."""
-    if not command.output.remote and command.input.kind != "dyn":
-        return RuntimeConfig.in_process(environ)
-    config = RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings))
-    return config if command.input.kind == "dyn" else config.without_status()
+    if command.input.kind == "dyn":
+        return RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings))
+    if command.output.remote:
+        config = RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings)).without_status()
+    else:
+        config = RuntimeConfig.in_process(environ)
+    if command.input.kind == "http":
+        http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
+        config = config.with_graceful_shutdown_timeout(http.graceful_shutdown_timeout)
+    return config
 
 
 def _input(command: Command) -> Any:

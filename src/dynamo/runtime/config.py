@@ -67,6 +67,10 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
         """For processes that are not workers: DYN_SYSTEM_PORT means the workers beside them."""
         return structs.replace(self, status=StatusConfig())
 
+    def with_graceful_shutdown_timeout(self, seconds: float) -> RuntimeConfig:
+        """For a frontend, whose running requests have their full time even where the runtime's own limit is shorter."""
+        return structs.replace(self, graceful_shutdown_timeout=max(self.graceful_shutdown_timeout, seconds))
+
 
 def _hosts(discovery: DiscoveryConfig, nats: NatsConfig) -> tuple[str, ...]:
     """The hosts of etcd and NATS, which every process reaches, where discovery spans machines."""

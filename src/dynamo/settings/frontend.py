@@ -1,6 +1,5 @@
 """The HTTP server's settings. `dynamo.frontend` has the behaviour."""
 
-from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
@@ -52,11 +51,11 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         Setting("--http-workers", "DYN_HTTP_WORKERS", "N", "processes that share the port", HTTP),
     ] = 1
     tls_cert_path: Annotated[
-        Path | None,
+        str | None,
         Setting("--tls-cert-path", "DYN_TLS_CERT_PATH", "FILE", "certificate (PEM): serve HTTPS", HTTP),
     ] = None
     tls_key_path: Annotated[
-        Path | None,
+        str | None,
         Setting("--tls-key-path", "DYN_TLS_KEY_PATH", "FILE", "the certificate's private key (PEM)", HTTP),
     ] = None
     cors_allow_origins: Annotated[

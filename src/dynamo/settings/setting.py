@@ -1,10 +1,8 @@
 """One setting: how users name it, which values it takes, and the sentence that refuses any other."""
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -177,6 +175,8 @@ def _unwrap(hint: Any) -> tuple[Setting | None, type, bool, tuple[str, ...], tup
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'X'?`, or nothing where no word is near."""
+    import difflib  # not for the help
+
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean '{found[0]}'?" if found else ""
 
@@ -224,5 +224,5 @@ def _list(text: str) -> tuple[str, ...]:
 
 
 _PARSERS: dict[type, Callable[[str], Any]] = {
-    bool: _boolean, int: _whole, float: _number, tuple: _list, str: str, Path: Path
+    bool: _boolean, int: _whole, float: _number, tuple: _list, str: str
 }  # fmt: skip
