@@ -46,7 +46,7 @@ def updated(guide: str) -> str:
 def _section(name: str, group: str | None) -> str:
     chosen = [option for table in TABLES[name] for option in options(table)]
     if group:
-        chosen = [option for option in chosen if option.setting.group.partition(" (")[0] == group]
+        chosen = [option for option in chosen if option.group.partition(" (")[0] == group]
     marker = f"{name}, {group}" if group else name
     return "\n".join([f"<!-- settings: {marker} -->", *_rows(chosen), "<!-- end -->"])
 

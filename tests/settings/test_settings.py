@@ -18,17 +18,17 @@ class Kitchen(Settings, frozen=True, kw_only=True):
     heat: Annotated[
         int,
         Meta(ge=1, le=9),
-        Setting("--heat", ("KITCHEN_HEAT", "OVEN_HEAT"), help="how hot", group="oven", aliases=("--fire",)),
+        Setting("--heat", ("KITCHEN_HEAT", "OVEN_HEAT"), "how hot", group="oven", aliases=("--fire",)),
     ] = 5
     minutes: Annotated[
-        float | None, Meta(gt=0), Setting("--minutes", "KITCHEN_SECONDS", variable_scale=1 / 60, group="oven")
+        float | None, Meta(gt=0), Setting("--minutes", "KITCHEN_SECONDS", group="oven", variable_scale=1 / 60)
     ] = None
     mode: Annotated[
         Literal["bake", "grill", "steam"],
-        Setting("--mode", "KITCHEN_MODE", help="what to do", synonyms=(("broil", "grill"),)),
+        Setting("--mode", "KITCHEN_MODE", "what to do", synonyms=(("broil", "grill"),)),
     ] = "bake"
-    fan: Annotated[bool, Setting("--fan", "KITCHEN_FAN", help="use the fan")] = False
-    guests: Annotated[tuple[str, ...], Setting("--guest", "KITCHEN_GUESTS", help="who comes")] = ()
+    fan: Annotated[bool, Setting("--fan", "KITCHEN_FAN", "use the fan")] = False
+    guests: Annotated[tuple[str, ...], Setting("--guest", "KITCHEN_GUESTS", "who comes")] = ()
     book: Annotated[Path | None, Setting("--book", metavar="FILE", help="recipes")] = None
     door: Annotated[str, Setting(variables="KITCHEN_DOOR", help="where it is")] = "left"
     dish: str = "not a setting"

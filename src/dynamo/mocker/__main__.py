@@ -34,47 +34,25 @@ from dynamo.worker import serve_engine
 
 
 class MockerSettings(Settings, frozen=True, kw_only=True):
-    model_path: Annotated[
-        str,
-        Setting(
-            "--model-path",
-            metavar="MODEL",
-            help="where the tokenizer is: a folder, a Hugging Face id, or tiny, the bundled model",
-            group="model",
-        ),
-    ]
+    # fmt: off
+    model_path: Annotated[str, Setting(
+        "--model-path", help="where the tokenizer is: a folder, a Hugging Face id, or tiny, the bundled model",
+        metavar="MODEL", group="model")]
     model_name: ModelName = None
-    endpoint: Annotated[
-        str | None,
-        Setting(
-            "--endpoint",
-            metavar="NAME",
-            help="where to serve; DYN_NAMESPACE is another namespace, and a prefill worker's component is prefill",
-            group="workers",
-            default="dyn://dynamo.backend.generate",
-        ),
-    ] = None
-    num_workers: Annotated[
-        int, Meta(ge=1), Setting("--num-workers", help="workers of this process", group="workers")
-    ] = 1
-    stagger_delay: Annotated[
-        float,
-        Setting(
-            "--stagger-delay",
-            metavar="SECONDS",
-            help="time between the workers' starts; -1: none up to 32 workers, then 0.1 to 0.2 and 2 after every 32",
-            group="workers",
-        ),
-    ] = -1.0
-    extra_engine_args: Annotated[
-        str | None,
-        Setting(
-            "--extra-engine-args",
-            metavar="FILE",
-            help="JSON: engine arguments; the flags below fill what it leaves out",
-            group="engine",
-        ),
-    ] = None
+    endpoint: Annotated[str | None, Setting(
+        "--endpoint",
+        help="where to serve; DYN_NAMESPACE is another namespace, and a prefill worker's component is prefill",
+        metavar="NAME", group="workers", default="dyn://dynamo.backend.generate")] = None
+    num_workers: Annotated[int, Meta(ge=1), Setting(
+        "--num-workers", help="workers of this process", group="workers")] = 1
+    stagger_delay: Annotated[float, Setting(
+        "--stagger-delay",
+        help="time between the workers' starts; -1: none up to 32 workers, then 0.1 to 0.2 and 2 after every 32",
+        metavar="SECONDS", group="workers")] = -1.0
+    extra_engine_args: Annotated[str | None, Setting(
+        "--extra-engine-args", help="JSON: engine arguments; the flags below fill what it leaves out", metavar="FILE",
+        group="engine")] = None
+    # fmt: on
     migration_limit: MigrationLimit = 0
 
 

@@ -36,8 +36,8 @@ class StandaloneSettings(Settings, frozen=True, kw_only=True):
         Setting(
             "--router-block-size",
             "DYN_ROUTER_BLOCK_SIZE",
-            "TOKENS",
             "tokens in a KV block",
+            metavar="TOKENS",
             default="from the workers' model card",
         ),
     ] = None

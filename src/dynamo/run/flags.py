@@ -15,65 +15,39 @@ _AT_LEAST_1 = Meta(ge=1, le=2**31 - 1)
 
 
 class RunSettings(Settings, frozen=True, kw_only=True):
-    model_path: Annotated[
-        str | None, Setting("--model-path", metavar="MODEL", help="the same as the word MODEL", group="model")
-    ] = None
+    # fmt: off
+    model_path: Annotated[str | None, Setting(
+        "--model-path", help="the same as the word MODEL", metavar="MODEL", group="model")] = None
     model_name: ModelName = None
-    model_config: Annotated[
-        str | None, Setting("--model-config", metavar="FOLDER", help="the tokenizer for a GGUF file", group="model")
-    ] = None
-    context_length: Annotated[
-        int | None, _AT_LEAST_1, Setting("--context-length", help="fewer tokens than the model allows", group="model")
-    ] = None
-    dyn_tool_call_parser: Annotated[
-        str | None, Setting("--dyn-tool-call-parser", help="format of the model's tool calls", group="model")
-    ] = None
-    dyn_reasoning_parser: Annotated[
-        str | None, Setting("--dyn-reasoning-parser", help="format of the model's reasoning", group="model")
-    ] = None
-    kv_cache_block_size: Annotated[
-        int | None,
-        _AT_LEAST_1,
-        Setting("--kv-cache-block-size", help="tokens in a KV block", group="engine", default="16"),
-    ] = None
-    tensor_parallel_size: Annotated[
-        int, Meta(ge=1, le=255), Setting("--tensor-parallel-size", help="GPUs", group="engine")
-    ] = 1
-    base_gpu_id: Annotated[
-        int, Meta(ge=0, le=255), Setting("--base-gpu-id", help="the first GPU to use", group="engine")
-    ] = 0
-    num_nodes: Annotated[int, _AT_LEAST_1, Setting("--num-nodes", help="nodes that run one engine", group="engine")] = 1
-    node_rank: Annotated[
-        int,
-        Meta(ge=0, le=2**31 - 1),
-        Setting("--node-rank", help="rank of this node; 0 is the leader", group="engine"),
-    ] = 0
-    leader_addr: Annotated[
-        str | None,
-        Setting(
-            "--leader-addr",
-            metavar="HOST:PORT",
-            help="address of the leader",
-            group="engine",
-            aliases=("--dist-init-addr",),
-        ),
-    ] = None
-    extra_engine_args: Annotated[
-        str | None,
-        Setting(
-            "--extra-engine-args",
-            metavar="FILE",
-            help="the engine's own arguments, .json or .yaml",
-            group="engine",
-        ),
-    ] = None
-    request_template: Annotated[
-        str | None,
-        Setting("--request-template", metavar="FILE", help="JSON: defaults for fields of requests", group="requests"),
-    ] = None
-    batch_concurrency: Annotated[
-        int, Meta(ge=1, le=65536), Setting("--batch-concurrency", help="batch prompts at a time", group="requests")
-    ] = 64
+    model_config: Annotated[str | None, Setting(
+        "--model-config", help="the tokenizer for a GGUF file", metavar="FOLDER", group="model")] = None
+    context_length: Annotated[int | None, _AT_LEAST_1, Setting(
+        "--context-length", help="fewer tokens than the model allows", group="model")] = None
+    dyn_tool_call_parser: Annotated[str | None, Setting(
+        "--dyn-tool-call-parser", help="format of the model's tool calls", group="model")] = None
+    dyn_reasoning_parser: Annotated[str | None, Setting(
+        "--dyn-reasoning-parser", help="format of the model's reasoning", group="model")] = None
+    kv_cache_block_size: Annotated[int | None, _AT_LEAST_1, Setting(
+        "--kv-cache-block-size", help="tokens in a KV block", group="engine", default="16")] = None
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=255), Setting(
+        "--tensor-parallel-size", help="GPUs", group="engine")] = 1
+    base_gpu_id: Annotated[int, Meta(ge=0, le=255), Setting(
+        "--base-gpu-id", help="the first GPU to use", group="engine")] = 0
+    num_nodes: Annotated[int, _AT_LEAST_1, Setting(
+        "--num-nodes", help="nodes that run one engine", group="engine")] = 1
+    node_rank: Annotated[int, Meta(ge=0, le=2**31 - 1), Setting(
+        "--node-rank", help="rank of this node; 0 is the leader", group="engine")] = 0
+    leader_addr: Annotated[str | None, Setting(
+        "--leader-addr", help="address of the leader", metavar="HOST:PORT", group="engine",
+        aliases=("--dist-init-addr",))] = None
+    extra_engine_args: Annotated[str | None, Setting(
+        "--extra-engine-args", help="the engine's own arguments, .json or .yaml", metavar="FILE",
+        group="engine")] = None
+    request_template: Annotated[str | None, Setting(
+        "--request-template", help="JSON: defaults for fields of requests", metavar="FILE", group="requests")] = None
+    batch_concurrency: Annotated[int, Meta(ge=1, le=65536), Setting(
+        "--batch-concurrency", help="batch prompts at a time", group="requests")] = 64
+    # fmt: on
     migration_limit: MigrationLimit = 0
 
 

@@ -37,7 +37,7 @@ def help_text() -> str:
     for group in flags.GROUPS:
         label = group[0].upper() + group[1:]
         for option in flags.SHOWN:
-            if option.setting.group == group:
+            if option.group == group:
                 lines.append(f"{label:<9} {option.name + ' ' + option.metavar:<30} {_about(option)}")
                 label = ""
     return "\n".join([_HEAD, *lines, _TAIL])

@@ -29,16 +29,15 @@ _NOISY = ("asyncio", "aiohttp", "huggingface_hub", "httpx", "httpx2", "urllib3",
 
 
 class LogSettings(Settings, frozen=True, kw_only=True):
-    filter: Annotated[
-        str, Setting(variables="DYN_LOG", help="levels in RUST_LOG's syntax, like `info,dynamo.router=debug`")
-    ] = "info"
-    form: Annotated[
-        Literal["readable", "jsonl"] | None,
-        Setting(variables="DYN_LOGGING_CONSOLE_FORMAT", default="readable", help="form of a line"),
-    ] = None
+    # fmt: off
+    filter: Annotated[str, Setting(
+        variables="DYN_LOG", help="levels in RUST_LOG's syntax, like `info,dynamo.router=debug`")] = "info"
+    form: Annotated[Literal["readable", "jsonl"] | None, Setting(
+        variables="DYN_LOGGING_CONSOLE_FORMAT", help="form of a line", default="readable")] = None
     jsonl: Annotated[bool, Setting(variables="DYN_LOGGING_JSONL", help="older: JSON lines")] = False
     local_time: Annotated[bool, Setting(variables="DYN_LOG_USE_LOCAL_TZ", help="local time instead of UTC")] = False
     plain: Annotated[bool, Setting(variables="DYN_SDK_DISABLE_ANSI_LOGGING", help="no colours on a terminal")] = False
+    # fmt: on
 
 
 class LogConfig(Struct, frozen=True, kw_only=True):

@@ -13,20 +13,18 @@ def _servers(text: str) -> tuple[str, ...]:
 
 
 class NatsConfig(Settings, frozen=True, kw_only=True):
-    servers: Annotated[
-        tuple[str, ...],
-        Setting(variables="NATS_SERVER", help="servers, with commas between them", parse=_servers),
-    ] = (DEFAULT_SERVER,)
+    # fmt: off
+    servers: Annotated[tuple[str, ...], Setting(
+        variables="NATS_SERVER", help="servers, with commas between them", parse=_servers)] = (DEFAULT_SERVER,)
     username: Annotated[str | None, Setting(variables="NATS_AUTH_USERNAME", help="user; needs the password")] = None
     password: Annotated[str | None, Setting(variables="NATS_AUTH_PASSWORD", help="its password", secret=True)] = None
     token: Annotated[str | None, Setting(variables="NATS_AUTH_TOKEN", help="token, not a user", secret=True)] = None
     nkey_seed: Annotated[str | None, Setting(variables="NATS_AUTH_NKEY", help="NKey seed", secret=True)] = None
-    credentials_file: Annotated[
-        str | None, Setting(variables="NATS_AUTH_CREDENTIALS_FILE", help="credentials file (JWT and seed)")
-    ] = None
-    tls_ca_file: Annotated[
-        str | None, Setting(variables="NATS_TLS_CA_CERT_PATH", help="authority that signed the servers' certificates")
-    ] = None
+    credentials_file: Annotated[str | None, Setting(
+        variables="NATS_AUTH_CREDENTIALS_FILE", help="credentials file (JWT and seed)")] = None
+    tls_ca_file: Annotated[str | None, Setting(
+        variables="NATS_TLS_CA_CERT_PATH", help="authority that signed the servers' certificates")] = None
+    # fmt: on
 
     def __post_init__(self) -> None:
         if not self.servers:

@@ -30,7 +30,7 @@ class FlagParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
     def _add(self, option: Option) -> None:
-        title = option.setting.group
+        title = option.group
         if title not in self._sections:
             self._sections[title] = self.add_argument_group(title) if title else self
         section, how = self._sections[title], {"dest": option.key, "metavar": option.metavar, "help": help_of(option)}

@@ -15,15 +15,16 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 class Setting(Struct, frozen=True):
     """What a field's type and default do not say; stands in the field's annotation, bounds beside it as msgspec's Meta.
 
-    `port: Annotated[int, Meta(ge=0, le=65535), Setting("--http-port", "DYN_HTTP_PORT", help="the port")] = 8080`
+    `port: Annotated[int, Meta(ge=0, le=65535), Setting("--http-port", "DYN_HTTP_PORT", "the port")] = 8080`
     """
 
     flag: str | None = None
     variables: str | tuple[str, ...] = ()
     """The first one that is set counts."""
-    metavar: str = ""
     help: str = ""
+    metavar: str = ""
     group: str = ""
+    """Its section in the help; without one, the table's `GROUP`."""
     aliases: tuple[str, ...] = ()
     default: str | None = None
     """What the help shows instead of the field's default."""
@@ -51,6 +52,7 @@ class Option(Struct, frozen=True):
     bounds: tuple[Meta, ...]
     default: Any
     required: bool
+    group: str
 
     @property
     def key(self) -> str:
@@ -151,7 +153,8 @@ def options(table: type[Struct]) -> tuple[Option, ...]:
         if setting:
             required = field.required
             default = None if required else field.default
-            found.append(Option(field.name, setting, kind, optional, choices, bounds, default, required))
+            group = setting.group or getattr(table, "GROUP", "")
+            found.append(Option(field.name, setting, kind, optional, choices, bounds, default, required, group))
     return tuple(found)
 
 

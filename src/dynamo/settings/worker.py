@@ -9,12 +9,7 @@ from dynamo.settings.setting import Setting
 MigrationLimit = Annotated[
     int,
     Meta(ge=0, le=1023),
-    Setting(
-        "--migration-limit",
-        metavar="N",
-        help="times a request may move to another worker",
-        group="requests",
-    ),
+    Setting("--migration-limit", metavar="N", help="times a request may move to another worker", group="requests"),
 ]
 ModelName = Annotated[
     str | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct, structs
@@ -17,7 +17,6 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 Factor = Annotated[float, Meta(ge=0)]
 Flag = tuple[str, str, Any]
 """The flag, its argument and its value."""
-GROUP = "engine"
 
 
 class ReasoningArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -36,76 +35,44 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    engine_type: Annotated[Literal["vllm"], Setting("--engine-type", help="the engine to imitate", group=GROUP)] = (
-        "vllm"
-    )
-    num_gpu_blocks: Annotated[
-        int,
-        Meta(ge=1, le=2**24),
-        Setting("--num-gpu-blocks-override", help="KV blocks that requests can hold, per rank", group=GROUP),
-    ] = 16384
+    GROUP: ClassVar[str] = "engine"
+
+    # fmt: off
+    engine_type: Annotated[Literal["vllm"], Setting("--engine-type", help="the engine to imitate")] = "vllm"
+    num_gpu_blocks: Annotated[int, Meta(ge=1, le=2**24), Setting(
+        "--num-gpu-blocks-override", help="KV blocks that requests can hold, per rank")] = 16384
     """vLLM keeps one more of its own for padding: its N + 1 is this N."""
-    block_size: Annotated[PositiveInt, Setting("--block-size", help="tokens in a KV block", group=GROUP)] = 64
-    max_model_len: Annotated[
-        Annotated[int, Meta(ge=2, le=2**31 - 1)] | None,
-        Setting("--max-model-len", help="longest sequence, prompt included", group=GROUP, default="the model's"),
-    ] = None
-    max_num_seqs: Annotated[PositiveInt, Setting("--max-num-seqs", help="requests running at once", group=GROUP)] = 256
-    max_num_batched_tokens: Annotated[
-        PositiveInt, Setting("--max-num-batched-tokens", help="tokens computed in one step", group=GROUP)
-    ] = 8192
-    enable_prefix_caching: Annotated[
-        bool, Setting("--enable-prefix-caching", help="reuse the blocks of earlier prompts", group=GROUP)
-    ] = True
-    enable_chunked_prefill: Annotated[
-        bool, Setting("--enable-chunked-prefill", help="compute a prompt in several steps", group=GROUP)
-    ] = True
-    preemption_mode: Annotated[
-        Literal["lifo", "fifo"], Setting("--preemption-mode", help="which request is preempted", group=GROUP)
-    ] = "lifo"
-    watermark: Annotated[
-        float,
-        Meta(ge=0, lt=1),
-        Setting("--watermark", help="share of the blocks kept free when admitting a request", group=GROUP),
-    ] = 0.01
+    block_size: Annotated[PositiveInt, Setting("--block-size", help="tokens in a KV block")] = 64
+    max_model_len: Annotated[Annotated[int, Meta(ge=2, le=2**31 - 1)] | None, Setting(
+        "--max-model-len", help="longest sequence, prompt included", default="the model's")] = None
+    max_num_seqs: Annotated[PositiveInt, Setting("--max-num-seqs", help="requests running at once")] = 256
+    max_num_batched_tokens: Annotated[PositiveInt, Setting(
+        "--max-num-batched-tokens", help="tokens computed in one step")] = 8192
+    enable_prefix_caching: Annotated[bool, Setting(
+        "--enable-prefix-caching", help="reuse the blocks of earlier prompts")] = True
+    enable_chunked_prefill: Annotated[bool, Setting(
+        "--enable-chunked-prefill", help="compute a prompt in several steps")] = True
+    preemption_mode: Annotated[Literal["lifo", "fifo"], Setting(
+        "--preemption-mode", help="which request is preempted")] = "lifo"
+    watermark: Annotated[float, Meta(ge=0, lt=1), Setting(
+        "--watermark", help="share of the blocks kept free when admitting a request")] = 0.01
     """vLLM V1 behaves like 0."""
-    speedup_ratio: Annotated[
-        Factor, Setting("--speedup-ratio", help="divides all modelled times; 0 takes no time", group=GROUP)
-    ] = 1.0
-    decode_speedup_ratio: Annotated[
-        Factor, Setting("--decode-speedup-ratio", help="divides the times of decode steps", group=GROUP)
-    ] = 1.0
-    dp_size: Annotated[
-        int, Meta(ge=1, le=1024), Setting("--data-parallel-size", help="ranks in each worker", group=GROUP)
-    ] = 1
-    startup_time: Annotated[
-        Factor | None,
-        Setting("--startup-time", metavar="SECONDS", help="time before a worker is ready", group=GROUP, default="none"),
-    ] = None
-    planner_profile_data: Annotated[
-        str | None,
-        Setting(
-            "--planner-profile-data",
-            metavar="FILE",
-            help="a profiler's .npz with the times to use",
-            group=GROUP,
-            default="the published curves",
-        ),
-    ] = None
-    disaggregation_mode: Annotated[
-        Literal["agg", "prefill", "decode"],
-        Setting("--disaggregation-mode", help="what the worker does", group=GROUP),
-    ] = "agg"
-    reasoning: Annotated[
-        ReasoningArgs | None,
-        Setting(
-            "--reasoning",
-            metavar="JSON",
-            help="the token ids that begin and end thinking, and its share of an answer",
-            group=GROUP,
-            parse=_json_object,
-        ),
-    ] = None
+    speedup_ratio: Annotated[Factor, Setting(
+        "--speedup-ratio", help="divides all modelled times; 0 takes no time")] = 1.0
+    decode_speedup_ratio: Annotated[Factor, Setting(
+        "--decode-speedup-ratio", help="divides the times of decode steps")] = 1.0
+    dp_size: Annotated[int, Meta(ge=1, le=1024), Setting("--data-parallel-size", help="ranks in each worker")] = 1
+    startup_time: Annotated[Factor | None, Setting(
+        "--startup-time", help="time before a worker is ready", metavar="SECONDS", default="none")] = None
+    planner_profile_data: Annotated[str | None, Setting(
+        "--planner-profile-data", help="a profiler's .npz with the times to use", metavar="FILE",
+        default="the published curves")] = None
+    disaggregation_mode: Annotated[Literal["agg", "prefill", "decode"], Setting(
+        "--disaggregation-mode", help="what the worker does")] = "agg"
+    reasoning: Annotated[ReasoningArgs | None, Setting(
+        "--reasoning", help="the token ids that begin and end thinking, and its share of an answer", metavar="JSON",
+        parse=_json_object)] = None
+    # fmt: on
 
     @classmethod
     def from_json(cls, source: bytes | str | Mapping[str, Any], flags: Iterable[Flag] = ()) -> MockerArgs:

@@ -32,73 +32,37 @@ def _endpoints(text: str) -> tuple[str, ...]:
 
 
 class StatusConfig(Settings, frozen=True, kw_only=True):
-    port: Annotated[
-        int,
-        Meta(le=65535),
-        Setting(
-            variables="DYN_SYSTEM_PORT",
-            default="-1, off",
-            help="port to listen on; 0 takes a free one, which the log names (`status at http://…`)",
-        ),
-    ] = OFF
-    host: Annotated[
-        str,
-        Setting(
-            variables="DYN_SYSTEM_HOST",
-            help="address to listen on; there are no keys and no TLS: choose one that only your machines reach",
-        ),
-    ] = "0.0.0.0"
-    enabled: Annotated[
-        bool | None,
-        Setting(
-            variables="DYN_SYSTEM_ENABLED",
-            help="older: `true` without a port is 8081, `false` switches off whatever the port",
-        ),
-    ] = None
-    health_path: Annotated[
-        str,
-        Setting(
-            variables="DYN_SYSTEM_HEALTH_PATH", help="path of the health", valid=_is_path, expects="a path like /health"
-        ),
-    ] = "/health"
-    live_path: Annotated[
-        str,
-        Setting(
-            variables="DYN_SYSTEM_LIVE_PATH", help="path of the liveness", valid=_is_path, expects="a path like /live"
-        ),
-    ] = "/live"
-    starts_ready: Annotated[
-        bool,
-        Setting(
-            variables="DYN_SYSTEM_STARTING_HEALTH_STATUS",
-            default="notready",
-            help="status before anything is served: `ready` or `notready`",
-            parse=_starting,
-        ),
-    ] = False
-    required: Annotated[
-        tuple[str, ...],
-        Setting(
-            variables="DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS",
-            default="[]",
-            help='JSON: endpoints that must be ready, also those not served yet, like `["generate"]`',
-            parse=_endpoints,
-        ),
-    ] = ()
-    probes: Annotated[
-        bool,
-        Setting(variables="DYN_HEALTH_CHECK_ENABLED", help="send test requests to idle endpoints, see below"),
-    ] = False
-    idle: Annotated[
-        float,
-        Seconds,
-        Setting(variables="DYN_CANARY_WAIT_TIME", help="seconds without a good answer until an endpoint is tested"),
-    ] = 10.0
-    patience: Annotated[
-        float,
-        Seconds,
-        Setting(variables="DYN_HEALTH_CHECK_REQUEST_TIMEOUT", help="seconds a tested endpoint has to begin its answer"),
-    ] = 3.0
+    # fmt: off
+    port: Annotated[int, Meta(le=65535), Setting(
+        variables="DYN_SYSTEM_PORT",
+        help="port to listen on; 0 takes a free one, which the log names (`status at http://…`)",
+        default="-1, off")] = OFF
+    host: Annotated[str, Setting(
+        variables="DYN_SYSTEM_HOST",
+        help="address to listen on; without keys or TLS: choose one that only your machines reach")] = "0.0.0.0"
+    enabled: Annotated[bool | None, Setting(
+        variables="DYN_SYSTEM_ENABLED",
+        help="older: `true` without a port is 8081, `false` switches off whatever the port")] = None
+    health_path: Annotated[str, Setting(
+        variables="DYN_SYSTEM_HEALTH_PATH", help="path of the health", valid=_is_path,
+        expects="a path like /health")] = "/health"
+    live_path: Annotated[str, Setting(
+        variables="DYN_SYSTEM_LIVE_PATH", help="path of the liveness", valid=_is_path,
+        expects="a path like /live")] = "/live"
+    starts_ready: Annotated[bool, Setting(
+        variables="DYN_SYSTEM_STARTING_HEALTH_STATUS", help="status before anything is served: `ready` or `notready`",
+        default="notready", parse=_starting)] = False
+    required: Annotated[tuple[str, ...], Setting(
+        variables="DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS",
+        help='JSON: endpoints that must be ready, also those not served yet, like `["generate"]`', default="[]",
+        parse=_endpoints)] = ()
+    probes: Annotated[bool, Setting(
+        variables="DYN_HEALTH_CHECK_ENABLED", help="send test requests to idle endpoints, see below")] = False
+    idle: Annotated[float, Seconds, Setting(
+        variables="DYN_CANARY_WAIT_TIME", help="seconds without a good answer until an endpoint is tested")] = 10.0
+    patience: Annotated[float, Seconds, Setting(
+        variables="DYN_HEALTH_CHECK_REQUEST_TIMEOUT", help="seconds a tested endpoint has to begin its answer")] = 3.0
+    # fmt: on
 
     @property
     def on(self) -> bool:

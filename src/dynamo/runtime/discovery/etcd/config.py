@@ -13,24 +13,20 @@ from dynamo.settings import Setting, Settings, read
 class EtcdConfig(Settings, frozen=True, kw_only=True):
     """After the store lost records, their owners have `lease_ttl + return_grace` seconds to put them again."""
 
-    endpoints: Annotated[
-        tuple[str, ...],
-        Setting(variables="ETCD_ENDPOINTS", help="addresses, with commas between them; setting it chooses etcd"),
-    ] = ("http://localhost:2379",)
+    # fmt: off
+    endpoints: Annotated[tuple[str, ...], Setting(
+        variables="ETCD_ENDPOINTS",
+        help="addresses, with commas between them; setting it chooses etcd")] = ("http://localhost:2379",)
     username: Annotated[str | None, Setting(variables="ETCD_AUTH_USERNAME", help="user; needs the password")] = None
     password: Annotated[str | None, Setting(variables="ETCD_AUTH_PASSWORD", help="its password", secret=True)] = None
-    ca: Annotated[
-        str | None, Setting(variables="ETCD_AUTH_CA", help="authority that signed the servers' certificates")
-    ] = None
-    client_cert: Annotated[
-        str | None, Setting(variables="ETCD_AUTH_CLIENT_CERT", help="client certificate; needs the key")
-    ] = None
+    ca: Annotated[str | None, Setting(
+        variables="ETCD_AUTH_CA", help="authority that signed the servers' certificates")] = None
+    client_cert: Annotated[str | None, Setting(
+        variables="ETCD_AUTH_CLIENT_CERT", help="client certificate; needs the key")] = None
     client_key: Annotated[str | None, Setting(variables="ETCD_AUTH_CLIENT_KEY", help="and its key")] = None
-    lease_ttl: Annotated[
-        int,
-        Meta(ge=1, le=86400),
-        Setting(variables="ETCD_LEASE_TTL", help="seconds until the records of a dead process are gone"),
-    ] = 6
+    lease_ttl: Annotated[int, Meta(ge=1, le=86400), Setting(
+        variables="ETCD_LEASE_TTL", help="seconds until the records of a dead process are gone")] = 6
+    # fmt: on
     return_grace: float = 4.0
     prefix: str = "dynamo/"
 
