@@ -9,7 +9,7 @@ from support.running import SOURCE, run
 ENGINE = """
 from dynamo.engines import EngineEntry
 
-ENTRY = EngineEntry(name="shout", factory="shouting.engine:Shout", takes="text", completions=False)
+ENTRY = EngineEntry(name="shout", factory="shouting.engine:Shout", takes="text", model_types=("Chat",))
 """
 SHOUT = """
 from dynamo.engines.base import EngineInfo

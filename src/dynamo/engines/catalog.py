@@ -20,8 +20,8 @@ class EngineEntry(Struct, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     takes: Literal["tokens", "text"] = "tokens"
     """Token ids, or OpenAI requests as dicts: then no model is fetched for it."""
-    completions: bool = True
-    """A text engine that also takes completions requests, not only chats."""
+    model_types: tuple[str, ...] = ("Chat", "Completions")
+    """The requests it serves, by the names of `ModelType`."""
     weights: bool = True
     """It loads the model's weights; otherwise its tokenizer and configuration are enough."""
     bundled: bool = False
@@ -51,7 +51,7 @@ BUILT_IN = (
     EngineEntry(name="sglang", install="pip install sglang"),
     EngineEntry(name="trtllm", aliases=("tensorrtllm",), install="pip install tensorrt-llm"),
     EngineEntry(
-        name="pystr", factory="dynamo.engines.python_file:pystr", takes="text", completions=False, file=True
+        name="pystr", factory="dynamo.engines.python_file:pystr", takes="text", model_types=("Chat",), file=True
     ),
     EngineEntry(name="pytok", factory="dynamo.engines.python_file:pytok", weights=False, file=True),
 )  # fmt: skip

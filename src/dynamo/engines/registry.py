@@ -60,4 +60,6 @@ def make_engine(name: str, spec: EngineSpec) -> Engine:
         fix = f"; {entry.install}" if entry.install else ""
         raise EngineError(f"cannot load the engine '{entry.name}': {error}{fix}") from error
     engine: Engine = make(spec)
+    if engine.model_input.value != entry.takes:
+        raise EngineError(f"the engine '{entry.name}' takes {engine.model_input.value}, its entry says {entry.takes}")
     return engine

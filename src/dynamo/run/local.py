@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import reduce
 from pathlib import Path
 
 from msgspec import Struct
@@ -176,13 +178,14 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
         guided_decoding=info.guided_decoding,
         data_parallel_size=info.data_parallel_size,
     )
+    assert command.output.engine
+    names = engine_entry(command.output.engine).model_types
+    model_type = reduce(operator.or_, (ModelType[name] for name in names))
     block_size = command.kv_cache_block_size or info.kv_cache_block_size or 16
     if engine.model_input is ModelInput.Text:
-        assert command.output.engine
-        completions = engine_entry(command.output.engine).completions
         return ModelCard(
             name=subject.name,
-            model_type=(ModelType.Backend if completions else ModelType.Chat).value,
+            model_type=model_type.value,
             model_input=ModelInput.Text,
             context_length=info.context_length or command.context_length,
             kv_cache_block_size=block_size,
@@ -193,7 +196,7 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
     return build_card(
         subject.described_by,
         name=subject.name,
-        model_type=ModelType.Backend,
+        model_type=model_type,
         worker_type=info.worker_type,
         context_length=info.context_length or command.context_length,
         kv_cache_block_size=block_size,

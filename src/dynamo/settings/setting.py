@@ -104,8 +104,9 @@ class Option(Struct, frozen=True):
         source = source or self.name
         if value is None and self.optional:
             return
-        if self.choices:
-            self._choice(value, source)
+        if self.choices and value not in self.choices:
+            wanted = ("one of " if len(self.choices) > 2 else "") + one_of(self.choices)
+            raise ValueError(f"{source} must be {wanted}, not '{value}'{nearest(str(value), self.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             if not math.isfinite(value):
                 raise ValueError(f"{source} must be a finite number, not {value}")
@@ -124,23 +125,11 @@ class Option(Struct, frozen=True):
             if self.setting.parse:
                 return self.setting.parse(text)
             if self.choices:
-                return self._choice(text, source)
+                word = dict(self.setting.synonyms).get(text.lower(), text.lower())
+                return word if word in self.choices else text
             return _PARSERS.get(self.kind, self.kind)(text)
-        except _WrongChoice:
-            raise
         except ValueError as error:
             raise ValueError(f"{source} must be {error}, not '{text}'") from None
-
-    def _choice(self, text: str, source: str) -> str:
-        word = dict(self.setting.synonyms).get(text.lower(), text.lower())
-        if word not in self.choices:
-            wanted = ("one of " if len(self.choices) > 2 else "") + one_of(self.choices)
-            raise _WrongChoice(f"{source} must be {wanted}, not '{text}'{nearest(text, self.choices)}")
-        return word
-
-
-class _WrongChoice(ValueError):
-    """Its message is complete."""
 
 
 @cache
