@@ -120,7 +120,7 @@ async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
 
     async def clear(request: Any) -> AsyncIterator[Any]:
         if not await engine.clear_cache():
-            raise Unavailable("requests hold blocks of the cache: it can be emptied when none is running")
+            raise Unavailable("requests hold blocks of the cache: it can be emptied when none runs")
         yield {"status": "success", "message": "KV cache cleared"}
 
     settled = asyncio.Event()
