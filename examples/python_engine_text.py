@@ -1,4 +1,4 @@
-"""An engine of your own that speaks OpenAI itself: requests come as they were sent, chunks go out as they are.
+"""An engine of your own that speaks OpenAI's format: it gets requests as clients sent them and yields OpenAI chunks.
 
 python examples/python_engine_text.py
 dynamo-run in=http out=dyn                     # in another terminal

@@ -1,4 +1,4 @@
-"""A vLLM engine as a worker: token ids in and out, its cache and its load told to the routers.
+"""A vLLM engine as a worker: token ids in and out, KV events and load published for the routers.
 
 python examples/vllm_worker.py --model Qwen/Qwen3-0.6B     # takes vLLM's own flags; one process per engine
 python -m dynamo.frontend --router-mode kv                 # in another terminal
@@ -110,8 +110,8 @@ class Handler:
     async def generate(self, request):
         prompt = TokensPrompt(prompt_token_ids=request["token_ids"])
         if salt := (request.get("routing") or {}).get("cache_salt"):
-            prompt["cache_salt"] = f"dynamo-cache-salt:{salt}"  # by this prefix the events' readers know it
-        # A client that leaves cancels this where it waits; closing vLLM's generator aborts the request.
+            prompt["cache_salt"] = f"dynamo-cache-salt:{salt}"  # the prefix by which readers of the events recognise it
+        # A client that disconnects cancels this handler; closing vLLM's generator aborts the request.
         async with aclosing(self.engine.generate(prompt, sampling_params(request), uuid4().hex)) as outputs:
             async for output in outputs:
                 yield told(output)
@@ -119,7 +119,7 @@ class Handler:
     async def clear(self, request):
         cleared = await self.engine.reset_prefix_cache()
         if cleared:
-            self.events.publish_cleared()  # vLLM itself says so only with its next step
+            self.events.publish_cleared()  # vLLM reports it only with its next step
         yield {"cleared": cleared}
 
 
@@ -140,7 +140,7 @@ def sampling_params(request):
 
 
 def told(output):
-    """One step of a request in our words: the new tokens, and at the end why it ended and what was cached."""
+    """One step of a request as our output: the new tokens, and at the end the finish reason and what was cached."""
     new = output.outputs[0]
     step = {"token_ids": list(new.token_ids)}
     if new.logprobs:
@@ -159,7 +159,7 @@ def told(output):
 
 
 class Load(StatLoggerBase):
-    """Called by vLLM after each step: how much of its cache is in use goes to the routers."""
+    """Called by vLLM after each step: publishes how much of its cache is in use."""
 
     def __init__(self, config, publisher):
         self.config = config
@@ -176,7 +176,7 @@ class Load(StatLoggerBase):
 
 
 if __name__ == "__main__":
-    # A forked engine would hold copies of our sockets and of the lock that says we are alive.
+    # A forked engine would hold copies of our sockets and of the lock that shows we are alive.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     uvloop.install()
     with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every prompt of a file, answered into output.jsonl beside it. Interrupted, the same command goes on.
+# Answers every prompt of a file into output.jsonl beside it. Run again after an interruption, it resumes.
 #
 #   examples/batch/run.sh [MODEL]             OUT=echo_full examples/batch/run.sh
 set -eu

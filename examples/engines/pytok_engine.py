@@ -1,4 +1,4 @@
-"""An engine that speaks in token ids: `dynamo-run out=pytok:examples/engines/pytok_engine.py --model-path MODEL`.
+"""An engine that yields token ids: `dynamo-run out=pytok:examples/engines/pytok_engine.py --model-path MODEL`.
 
 The ids are those of Llama 3's vocabulary, in which they read "The capital of France is Paris."
 """
