@@ -1,4 +1,4 @@
-"""An engine of your own: a worker for tokens that returns its prompt.
+"""A custom engine: a worker that takes token ids and answers with its prompt.
 
 python examples/python_engine.py MODEL         # a folder, a GGUF file or a Hugging Face id
 dynamo-run in=http out=dyn                     # in another terminal

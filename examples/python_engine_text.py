@@ -1,4 +1,4 @@
-"""An engine of your own that speaks OpenAI's format: it gets requests as clients sent them and yields OpenAI chunks.
+"""A custom engine that speaks the OpenAI API: it gets requests and returns chunks unchanged.
 
 python examples/python_engine_text.py
 dynamo-run in=http out=dyn                     # in another terminal

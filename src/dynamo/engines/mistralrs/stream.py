@@ -1,4 +1,4 @@
-"""One answer: a thread reads the stream of mistral.rs, the event loop pushes it into the sink."""
+"""One answer: a thread reads it from mistral.rs, and the event loop passes it to its sink."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class MistralRsStream:
-    """`follow` runs in a thread of the pool; everything else belongs to the event loop."""
+    """`follow` runs in a thread of the pool; all other methods are called on the event loop."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class MistralRsStream:
         self._generated: list[int] = []
         self._count = 0
         self._done = False
-        self.waiting: Future[None] | None = None
+        self.queued: Future[None] | None = None
 
     def cancel(self) -> None:
         self.fail(Cancelled("request was cancelled"))
@@ -49,31 +49,31 @@ class MistralRsStream:
             self._sink.fail(error)
 
     def _finish(self) -> None:
-        """The thread drops the stream at its next token, which frees the engine's slot."""
+        """At its next token the thread closes the stream, and so frees the engine's slot."""
         self._done = True
         self._forget(self)
-        if self.waiting is not None:
-            self.waiting.cancel()
+        if self.queued is not None:
+            self.queued.cancel()
 
-    def _deliver(self, output: list[int] | EngineOutput | DynamoException) -> None:
+    def _deliver(self, what: list[int] | EngineOutput | DynamoException) -> None:
         if self._done:
             return
         try:
-            if isinstance(output, list):
-                self._sink.tokens(output)
-            elif isinstance(output, DynamoException):
-                self.fail(output)
+            if isinstance(what, list):
+                self._sink.tokens(what)
+            elif isinstance(what, DynamoException):
+                self.fail(what)
             else:
-                self._sink.item(output)
-                if output.finish_reason is not None and not self._done:
+                self._sink.item(what)
+                if what.finish_reason is not None and not self._done:
                     self._finish()
                     self._sink.end()
-        except Exception as error:  # one sink's failure must not reach other answers
-            log.exception("cannot deliver an answer")
+        except Exception as error:  # a sink's failure must not affect other answers
+            log.exception("the sink of an answer failed")
             self.fail(from_exception(error))
 
     def follow(self) -> None:
-        """Run the answer to its end. Until it has `min_tokens`, mistral.rs is kept from ending it."""
+        """Run the answer to its end. Before `min_tokens`, mistral.rs is prevented from ending it."""
         plan = self._plan
         try:
             ended = False
@@ -81,11 +81,11 @@ class MistralRsStream:
                 ended = self._follow(plan.min_tokens, may_end=False)
             if not ended and self._count < plan.max_tokens:
                 self._follow(plan.max_tokens - self._count, may_end=True)
-        except BaseException as error:  # a panic in the library is not an Exception, and an error must leave the thread
+        except BaseException as error:  # a panic in the library is not an Exception, and the sink must learn of it
             self._post(self._deliver, self._explain(error))
 
     def _follow(self, limit: int, *, may_end: bool) -> bool:
-        """Deliver tokens until mistral.rs has sampled `limit` of them or the answer ends; returns whether it ended."""
+        """Pass on up to `limit` tokens; returns whether the answer ended."""
         parameters = self._plan.request(self._vocabulary, self._generated, limit, may_end=may_end)
         before = self._count
         for chunk in self._open(parameters):
@@ -97,7 +97,7 @@ class MistralRsStream:
             reason = choice.finish_reason
             if reason is None:
                 continue
-            # The engine's own count includes tokens that it could not report.
+            # The engine also counts tokens that it cannot report.
             self._count = before + chunk.usage.completion_tokens
             self._check(chunk.usage.prompt_tokens, len(self._plan.prompt) + before)
             if reason == "length" and not may_end and self._count < self._plan.max_tokens:
@@ -109,7 +109,7 @@ class MistralRsStream:
         return True
 
     def _token(self, sampled: Any) -> bool:
-        """Deliver one token; returns whether it ends the answer."""
+        """Pass on one token; returns whether the answer ends with it."""
         piece = bytes(sampled.bytes or b"")
         id = self._vocabulary.id_of(piece)
         self._count += 1
@@ -157,7 +157,7 @@ class MistralRsStream:
         if isinstance(error, DynamoException):
             return error
         message = one_line(error)
-        # A grammar is compiled before the first token; what fails later is not the client's mistake.
+        # A grammar is compiled before the first token; a later failure is not the client's mistake.
         if "grammar" in self._plan.parameters and not self._count and isinstance(error, ValueError):
             return InvalidArgument(f"guided_decoding: {message}")
         log.error("mistralrs failed: %s", message, exc_info=error)
