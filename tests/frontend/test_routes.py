@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynamo.frontend.request_template import RequestTemplate
 from dynamo.runtime import Context
+from dynamo.serving.request_template import RequestTemplate
 from support.toys import Live, ModelType, Scripted, text_card, toy_card
 from support.waiting import PATIENCE
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from dynamo.frontend.connection import ConnectionLimits
 from dynamo.frontend.measure.metrics import clean_prefix
-from dynamo.frontend.request_template import RequestTemplate
 from dynamo.router import RouterConfig
 from dynamo.runtime.names import DEFAULT_NAMESPACE
+from dynamo.serving.request_template import RequestTemplate
 from dynamo.settings import given, read
 from dynamo.settings.frontend import FrontendSettings
 

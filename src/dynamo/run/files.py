@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from dynamo.frontend.request_template import RequestTemplate
 from dynamo.run.errors import RunError
+from dynamo.serving.request_template import RequestTemplate
 
 
 def request_template(path: str | None) -> RequestTemplate | None:
