@@ -18,6 +18,7 @@ from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink
+from dynamo.settings.router import QueuePolicy
 
 SWEEP_SECONDS = 30.0
 
@@ -34,7 +35,7 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     router_disk_cache_hit_weight: float = 0.25
     router_copy_prefixes: bool = True
     router_queue_threshold: float | None = None
-    router_queue_policy: str = "fcfs"
+    router_queue_policy: QueuePolicy = "fcfs"
     router_queue_limit: int = 256
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None
