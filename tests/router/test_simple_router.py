@@ -12,8 +12,9 @@ import pytest
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import CannotConnect, Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.router import Placement, RouterConfig
+from dynamo.router import MODES, Placement, RouterConfig
 from dynamo.router.attempt import Attempt, reach
+from dynamo.router.policy import POLICIES
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network
@@ -78,6 +79,10 @@ class Side:
 async def runtime() -> AsyncIterator[DistributedRuntime]:
     async with DistributedRuntime(config=Network.in_process({})) as runtime:
         yield runtime
+
+
+def test_every_mode_but_kv_has_a_policy() -> None:
+    assert {*POLICIES, "kv"} == {*MODES}
 
 
 @pytest.mark.parametrize("mode", ["least-loaded", "power-of-two"])

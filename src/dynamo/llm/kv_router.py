@@ -18,6 +18,7 @@ from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink
+from dynamo.settings.router import QueuePolicy
 
 SWEEP_SECONDS = 30.0
 
@@ -34,7 +35,7 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     router_disk_cache_hit_weight: float = 0.25
     router_copy_prefixes: bool = True
     router_queue_threshold: float | None = None
-    router_queue_policy: str = "fcfs"
+    router_queue_policy: QueuePolicy = "fcfs"
     router_queue_limit: int = 256
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None
@@ -188,7 +189,7 @@ class KvRouter:
     async def dump_events(self) -> str:
         """All blocks the index knows, as JSON: per rank and tier the events that would store them one by one."""
         await self._started()
-        known = self._router.core.index.snapshots()
+        index = self._router.core.index
         events = [
             {
                 "worker_id": worker.worker_id,
@@ -196,14 +197,12 @@ class KvRouter:
                 "event": {
                     "event_id": at,
                     "dp_rank": worker.dp_rank,
-                    "data": {"stored": {"parent_hash": parent, "blocks": [{"block_hash": name, "sequence_hash": own}]}},
+                    "data": {"stored": {"parent_hash": parent, "blocks": [{"block_hash": own, "sequence_hash": own}]}},
                 },
             }
-            for worker in sorted(known)
-            for tier in known[worker]
-            for at, (name, own, parent) in enumerate(
-                zip(tier.block_hashes, tier.sequence_hashes, tier.parents, strict=True)
-            )
+            for worker in sorted(index.workers)
+            for tier in index.snapshot(worker)
+            for at, (own, parent) in enumerate(zip(tier.sequence_hashes, tier.parents, strict=True))
         ]
         return msgspec.json.encode(events).decode()
 

@@ -16,6 +16,7 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.protocols.instance import Instance
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.active_requests import ActiveRequests, KvPlacement
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
@@ -28,8 +29,8 @@ from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlaps
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import WorkerRank
-from dynamo.router.kv.sync.follow import FollowConfig, Follower
+from dynamo.router.kv.sync.follow import Follower
+from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.router.kv.sync.replicas import Replicas
 from dynamo.router.overhead import ChoiceTimer, Overhead
 from dynamo.router.placement import DECISIONS_KEPT, WorkerLoad, check_pinned

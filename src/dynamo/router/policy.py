@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.settings.router import Mode
 
 InFlight = Mapping[int, int]
 """Our own requests in flight at each instance; an instance without any may be missing."""
@@ -59,7 +60,7 @@ class Direct:
         )
 
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[Mode, Callable[[], Policy]] = {
     "round-robin": RoundRobin,
     "random": Random,
     "least-loaded": LeastLoaded,

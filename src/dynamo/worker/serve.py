@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from dynamo.engines.base import (
     CacheOwner,
     Engine,
-    ExactKvSource,
-    KvChange,
     KvSocketSource,
     KvSource,
     LoadSource,
     RankLoad,
 )
-from dynamo.llm.kv_events import KvEventPublisher
-from dynamo.llm.kv_feed import component_of, kv_feed
+from dynamo.llm.kv.feed import component_of, kv_feed
+from dynamo.llm.kv.publisher import KvEventPublisher
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
+from dynamo.protocols.kv import KvChange
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.stream import Handler, Outlet
 from dynamo.worker.health import health_check_payload
 
-log = logging.getLogger(__name__)
-
 
 def engine_handler(engine: Engine) -> Handler:
-    """Requests go to the engine, its steps straight to the outlet, a caller's leaving back to the engine."""
+    """Requests go to the engine, its output straight to the outlet, cancellation back to the engine."""
 
     def handle(request: Any, context: Context, outlet: Outlet) -> None:
         running = engine.submit(request, outlet)
@@ -47,9 +43,9 @@ def engine_handler(engine: Engine) -> Handler:
 async def serve_engine(endpoint: Endpoint, engine: Engine, model: str | None = None) -> None:
     """Serve until the runtime shuts down. The engine must have started; its owner stops it afterwards.
 
-    `model` is the name its metrics tell.
+    `model` is the name in its metrics.
     """
-    # First, so that whoever finds the endpoint finds what stands beside it.
+    # First, so that a router that finds the endpoint also finds its events, load and clearing endpoint.
     if isinstance(engine, KvSource):
         await publish_kv_events(endpoint, engine)
     if isinstance(engine, KvSocketSource):
@@ -68,24 +64,21 @@ async def serve_engine(endpoint: Endpoint, engine: Engine, model: str | None = N
 
 
 async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
-    """What the engine tells of its blocks goes to the routers, and its snapshot to those that ask."""
+    """Send the changes of the engine's blocks to the routers, and a snapshot to those that ask."""
     await endpoint.runtime.start()
     feed = kv_feed(endpoint)
-    exact = isinstance(engine, ExactKvSource)
 
-    def told(dp_rank: int, changes: list[KvChange]) -> None:
-        rank = feed.rank(dp_rank, exact=exact)
+    def publish(dp_rank: int, changes: list[KvChange]) -> None:
+        rank = feed.rank(dp_rank)
         for change in changes:
-            refusal = rank.tell(change)
-            if refusal:
-                log.warning("KV event of worker %x rank %d left out: %s", *rank.worker, refusal)
+            rank.publish(change)
 
-    engine.on_kv_events(told)
+    engine.on_kv_events(publish)
     await feed.ready()
 
 
 async def relay_kv_events(endpoint: Endpoint, engine: KvSocketSource) -> None:
-    """What the engine publishes on its own sockets goes to the routers."""
+    """Relay what the engine publishes on its own ZMQ sockets to the routers."""
     await endpoint.runtime.start()
     for socket in engine.kv_sockets():
         KvEventPublisher(
@@ -103,7 +96,7 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
     publisher = WorkerMetricsPublisher()
     await publisher.create_endpoint(endpoint)
 
-    def told(load: RankLoad) -> None:
+    def publish(load: RankLoad) -> None:
         publisher.publish(
             load.dp_rank,
             load.active_decode_blocks,
@@ -112,11 +105,11 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
             kv_total_blocks=load.kv_total_blocks,
         )
 
-    engine.on_load(told)
+    engine.on_load(publish)
 
 
 async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
-    """Whoever runs the service may empty the cache, by an endpoint of its own."""
+    """Serve an endpoint beside the engine's that empties its prefix cache."""
 
     async def clear(request: Any) -> AsyncIterator[Any]:
         if not await engine.clear_cache():

@@ -11,12 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dynamo.protocols.errors import InvalidArgument, Unavailable
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.choose import Choice, choose
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
-from dynamo.router.kv.slots import WorkerRank
 
 BLOCK = 16
 

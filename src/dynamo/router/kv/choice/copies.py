@@ -6,8 +6,8 @@ from collections.abc import Callable
 from math import ceil, inf
 
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.choose import Choice
-from dynamo.router.kv.slots import WorkerRank
 
 LEAST_SHARING = 3
 """Active requests that make a prefix worth a copy: two may be chance."""

@@ -1,8 +1,8 @@
 """Listens to an engine that publishes its KV events over ZMQ, as vLLM and SGLang do.
 
 The engine numbers its batches. A missing number is asked for again where the engine offers a replay endpoint. Where it
-does not, or does not remember, and whenever the connection is lost, nothing known of the engine holds any more and
-the routers are told so: an index may know too little, never too much.
+does not, or no longer has it, and whenever the connection is lost, all blocks of the engine are withdrawn: an index may
+know too little, never too much.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from dynamo.llm.engine_rank import EngineRank
-from dynamo.router.kv import EngineBatch, MalformedEvents, decode_batch, decode_sequence
+from dynamo.llm.kv.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
+from dynamo.llm.kv.engine_rank import EngineRank
 
 log = logging.getLogger(__name__)
 
 REPLAY_SECONDS = 5.0
 """How long to wait for each batch of a replay."""
 BATCH = 100
-"""Batches taken before other work of the loop gets its turn."""
+"""Batches handled before the event loop gets a turn."""
 HIGH_WATER = 100_000
 
 _ADDRESS = re.compile(r"tcp://.+:\d+|ipc://.+")
@@ -45,10 +45,10 @@ class EngineListener:
         self._topic = topic
         self._replay_address = replay_address
         self._next: int | None = None
-        """The number of the batch to come; None while nothing is known of the engine."""
+        """The number of the next batch; None while nothing is known of the engine."""
 
     async def run(self) -> None:
-        """Listen until cancelled, or until the engine turned out not to fit."""
+        """Listen until cancelled, or until publishing was stopped because of the engine's block size."""
         context = zmq.asyncio.Context()
         events = context.socket(zmq.SUB)
         try:
@@ -64,7 +64,7 @@ class EngineListener:
                 ready: dict[Any, int] = dict(await poller.poll())
                 await self._drain(context, events)
                 if monitor in ready:
-                    # After what came before the connection ended.
+                    # Only after the batches that arrived before the connection ended.
                     await monitor.recv_multipart()
                     self._lost_connection()
         finally:
@@ -81,7 +81,7 @@ class EngineListener:
             try:
                 await self._receive(context, frames)
             except Exception:
-                log.exception("KV events of the engine at %s were of no use; forgetting its blocks", self._address)
+                log.exception("handling KV events of the engine at %s failed; forgetting its blocks", self._address)
                 self._forget()
             taken += 1
             if taken % BATCH == 0:
@@ -95,10 +95,10 @@ class EngineListener:
             if number < 0:
                 raise MalformedEvents(f"the batch number is {number}")
         except MalformedEvents as error:
-            self._unreadable(error)
+            self._malformed(error)
             return
         if self._next is not None and number < self._next:
-            log.warning("the engine at %s has started anew", self._address)
+            log.warning("the engine at %s has restarted", self._address)
             self._forget()
         await self._catch_up(context, number)
         self._take(number, frames[2])
@@ -107,7 +107,7 @@ class EngineListener:
         try:
             batch: EngineBatch = decode_batch(payload)
         except MalformedEvents as error:
-            self._unreadable(error)
+            self._malformed(error)
         else:
             self._rank.take(batch)
         self._next = number + 1
@@ -145,7 +145,7 @@ class EngineListener:
         return found if start == end else []
 
     async def _ask(self, context: zmq.asyncio.Context, start: int, end: int) -> list[tuple[int, bytes]]:
-        """What one request for a replay brings of these batches."""
+        """The batches of this range that one replay request returns."""
         if self._replay_address is None:
             return []
         found: list[tuple[int, bytes]] = []
@@ -172,7 +172,7 @@ class EngineListener:
         log.warning("lost the engine's KV events at %s; forgetting its blocks until it is back", self._address)
         self._forget()
 
-    def _unreadable(self, error: MalformedEvents) -> None:
+    def _malformed(self, error: MalformedEvents) -> None:
         self._rank.refused(str(error))
         self._forget()
 

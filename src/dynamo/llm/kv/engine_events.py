@@ -34,7 +34,7 @@ _REMOVED_FIELDS = ("block_hashes", "medium")
 
 
 class MalformedEvents(ProtocolError):
-    """An engine sent bytes that are no batch of KV events."""
+    """An engine sent bytes that are not a batch of KV events."""
 
 
 class EngineStored(Struct, frozen=True, kw_only=True):
@@ -44,11 +44,11 @@ class EngineStored(Struct, frozen=True, kw_only=True):
     block_size: int
     """0: vLLM's offloading names blocks without their tokens."""
     tier: Tier | None
-    """None: a medium nobody here knows."""
+    """None: an unknown medium."""
     lora_name: str | None = None
     cache_salt: str | None = None
     opaque: frozenset[int] = frozenset()
-    """Places of blocks whose content depends on more than tokens, adapter and salt (an image, say)."""
+    """Positions of blocks whose content depends on more than tokens, adapter and salt (an image, say)."""
     eagle: bool = False
     local: bool = True
     """False: the block lies with another worker."""
@@ -71,12 +71,12 @@ class EngineCleared(Struct, frozen=True):
 class EngineBatch(Struct, frozen=True, kw_only=True):
     timestamp: float
     events: list[EngineStored | EngineRemoved | EngineCleared]
-    """Events of a type nobody here knows are left out."""
+    """Without events of unknown types."""
     dp_rank: int | None
 
 
 def decode_batch(payload: bytes) -> EngineBatch:
-    """Decode the third frame of a message. Whatever is wrong with it, MalformedEvents says so."""
+    """Decode the third frame of a message; raises MalformedEvents for anything that is wrong with it."""
     try:
         raw = msgspec.msgpack.decode(payload)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -122,7 +122,7 @@ def _event(raw: Any) -> EngineStored | EngineRemoved | EngineCleared | None:
 
 
 def _positional(raw: list[Any], names: Sequence[str]) -> dict[str, Any]:
-    """Fields by place; those after the last fixed place have come and gone over versions and are told by their type."""
+    """Fields by position; those after the last fixed one differ between versions and are recognised by their type."""
     fields = dict(zip(names, raw[1:], strict=False))
     for value in raw[1 + len(names) :]:
         if isinstance(value, list):

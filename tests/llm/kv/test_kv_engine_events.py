@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.kv.engine_events import (
+from dynamo.llm.kv.engine_events import (
     EngineBatch,
     EngineCleared,
     EngineRemoved,

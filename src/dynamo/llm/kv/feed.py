@@ -1,8 +1,6 @@
-"""What one instance tells routers about its KV blocks: one subject and one snapshot endpoint for all its ranks.
+"""What one instance publishes about its KV blocks: one subject and one snapshot endpoint for all its ranks.
 
-Every event is applied to a book here before it goes out, and a snapshot is that book at its last event. The book is an
-index, and what that refuses or already knows is not sent: so a router that misses nothing never has to refuse either.
-Where a source is exact, a plain list of what it holds is book enough.
+Every change is recorded here before it is sent, so a snapshot is exactly the cache after its last event.
 """
 
 from __future__ import annotations
@@ -13,11 +11,12 @@ from collections.abc import AsyncIterator, Iterator
 import msgspec
 from msgspec import structs
 
-from dynamo.kv.subjects import KV_EVENTS, subject
-from dynamo.llm.kv_held import Held
+from dynamo.kv.subjects import KV_EVENTS, SNAPSHOT_ENDPOINT, subject
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import (
+    KV_WIRE_VERSION,
     Cleared,
+    KvChange,
     KvSnapshot,
     Removed,
     RouterEvent,
@@ -26,19 +25,16 @@ from dynamo.protocols.kv import (
     Stored,
     Tier,
     TierSnapshot,
+    WorkerRank,
 )
-from dynamo.router.kv import Index, Rejected, WorkerRank
-from dynamo.router.kv.sync.follow import SNAPSHOT_ENDPOINT
 from dynamo.runtime import Component, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
 
 MAX_EVENTS = 128
 MAX_BLOCKS = 8192
-"""Of one message, and so of one event."""
+"""Per message, and so per event."""
 SNAPSHOT_BLOCKS = 500_000
-"""Of one item of a snapshot: 27 bytes each, far below what a frame may hold."""
-
-Change = Stored | Removed | Cleared
+"""Per item of a snapshot: 18 bytes each, far below what a frame may hold."""
 
 
 def component_of(place: Endpoint | Component) -> Component:
@@ -50,7 +46,7 @@ def component_of(place: Endpoint | Component) -> Component:
 
 
 def kv_feed(place: Endpoint | Component) -> KvFeed:
-    """The feed of this runtime's instance of the component, begun at the first asking."""
+    """The feed of this runtime's instance of the component, created on first use."""
     component = component_of(place)
     key = (KvFeed, component.namespace, component.name)
     return component.runtime.shared(key, lambda: KvFeed(component))
@@ -61,7 +57,6 @@ class KvFeed:
 
     def __init__(self, component: Component) -> None:
         self.worker_id = component.runtime.instance_id
-        self._index = Index()
         self._component = component
         self._subject = subject((component.namespace, component.name), KV_EVENTS)
         self._plane = component.runtime.events
@@ -78,23 +73,22 @@ class KvFeed:
         """Wait until routers can find the snapshot endpoint, or it has failed to come up."""
         await self._settled.wait()
 
-    def rank(self, dp_rank: int = 0, worker_id: int | None = None, *, exact: bool = False) -> RankFeed:
-        """An `exact` source's events are not checked (`dynamo.engines.base.ExactKvSource` says what it promises)."""
+    def rank(self, dp_rank: int = 0, worker_id: int | None = None) -> RankFeed:
         worker = WorkerRank(self.worker_id if worker_id is None else worker_id, dp_rank)
         if worker not in self._ranks:
-            self._ranks[worker] = RankFeed(self, worker, Held() if exact else self._index)
+            self._ranks[worker] = RankFeed(self, worker)
         return self._ranks[worker]
 
     def snapshot(self, worker_id: int, dp_rank: int = 0) -> KvSnapshot:
-        worker = WorkerRank(worker_id, dp_rank)
-        rank = self._ranks.get(worker)
+        rank = self._ranks.get(WorkerRank(worker_id, dp_rank))
         if rank is None and worker_id != self.worker_id:
             raise InvalidArgument(f"this is worker {self.worker_id}, not {worker_id}")
         return KvSnapshot(
+            version=KV_WIRE_VERSION,
             worker_id=worker_id,
             dp_rank=dp_rank,
             last_event_id=rank.last_event_id if rank else None,
-            tiers=rank.book.snapshot(worker) if rank else [],
+            tiers=rank.blocks() if rank else [],
         )
 
     def queue(self, event: RouterEvent, delay: float) -> None:
@@ -119,10 +113,11 @@ class KvFeed:
         if self._pending:
             pending, self._pending = self._pending, []
             for events in messages(pending):
-                self._plane.publish(self._subject, self._encode(RouterEventBatch(events)))
+                batch = RouterEventBatch(version=KV_WIRE_VERSION, events=events)
+                self._plane.publish(self._subject, self._encode(batch))
 
     async def _serve_snapshots(self) -> None:
-        handler = GeneratorHandler(self._tell)
+        handler = GeneratorHandler(self._answer)
         endpoint = self._component.endpoint(SNAPSHOT_ENDPOINT)
         try:
             await self._component.runtime.start()
@@ -134,52 +129,73 @@ class KvFeed:
             self._settled.set()
             await handler.close()
 
-    async def _tell(self, request: SnapshotRequest) -> AsyncIterator[KvSnapshot]:
+    async def _answer(self, request: SnapshotRequest) -> AsyncIterator[KvSnapshot]:
         snapshot = self.snapshot(request.worker_id, request.dp_rank)
         for part in parts(snapshot, SNAPSHOT_BLOCKS) if request.parts else (snapshot,):
             yield part
 
 
 class RankFeed:
-    """One rank's events, numbered from 0 without gaps."""
+    """One rank's events, numbered from 0 without gaps, and the blocks it holds after the last of them."""
 
-    def __init__(self, feed: KvFeed, worker: WorkerRank, book: Index | Held) -> None:
+    def __init__(self, feed: KvFeed, worker: WorkerRank) -> None:
         self.worker = worker
-        self.book = book
         self.delay = 0.0
         """Seconds an event may wait for others to be sent with."""
         self._feed = feed
         self._next_id = 0
+        self._parents: dict[Tier, dict[int, int | None]] = {tier: {} for tier in Tier}
+        """Per tier the parent of each block held, in order of arrival."""
+        self._on_device = self._parents[Tier.Device]
 
     @property
     def last_event_id(self) -> int | None:
         return self._next_id - 1 if self._next_id else None
 
-    def tell(self, data: Change, tier: Tier = Tier.Device) -> str | None:
-        """Number and send one change; returns why it was refused, if it was."""
-        if blocks_of(data) > MAX_BLOCKS:
-            refusals = [self._tell(piece, tier) for piece in pieces(data)]
-            return next((refusal for refusal in refusals if refusal), None)
-        return self._tell(data, tier)
+    def blocks(self) -> list[TierSnapshot]:
+        return [
+            TierSnapshot(tier=tier, sequence_hashes=list(parents), parents=list(parents.values()))
+            for tier, parents in self._parents.items()
+            if parents
+        ]
 
-    def _tell(self, data: Change, tier: Tier) -> str | None:
-        event = RouterEvent(
-            worker_id=self.worker.worker_id, dp_rank=self.worker.dp_rank, event_id=self._next_id, data=data, tier=tier
-        )
-        outcome = self.book.apply(event)
-        if isinstance(outcome, Rejected):
-            return outcome.reason
-        if outcome.changed:
-            self._next_id += 1
-            self._feed.queue(event, self.delay)
-        return None
+    def publish(self, change: KvChange, tier: Tier = Tier.Device) -> None:
+        """Record, number and send one change; one that says nothing is not sent."""
+        if isinstance(change, Cleared):
+            if not any(self._parents.values()):
+                return
+            for parents in self._parents.values():
+                parents.clear()
+            self._send(change, tier)
+            return
+        hashes = change.sequence_hashes
+        if not hashes:
+            return
+        # Hashing an enum member costs more than the rest of this: the busiest tier has its own name.
+        parents = self._on_device if tier is Tier.Device else self._parents[tier]
+        if isinstance(change, Stored):
+            parents.update(zip(hashes, (change.parent, *hashes), strict=False))
+        else:
+            for block in hashes:
+                parents.pop(block, None)
+        if len(hashes) <= MAX_BLOCKS:
+            self._send(change, tier)
+        else:
+            for piece in pieces(change):
+                self._send(piece, tier)
+
+    def _send(self, change: KvChange, tier: Tier) -> None:
+        worker_id, dp_rank = self.worker
+        event = RouterEvent(worker_id=worker_id, dp_rank=dp_rank, event_id=self._next_id, data=change, tier=tier)
+        self._next_id += 1
+        self._feed.queue(event, self.delay)
 
 
 def messages(events: list[RouterEvent]) -> Iterator[list[RouterEvent]]:
-    """The events in order, cut into lists that one message may hold."""
+    """The events in order, cut into lists that fit into one message."""
     start = blocks = 0
     for at, event in enumerate(events):
-        size = blocks_of(event.data)
+        size = 0 if isinstance(event.data, Cleared) else len(event.data.sequence_hashes)
         if at > start and (at - start == MAX_EVENTS or blocks + size > MAX_BLOCKS):
             yield events[start:at]
             start, blocks = at, 0
@@ -188,36 +204,23 @@ def messages(events: list[RouterEvent]) -> Iterator[list[RouterEvent]]:
 
 
 def parts(snapshot: KvSnapshot, most: int) -> Iterator[KvSnapshot]:
-    """A snapshot as several of at most so many blocks."""
-    if sum([len(tier.block_hashes) for tier in snapshot.tiers]) <= most:
+    """A snapshot as several of at most `most` blocks."""
+    if sum([len(tier.sequence_hashes) for tier in snapshot.tiers]) <= most:
         yield snapshot
         return
     for tier in snapshot.tiers:
-        for start in range(0, len(tier.block_hashes), most):
+        for start in range(0, len(tier.sequence_hashes), most):
             some = slice(start, start + most)
-            part = TierSnapshot(
-                tier=tier.tier,
-                block_hashes=tier.block_hashes[some],
-                sequence_hashes=tier.sequence_hashes[some],
-                parents=tier.parents[some],
-            )
+            part = structs.replace(tier, sequence_hashes=tier.sequence_hashes[some], parents=tier.parents[some])
             yield structs.replace(snapshot, tiers=[part])
 
 
-def pieces(data: Change) -> Iterator[Change]:
+def pieces(change: Stored | Removed) -> Iterator[Stored | Removed]:
     """A change of many blocks as several of at most `MAX_BLOCKS`."""
-    match data:
-        case Stored():
-            for start in range(0, len(data.block_hashes), MAX_BLOCKS):
-                end = start + MAX_BLOCKS
-                parent = data.block_hashes[start - 1] if start else data.parent_hash
-                yield Stored(data.block_hashes[start:end], data.tokens_hashes[start:end], parent)
-        case Removed():
-            for start in range(0, len(data.block_hashes), MAX_BLOCKS):
-                yield Removed(data.block_hashes[start : start + MAX_BLOCKS])
-        case Cleared():
-            yield data
-
-
-def blocks_of(data: Change) -> int:
-    return 0 if isinstance(data, Cleared) else len(data.block_hashes)
+    hashes = change.sequence_hashes
+    for start in range(0, len(hashes), MAX_BLOCKS):
+        some = hashes[start : start + MAX_BLOCKS]
+        if isinstance(change, Stored):
+            yield Stored(some, hashes[start - 1] if start else change.parent)
+        else:
+            yield Removed(some)

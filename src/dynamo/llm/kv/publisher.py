@@ -1,4 +1,4 @@
-"""`KvEventPublisher`: how an engine author tells routers which KV blocks a worker holds."""
+"""`KvEventPublisher`: how an engine author reports to routers which KV blocks a worker holds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dynamo.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
-from dynamo.llm.engine_listener import EngineListener, engine_address
-from dynamo.llm.engine_rank import EngineRank
-from dynamo.llm.kv_feed import component_of, kv_feed
+from dynamo.llm.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
+from dynamo.llm.kv.engine_listener import EngineListener, engine_address
+from dynamo.llm.kv.engine_rank import EngineRank
+from dynamo.llm.kv.feed import component_of, kv_feed
 from dynamo.protocols.kv import Tier
 from dynamo.runtime import Component, Endpoint
 
@@ -23,9 +23,9 @@ _MASK = (1 << 64) - 1
 
 
 class KvEventPublisher:
-    """One per (worker, dp rank). Make it on the runtime's event loop; publish from any thread.
+    """One per (worker, dp rank). Create it on the runtime's event loop; publish from any thread.
 
-    With `zmq_endpoint` it listens to the engine's own events there, and to nothing else the engine need say.
+    With `zmq_endpoint` it publishes the engine's own events from there; no method need be called.
     `enable_local_indexer` changes nothing: snapshots are always served. `image_token_id` and `kv_state_endpoint` are
     accepted for programs that pass them; blocks with images in them are not published, and snapshots have one place.
     """
@@ -46,7 +46,7 @@ class KvEventPublisher:
         zmq_replay_endpoint: str | None = None,
     ) -> None:
         del enable_local_indexer, image_token_id, kv_state_endpoint
-        # Programs that cannot say None say 0, which no worker is called.
+        # Programs that cannot pass None pass 0, which is no worker's id.
         worker_id = _within("worker_id", worker_id or 0, 0, 1 << 64) or None
         self.block_size = _within("kv_block_size", kv_block_size, 1, 1 << 32)
         self.dp_rank = _within("dp_rank", dp_rank, 0, 1 << 32)
@@ -87,7 +87,7 @@ class KvEventPublisher:
         `token_ids` are the tokens of all of them, `num_block_tokens` how many each has. Hashes are the engine's own
         names, signed or unsigned. A chain that does not start at the first token names the block before it.
         """
-        self._hand(
+        self._submit(
             self._stored(
                 token_ids,
                 num_block_tokens,
@@ -102,33 +102,33 @@ class KvEventPublisher:
 
     def publish_removed(self, block_hashes: Sequence[int]) -> None:
         """These blocks are gone; one that was stored several times is gone when it was removed as often."""
-        self._hand(_removed(block_hashes))
+        self._submit(_removed(block_hashes))
 
     def publish_cleared(self) -> None:
         """The whole cache of this rank is gone."""
-        self._hand(EngineCleared())
+        self._submit(EngineCleared())
 
     def publish_batch(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Several changes in order: maps with `type` (stored, removed or cleared) and that method's arguments.
 
         Nothing is published if one of them is wrong.
         """
-        makers: dict[str, Callable[..., EngineStored | EngineRemoved | EngineCleared]] = {
+        constructors: dict[str, Callable[..., EngineStored | EngineRemoved | EngineCleared]] = {
             "stored": self._stored,
             "removed": _removed,
             "cleared": EngineCleared,
         }
-        made = []
+        engine_events = []
         for at, event in enumerate(events):
             kind = event.get("type") if isinstance(event, Mapping) else None
-            maker = makers.get(kind) if isinstance(kind, str) else None
-            if maker is None:
+            construct = constructors.get(kind) if isinstance(kind, str) else None
+            if construct is None:
                 raise ValueError(f"event {at}: a map whose type is stored, removed or cleared is needed, not {event!r}")
             try:
-                made.append(maker(**{name: value for name, value in event.items() if name != "type"}))
+                engine_events.append(construct(**{name: value for name, value in event.items() if name != "type"}))
             except (ValueError, TypeError) as error:
                 raise ValueError(f"event {at}: {error}") from None
-        self._hand(*made)
+        self._submit(*engine_events)
 
     def shutdown(self) -> None:
         """Claim nothing any more, and stop listening."""
@@ -181,7 +181,7 @@ class KvEventPublisher:
             eagle=eagle,
         )
 
-    def _hand(self, *events: EngineStored | EngineRemoved | EngineCleared) -> None:
+    def _submit(self, *events: EngineStored | EngineRemoved | EngineCleared) -> None:
         if self._closed:
             raise RuntimeError("this KvEventPublisher was shut down")
         batch = EngineBatch(timestamp=0.0, events=list(events), dp_rank=self.dp_rank)
