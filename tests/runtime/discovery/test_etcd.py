@@ -20,7 +20,7 @@ from dynamo.runtime.discovery.etcd.messages import range_end
 from dynamo.runtime.discovery.etcd.watch import EtcdWatch
 from support.following import QuickEtcd, changes_until, holder, snapshot
 from support.services import Etcd, free_port
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 TLS = Path(__file__).with_name("tls")  # an authority of the tests' own, and a certificate of localhost
 LOGGER = "dynamo.runtime.discovery.etcd"
@@ -48,7 +48,8 @@ async def keys(server: Etcd) -> dict[bytes, bytes]:
 
 
 @asynccontextmanager
-async def joined(*endpoints: str, ttl: int = 2, **options: Any) -> AsyncIterator[EtcdDiscovery]:
+async def joined(*endpoints: str, ttl: int = 10, **options: Any) -> AsyncIterator[EtcdDiscovery]:
+    """With a `ttl` that a stalled machine does not miss; tests that wait for an expiry choose a shorter one."""
     discovery = EtcdDiscovery(EtcdConfig(endpoints=endpoints, lease_ttl=ttl, **options))
     await discovery.start()
     try:
@@ -88,7 +89,7 @@ async def test_a_killed_process_disappears(shared_etcd: Etcd) -> None:
 
 
 async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_are_told(etcd: Etcd) -> None:
-    async with joined(etcd.url, return_grace=2.0) as frontend, joined(etcd.url) as worker:
+    async with joined(etcd.url, ttl=2, return_grace=6.0) as frontend, joined(etcd.url, ttl=2) as worker:
         leaver = EtcdDiscovery(EtcdConfig(endpoints=(etcd.url,), lease_ttl=2))
         await leaver.start()
         await worker.put("v1/worker", b"1")
@@ -110,7 +111,7 @@ async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_a
 
 
 async def test_a_store_emptied_between_reading_and_watching_is_noticed(etcd: Etcd) -> None:
-    async with joined(etcd.url) as frontend, joined(etcd.url) as worker:
+    async with joined(etcd.url, ttl=4) as frontend, joined(etcd.url, ttl=4) as worker:
         await worker.put("v1/a", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
             await snapshot(changes)
@@ -122,7 +123,7 @@ async def test_a_store_emptied_between_reading_and_watching_is_noticed(etcd: Etc
 
 
 async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> None:
-    async with joined(etcd.url, return_grace=0.0) as frontend, joined(etcd.url) as worker:
+    async with joined(etcd.url, ttl=2, return_grace=0.0) as frontend, joined(etcd.url) as worker:
         await worker.put("v1/kept", b"1")
         await worker.put("v1/dropped", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
@@ -144,7 +145,11 @@ async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> Non
 
 async def test_an_etcd_that_stood_still_beyond_the_leases_costs_the_living_nothing(etcd: Etcd) -> None:
     assert etcd.process
-    async with joined(etcd.url, return_grace=1.0) as frontend, joined(etcd.url) as worker, joined(etcd.url) as leaver:
+    async with (
+        joined(etcd.url, ttl=2, return_grace=4.0) as frontend,
+        joined(etcd.url, ttl=2) as worker,
+        joined(etcd.url, ttl=2) as leaver,
+    ):
         await worker.put("v1/worker", b"1")
         await leaver.put("v1/leaver", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
@@ -155,7 +160,13 @@ async def test_an_etcd_that_stood_still_beyond_the_leases_costs_the_living_nothi
             await leaver.close()
             etcd.process.send_signal(signal.SIGCONT)
             assert await following == [Delete("v1/leaver")]
-        assert await frontend.get_prefix("v1/") == {"v1/worker": b"1"}
+
+            async def is_back() -> bool:
+                return await frontend.get_prefix("v1/") == {"v1/worker": b"1"}
+
+            await until(is_back)
+            await worker.put("v1/worker", b"2")
+            assert await changes_until(changes, Put("v1/worker", b"2")) == [Put("v1/worker", b"2")]
 
 
 async def test_a_watch_begun_during_an_outage_waits_for_its_end(etcd: Etcd) -> None:
@@ -197,7 +208,10 @@ async def test_closing_during_an_outage_is_quiet_and_does_not_hang(etcd: Etcd) -
 
 
 async def test_a_lost_lease_is_replaced_with_everything_on_it(shared_etcd: Etcd) -> None:
-    async with joined(shared_etcd.url, prefix="lost/") as worker, joined(shared_etcd.url, prefix="lost/") as frontend:
+    async with (
+        joined(shared_etcd.url, ttl=3, prefix="lost/") as worker,
+        joined(shared_etcd.url, prefix="lost/") as frontend,
+    ):
         await worker.put("v1/a", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
             await snapshot(changes)
@@ -290,7 +304,7 @@ async def test_a_watch_whose_connection_died_silently_is_resumed(shared_etcd: Et
     async with (
         Proxy(shared_etcd.port) as proxy,
         joined(shared_etcd.url, prefix="silent/") as worker,
-        joined(f"http://127.0.0.1:{proxy.port}", prefix="silent/") as frontend,
+        joined(f"http://127.0.0.1:{proxy.port}", ttl=2, prefix="silent/") as frontend,
         aclosing(frontend.watch("")) as changes,
     ):
         await snapshot(changes)
@@ -421,8 +435,12 @@ async def test_a_login_at_an_etcd_without_users_is_harmless(shared_etcd: Etcd) -
         assert await worker.get_prefix("") == {"a": b"1"}
 
 
-async def test_a_value_etcd_refuses_is_an_error_and_costs_the_others_nothing(shared_etcd: Etcd) -> None:
-    async with joined(shared_etcd.url, prefix="large/") as worker:
+async def test_a_value_etcd_refuses_is_an_error_and_costs_the_others_nothing(
+    shared_etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An etcd that takes long to read so much must not be mistaken for one that does not answer.
+    monkeypatch.setattr("dynamo.runtime.discovery.etcd.gateway.CALL_LIMIT", PATIENCE)
+    async with joined(shared_etcd.url, ttl=600, prefix="large/") as worker:
         with pytest.raises(DiscoveryError, match=r"etcd refuses huge: .*(too large|larger than max)"):
             await worker.put("huge", bytes(1_700_000))
         with pytest.raises(DiscoveryError, match=r"etcd refuses huge: .*(too large|larger than max)"):
