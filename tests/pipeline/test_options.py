@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.pipeline.options import ModelDefaults, SamplingDefaults, preprocessed, template_arguments
+from dynamo.pipeline.options import ModelDefaults, engine_request, template_arguments
 from dynamo.protocols.engine import OutputOptions, Routing, SamplingOptions, StopConditions
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 
 MODEL = ModelDefaults(
-    sampling=SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, repetition_penalty=1.05),
+    sampling=SamplingOptions(temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, repetition_penalty=1.05),
     eos_token_ids=(2, 3),
     context_length=100,
 )
@@ -28,7 +28,7 @@ def completion(**fields: Any) -> CompletionRequest:
 
 
 def test_the_silent_client_gets_what_the_author_of_the_model_recommends() -> None:
-    request = preprocessed(chat(), [1] * 10, MODEL, mdc_sum="sum")
+    request = engine_request(chat(), [1] * 10, MODEL, mdc_sum="sum")
     assert request.sampling_options == SamplingOptions(
         temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, repetition_penalty=1.05
     )
@@ -39,67 +39,67 @@ def test_the_silent_client_gets_what_the_author_of_the_model_recommends() -> Non
 
 def test_what_the_client_says_comes_first() -> None:
     fields = {"temperature": 0, "top_p": 0.5, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-    options = preprocessed(chat(**fields, nvext={"top_k": 7}), [1], MODEL).sampling_options
+    options = engine_request(chat(**fields, nvext={"top_k": 7}), [1], MODEL).sampling_options
     assert options == SamplingOptions(temperature=0, top_p=0.5, top_k=-1, min_p=0, repetition_penalty=1)
 
 
 def test_nvext_comes_between_the_root_and_the_defaults() -> None:
     nvext = {"top_k": 7, "repetition_penalty": 1.5, "cache_salt": "n", "agent_hints": {"priority": 4}}
-    request = preprocessed(chat(nvext=nvext), [1], MODEL)
+    request = engine_request(chat(nvext=nvext), [1], MODEL)
     assert (request.sampling_options.top_k, request.sampling_options.repetition_penalty) == (7, 1.5)
     assert request.routing == Routing(cache_salt="n", priority=4)
-    request = preprocessed(chat(nvext=nvext, cache_salt="r", priority=0), [1], MODEL)
+    request = engine_request(chat(nvext=nvext, cache_salt="r", priority=0), [1], MODEL)
     assert request.routing == Routing(cache_salt="r", priority=0)
 
 
 def test_greedy_sampling_leaves_nothing_to_chance() -> None:
-    options = preprocessed(chat(temperature=1.5, nvext={"greed_sampling": True}), [1], MODEL).sampling_options
+    options = engine_request(chat(temperature=1.5, nvext={"greed_sampling": True}), [1], MODEL).sampling_options
     assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0, None, None, None)
 
 
 def test_stops_are_strings_and_token_ids() -> None:
-    conditions = preprocessed(chat(stop=["a", 5, "b"], stop_token_ids=[6, 5]), [1], MODEL).stop_conditions
+    conditions = engine_request(chat(stop=["a", 5, "b"], stop_token_ids=[6, 5]), [1], MODEL).stop_conditions
     assert (conditions.stop, conditions.stop_token_ids) == (["a", "b"], [5, 6])
-    assert preprocessed(chat(stop="a"), [1], MODEL).stop_conditions.stop == ["a"]
-    assert preprocessed(chat(stop=[]), [1], MODEL).stop_conditions.stop is None
+    assert engine_request(chat(stop="a"), [1], MODEL).stop_conditions.stop == ["a"]
+    assert engine_request(chat(stop=[]), [1], MODEL).stop_conditions.stop is None
 
 
 @pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"nvext": {"ignore_eos": True}}])
 def test_ignoring_eos_leaves_only_the_length_to_end_an_answer(fields: dict[str, Any]) -> None:
-    request = preprocessed(chat(stop=["a", 4], max_tokens=5, min_tokens=1, **fields), [1], MODEL)
+    request = engine_request(chat(stop=["a", 4], max_tokens=5, min_tokens=1, **fields), [1], MODEL)
     assert request.stop_conditions == StopConditions(max_tokens=5, min_tokens=1, ignore_eos=True)
     assert request.eos_token_ids == []
 
 
 def test_the_root_decides_on_eos_before_nvext() -> None:
-    request = preprocessed(chat(ignore_eos=False, nvext={"ignore_eos": True}), [1], MODEL)
+    request = engine_request(chat(ignore_eos=False, nvext={"ignore_eos": True}), [1], MODEL)
     assert request.eos_token_ids == [2, 3]
 
 
 def test_the_newer_name_of_the_limit_wins() -> None:
-    assert preprocessed(chat(max_tokens=5, max_completion_tokens=7), [1], MODEL).stop_conditions.max_tokens == 7
+    assert engine_request(chat(max_tokens=5, max_completion_tokens=7), [1], MODEL).stop_conditions.max_tokens == 7
 
 
 def test_without_a_known_context_the_engine_decides_on_the_length() -> None:
-    assert preprocessed(chat(), [1] * 1000, BARE).stop_conditions == StopConditions()
+    assert engine_request(chat(), [1] * 1000, BARE).stop_conditions == StopConditions()
 
 
 def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers() -> None:
     with pytest.raises(InvalidRequest, match=r"holds 100 tokens, but the prompt alone has 100\.") as caught:
-        preprocessed(chat(), [1] * 100, MODEL)
+        engine_request(chat(), [1] * 100, MODEL)
     assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
-    assert preprocessed(chat(), [1] * 99, MODEL).stop_conditions.max_tokens == 1
+    assert engine_request(chat(), [1] * 99, MODEL).stop_conditions.max_tokens == 1
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_limit_beyond_the_context_means_all_that_is_left_of_it(name: str) -> None:
-    assert preprocessed(chat(**{name: 60}), [1] * 40, MODEL).stop_conditions.max_tokens == 60
-    assert preprocessed(chat(**{name: 61}), [1] * 40, MODEL).stop_conditions.max_tokens == 60
+    assert engine_request(chat(**{name: 60}), [1] * 40, MODEL).stop_conditions.max_tokens == 60
+    assert engine_request(chat(**{name: 61}), [1] * 40, MODEL).stop_conditions.max_tokens == 60
 
 
 def test_a_minimum_that_cannot_fit_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="only 60 of this model's context of 100"):
-        preprocessed(completion(min_tokens=61), [1] * 40, MODEL)
+        engine_request(completion(min_tokens=61), [1] * 40, MODEL)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,7 @@ def test_a_minimum_that_cannot_fit_is_refused() -> None:
     ids=str,
 )
 def test_what_is_reported_of_each_token(request_: Any, options: OutputOptions) -> None:
-    assert preprocessed(request_, [1], BARE).output_options == options
-
-
-def test_generation_config_is_read_where_it_makes_sense() -> None:
-    config = {"temperature": 0.7, "top_k": 50.0, "top_p": "0.9", "min_p": None, "do_sample": True, "eos_token_id": 2}
-    assert SamplingDefaults.from_generation_config(config) == SamplingDefaults(temperature=0.7, top_k=50)
+    assert engine_request(request_, [1], BARE).output_options == options
 
 
 ON = {"thinking": True, "enable_thinking": True, "thinking_mode": "enabled"}
@@ -157,6 +152,6 @@ def test_thinking_is_told_to_the_template_in_every_way_templates_know(
 
 def test_a_thinking_budget_reaches_the_engine() -> None:
     fields = {"thinking": {"type": "enabled", "budget_tokens": 9}}
-    assert preprocessed(chat(**fields), [1], BARE).stop_conditions.max_thinking_tokens == 9
+    assert engine_request(chat(**fields), [1], BARE).stop_conditions.max_thinking_tokens == 9
     fields["nvext"] = {"max_thinking_tokens": 4}
-    assert preprocessed(chat(**fields), [1], BARE).stop_conditions.max_thinking_tokens == 4
+    assert engine_request(chat(**fields), [1], BARE).stop_conditions.max_thinking_tokens == 4

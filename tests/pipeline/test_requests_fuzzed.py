@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat
-from dynamo.pipeline.options import ModelDefaults, preprocessed, template_arguments
+from dynamo.pipeline.options import ModelDefaults, engine_request, template_arguments
 from dynamo.pipeline.responses_to_chat import responses_to_chat
 from dynamo.pipeline.validate import validate_chat, validate_completion, validate_embedding
 from dynamo.protocols.anthropic import PromptFields
@@ -62,7 +62,7 @@ def served(request: Any) -> None:
     else:
         validate_chat(request)
         msgspec.json.encode([request.messages, template_arguments(request)])
-    encode_request(preprocessed(request, [1, 2, 3], MODEL))
+    encode_request(engine_request(request, [1, 2, 3], MODEL))
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.pipeline.responses_to_chat import in_responses_words, responses_to_chat
+from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
@@ -162,7 +162,7 @@ def test_what_cannot_be_answered_is_refused_by_field(fields: dict[str, Any], par
 
 def test_mistakes_found_later_are_told_by_the_names_the_client_used() -> None:
     error = InvalidRequest("max_completion_tokens=9: shorten the messages", "max_completion_tokens", "c")
-    told = in_responses_words(error)
+    told = with_responses_names(error)
     assert (told.message, told.param, told.code) == ("max_output_tokens=9: shorten the input", "max_output_tokens", "c")
-    assert in_responses_words(InvalidRequest("messages", "messages")).param == "input"
-    assert in_responses_words(InvalidRequest("x")).param is None
+    assert with_responses_names(InvalidRequest("messages", "messages")).param == "input"
+    assert with_responses_names(InvalidRequest("x")).param is None

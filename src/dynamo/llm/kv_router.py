@@ -113,7 +113,7 @@ class KvRouter:
     ) -> AsyncIterator[dict[str, Any]]:
         """The same for a whole request in the form workers get it."""
         try:
-            typed = PreprocessedRequest.told(request)
+            typed = PreprocessedRequest.from_dict(request)
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"request: {error}") from None
         await self._started()

@@ -1,11 +1,11 @@
-"""An Anthropic request as the chat request that asks the same."""
+"""Translates Anthropic requests into chat requests."""
 
 from __future__ import annotations
 
 import msgspec
 
 from dynamo.pipeline.schema import check_schema, check_value
-from dynamo.pipeline.validate import refusal
+from dynamo.pipeline.validate import check_tool_name
 from dynamo.protocols.anthropic import (
     AnthropicTool,
     Base64Image,
@@ -41,9 +41,9 @@ from dynamo.protocols.openai_fields import JsonSchema, JsonSchemaFormat, Respons
 
 
 def anthropic_to_chat(request: PromptFields) -> ChatRequest:
-    """For both routes: counting tokens needs the same messages and tools, and no limits."""
+    """Serves both routes: to count tokens, the same messages and tools are needed, but no limits."""
     if request.mcp_servers is not None:
-        raise refusal("mcp_servers", "tools are run by the client")
+        raise InvalidRequest.unsupported("mcp_servers", "tools are run by the client")
     chat = ChatRequest(
         model=request.model,
         messages=_messages(request),
@@ -58,11 +58,11 @@ def anthropic_to_chat(request: PromptFields) -> ChatRequest:
     )
     last = chat.messages[-1]
     if last.role == "assistant" and last.content and not last.tool_calls:
-        # Anthropic's API takes a last word of the assistant as the beginning of the answer.
+        # In Anthropic's API a final assistant message is the beginning of the answer.
         chat.continue_final_message, chat.add_generation_prompt = True, False
     if isinstance(request, MessagesRequest):
         if request.container is not None:
-            raise refusal("container", "code is not run on this server")
+            raise InvalidRequest.unsupported("container", "code is not run on this server")
         chat.max_tokens = request.max_tokens
         chat.stream = request.stream
         chat.temperature = request.temperature
@@ -74,7 +74,7 @@ def anthropic_to_chat(request: PromptFields) -> ChatRequest:
 
 
 def hides_thinking(request: MessagesRequest) -> bool:
-    """Whether the client wants to know that there were thoughts, but not read them."""
+    """Whether the client wants thinking blocks without their text."""
     return request.thinking is not None and request.thinking.display == "omitted"
 
 
@@ -82,7 +82,7 @@ def _thinking(request: PromptFields) -> Thinking | None:
     if request.thinking is None:
         return None
     if request.thinking.type == "enabled" and request.thinking.budget_tokens is None:
-        raise _missing("thinking.budget_tokens")
+        raise InvalidRequest.missing("thinking.budget_tokens")
     return Thinking(type=request.thinking.type, budget_tokens=request.thinking.budget_tokens)
 
 
@@ -97,9 +97,10 @@ def _tools(tools: list[AnthropicTool]) -> list[Tool]:
     translated = []
     for index, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
-            raise refusal(f"tools[{index}].type", f"{tool.type[:64]!r} tools run at Anthropic; only 'custom' is known")
+            why = f"{tool.type[:64]!r} tools run at Anthropic; only 'custom' is known"
+            raise InvalidRequest.unsupported(f"tools[{index}].type", why)
         if tool.input_schema is None:
-            raise _missing(f"tools[{index}].input_schema")
+            raise InvalidRequest.missing(f"tools[{index}].input_schema")
         check_schema(tool.input_schema, f"tools[{index}].input_schema")
         definition = FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
         translated.append(Tool(type="function", function=definition))
@@ -113,18 +114,13 @@ def _tool_choice(request: PromptFields) -> ToolChoice | None:
     if choice.type == "none":
         return "none"
     if not request.tools:
-        raise InvalidRequest("tool_choice: needs `tools`.", "tool_choice", "invalid_value")
+        raise InvalidRequest.bad_value("tool_choice", "needs `tools`")
     if choice.type == "auto":
         return "auto"
     if choice.type == "any":
         return "required"
-    if choice.name is None:
-        raise _missing("tool_choice.name")
-    if choice.name not in {tool.name for tool in request.tools}:
-        raise InvalidRequest(
-            f"tool_choice.name: there is no tool named {choice.name[:128]!r}.", "tool_choice.name", "invalid_value"
-        )
-    return NamedToolChoice(type="function", function=FunctionName(choice.name))
+    name = check_tool_name(choice.name, [tool.name for tool in request.tools], "tool_choice.name")
+    return NamedToolChoice(type="function", function=FunctionName(name))
 
 
 def _messages(request: PromptFields) -> list[Message]:
@@ -161,19 +157,18 @@ def _assistant(blocks: list[Block], where: str) -> Message:
             case RedactedThinkingBlock():
                 pass
             case _:
-                raise _out_of_place(block, f"{where}[{index}]", "assistant")
+                raise _misplaced(block, f"{where}[{index}]", "assistant")
     message.tool_calls = calls or None
-    # A turn of redacted thoughts alone still took place.
+    # A turn of redacted thinking alone stays in the conversation, as an empty message.
     message.content = parts or (None if calls or message.reasoning_content else "")
     return message
 
 
 def _user(message: MessageParam, blocks: list[Block], where: str) -> list[Message]:
-    """Results of tools are messages of their own in a chat, before what the user adds to them."""
+    """In a chat, each tool result is a message of its own, before the rest of the user's turn."""
     results: list[Message] = []
     parts: list[Part] = []
     for index, block in enumerate(blocks):
-        place = f"{where}[{index}]"
         match block:
             case TextBlock():
                 parts.append(TextPart(block.text))
@@ -182,7 +177,7 @@ def _user(message: MessageParam, blocks: list[Block], where: str) -> list[Messag
             case ToolResultBlock() if message.role == "user":
                 results.append(_tool_result(block))
             case _:
-                raise _out_of_place(block, place, message.role)
+                raise _misplaced(block, f"{where}[{index}]", message.role)
     if parts or not results:
         results.append(Message(role=message.role, content=parts))
     return results
@@ -208,10 +203,6 @@ def _image(block: ImageBlock) -> ImagePart:
     return ImagePart(ImageUrl(block.source.url))
 
 
-def _out_of_place(block: Block, where: str, role: str) -> InvalidRequest:
+def _misplaced(block: Block, where: str, role: str) -> InvalidRequest:
     kind = block.__struct_config__.tag
-    return InvalidRequest(f"{where}: `{kind}` has no place in a message of role `{role}`.", where, "invalid_value")
-
-
-def _missing(param: str) -> InvalidRequest:
-    return InvalidRequest(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")
+    return InvalidRequest.bad_value(where, f"`{kind}` has no place in a message of role `{role}`")

@@ -1,4 +1,4 @@
-"""What is said about one choice of an answer, whoever listens: an SSE writer, a collector, a chat on a terminal."""
+"""The interface through which one choice of an answer is delivered to an SSE writer, a collector or a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynamo.protocols.errors import DynamoException
 
 
 class TokenLogprob(Struct):
-    """One generated token with its probability and the alternatives the engine named."""
+    """One token with its log probability and the alternatives the engine reported."""
 
     token_id: int
     logprob: float | None
@@ -27,13 +27,13 @@ class Finish(Struct):
 
 
 class ChoiceSink(Protocol):
-    """After `finish` or `fail`, exactly one of which comes once, nothing more is said."""
+    """Exactly one of `finish` and `fail` is called, once, and nothing after it."""
 
     def begin(self, so_far: Callable[[], Usage]) -> None:
-        """Called first: `so_far` tells at any time what the answer has cost until then."""
+        """Called first. `so_far` returns the usage up to the moment of the call."""
 
     def escaped(self, text: str) -> None:
-        """Content, already as it stands between the quotes of a JSON string: the hot path."""
+        """Content that is already escaped for a JSON string: the hot path."""
 
     def text(self, text: str) -> None: ...
 
@@ -44,10 +44,10 @@ class ChoiceSink(Protocol):
     def tool_arguments(self, index: int, fragment: str) -> None: ...
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """The probabilities of the tokens behind the next text."""
+        """The log probabilities of the tokens of the next text."""
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """The probabilities of the prompt's tokens, before any text; None is that of the first."""
+        """The log probabilities of the prompt's tokens, before any text; None for the first token."""
 
     def finish(self, finish: Finish) -> None: ...
 

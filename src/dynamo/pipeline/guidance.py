@@ -1,4 +1,4 @@
-"""What binds the form of an answer: guided_*, response_format and a forced tool choice, as one dict for the engine."""
+"""Guided decoding: `guided_*`, `response_format` and a forced tool choice, as one dict for the engine."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, NamedToolChoice, Tool
 from dynamo.protocols.openai_fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat
 
-_FORMS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
 def guided_decoding(request: GenerationFields) -> dict[str, Any] | None:
-    """The form the answer must take, or None. A forced tool choice comes before `response_format`."""
-    form = _forced_tools(request) or _guided(request) or _response_format(request)
-    if form is None:
+    """The constraint on the output, or None. A forced tool choice takes precedence over `response_format`."""
+    guidance = _forced_tools(request) or _guided(request) or _response_format(request)
+    if guidance is None:
         return None
     if request.guided_decoding_backend:
-        form["backend"] = request.guided_decoding_backend
+        guidance["backend"] = request.guided_decoding_backend
     if request.guided_whitespace_pattern:
-        form["whitespace_pattern"] = request.guided_whitespace_pattern
-    return form
+        guidance["whitespace_pattern"] = request.guided_whitespace_pattern
+    return guidance
 
 
-def binds_form(request: GenerationFields) -> str | None:
-    """The field that binds the form of the answer, if one does."""
+def guiding_field(request: GenerationFields) -> str | None:
+    """The field that constrains the output, if there is one."""
     if _forced_tools(request):
         return "tool_choice"
     if _response_format(request):
         return "response_format"
-    return next((name for name in _FORMS if getattr(request, name) is not None), None)
+    return next((name for name in GUIDED_FIELDS if getattr(request, name) is not None), None)
 
 
 def forced_tool(request: ChatRequest) -> str | None:
-    """The tool the answer must call, if the client named one: the whole answer is then its arguments."""
+    """The tool that the client named in `tool_choice`: the whole output is then its arguments."""
     return request.tool_choice.function.name if isinstance(request.tool_choice, NamedToolChoice) else None
 
 
-def reason_of_calls(request: ChatRequest) -> str:
-    """The finish reason after calls. OpenAI's clients know one that the client itself named as no reason to stop."""
+def tool_finish_reason(request: ChatRequest) -> str:
+    """The finish reason of an answer with tool calls: as OpenAI does, `stop` if the client named the tool."""
     return "stop" if forced_tool(request) else "tool_calls"
 
 
 def guided_json(request: GenerationFields) -> dict[str, Any] | None:
-    """`guided_json` may be a schema or a string with one inside."""
+    """The schema in `guided_json`, which may be an object or a string of JSON."""
     schema: Any = request.guided_json
     if isinstance(schema, str):
         try:
@@ -61,18 +61,18 @@ def guided_json(request: GenerationFields) -> dict[str, Any] | None:
 
 
 def check_guidance(request: GenerationFields) -> None:
-    """At most one form may be asked for, and it must be one an engine can compile."""
-    given = [name for name in _FORMS if getattr(request, name) is not None]
+    """Allow at most one constraint, and only one that an engine can compile."""
+    given = [name for name in GUIDED_FIELDS if getattr(request, name) is not None]
     if not given and request.response_format is None and request.guided_whitespace_pattern is None:
         return
     if len(given) > 1:
         listed = ", ".join(f"`{name}`" for name in given)
         raise InvalidRequest(f"Only one of {listed} may be given.", given[1], "invalid_value")
-    bound = isinstance(request.response_format, JsonObjectFormat | JsonSchemaFormat)
-    if given and bound:
+    json_format = isinstance(request.response_format, JsonObjectFormat | JsonSchemaFormat)
+    if given and json_format:
         message = f"`{given[0]}` and `response_format` exclude each other."
         raise InvalidRequest(message, "response_format", "invalid_value")
-    if request.guided_whitespace_pattern and not bound and given != ["guided_json"]:
+    if request.guided_whitespace_pattern and not json_format and given != ["guided_json"]:
         message = "`guided_whitespace_pattern` needs `guided_json` or a JSON `response_format`."
         raise InvalidRequest(message, "guided_whitespace_pattern", "invalid_value")
     schema = guided_json(request)
@@ -81,7 +81,7 @@ def check_guidance(request: GenerationFields) -> None:
     if isinstance(request.response_format, JsonSchemaFormat):
         where = "response_format.json_schema.schema"
         if request.response_format.json_schema.schema is None:
-            raise InvalidRequest(f"Missing required parameter: `{where}`.", where, "missing_required_parameter")
+            raise InvalidRequest.missing(where)
         check_schema(request.response_format.json_schema.schema, where)
     for name in ("guided_regex", "guided_grammar"):
         _check_brackets(getattr(request, name) or "", name)
@@ -93,7 +93,7 @@ def _check_brackets(text: str, param: str) -> None:
         if character in "([{":
             depth += 1
             if depth > 500:
-                raise InvalidRequest(f"{param}: brackets nested more than 500 deep.", param, "invalid_value")
+                raise InvalidRequest.bad_value(param, "brackets nested more than 500 deep")
         elif character in ")]}":
             depth -= 1
 
@@ -125,7 +125,7 @@ def _forced_tools(request: GenerationFields) -> dict[str, Any] | None:
     if (name := forced_tool(request)) is not None:
         return {"json": next(_parameters(tool) for tool in request.tools if tool.function.name == name)}
     if request.tool_choice == "required":
-        return {"json": _calls(request.tools, one=request.parallel_tool_calls is False)}
+        return {"json": _calls_schema(request.tools, one=request.parallel_tool_calls is False)}
     return None
 
 
@@ -133,16 +133,16 @@ def _parameters(tool: Tool) -> dict[str, Any]:
     return tool.function.parameters or {"type": "object", "properties": {}}
 
 
-def _calls(tools: list[Tool], one: bool) -> dict[str, Any]:
-    """A list of calls, each {"name", "parameters"}, of any of the tools."""
+def _calls_schema(tools: list[Tool], one: bool) -> dict[str, Any]:
+    """The schema of a list of calls, each {"name", "parameters"}, of any of the tools."""
     shared: dict[str, Any] = {}
     variants = []
     for tool in tools:
         name, parameters = tool.function.name, _parameters(tool)
-        moved = _moved(parameters, f"#/$defs/{name}")
-        if moved != parameters:
-            shared[name], moved = moved, {"$ref": f"#/$defs/{name}"}
-        properties = {"name": {"type": "string", "enum": [name]}, "parameters": moved}
+        rebased = _rebased(parameters, f"#/$defs/{name}")
+        if rebased != parameters:
+            shared[name], rebased = rebased, {"$ref": f"#/$defs/{name}"}
+        properties = {"name": {"type": "string", "enum": [name]}, "parameters": rebased}
         variants.append({"type": "object", "properties": properties, "required": ["name", "parameters"]})
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": variants}}
     if one:
@@ -152,13 +152,13 @@ def _calls(tools: list[Tool], one: bool) -> dict[str, Any]:
     return schema
 
 
-def _moved(node: Any, root: str) -> Any:
-    """The same schema for another place: what it says of `#` must now be said of `root`."""
+def _rebased(node: Any, root: str) -> Any:
+    """The schema with references to its own root `#` pointing to `root` instead."""
     if isinstance(node, list):
-        return [_moved(child, root) for child in node]
+        return [_rebased(child, root) for child in node]
     if not isinstance(node, dict):
         return node
     return {
-        key: root + child[1:] if key == "$ref" and isinstance(child, str) else _moved(child, root)
+        key: root + child[1:] if key == "$ref" and isinstance(child, str) else _rebased(child, root)
         for key, child in node.items()
     }

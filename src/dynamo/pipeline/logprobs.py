@@ -1,24 +1,24 @@
-"""Probabilities of tokens in the two shapes OpenAI has for them."""
+"""Token log probabilities in OpenAI's chat and completions formats."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from dynamo.model import Tokenizer
-from dynamo.pipeline import choice
+from dynamo.pipeline.choice import TokenLogprob
 from dynamo.protocols.engine import TopLogprob
 from dynamo.protocols.openai_answers import ChatLogprob, ChatLogprobs, TextLogprobs, TokenAlternative
 
 IMPOSSIBLE = -9999.0
-"""JSON has no infinity: OpenAI writes this for a token that could not come."""
+"""OpenAI's value for a token of probability zero, since JSON has no infinity."""
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[choice.TokenLogprob], top: int) -> ChatLogprobs:
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> ChatLogprobs:
     """`top` is how many alternatives the client asked for."""
     return ChatLogprobs(content=[_entry(tokenizer, token, top) for token in tokens])
 
 
-def _entry(tokenizer: Tokenizer, token: choice.TokenLogprob, top: int) -> ChatLogprob:
+def _entry(tokenizer: Tokenizer, token: TokenLogprob, top: int) -> ChatLogprob:
     raw = tokenizer.token_bytes(token.token_id)
     return ChatLogprob(
         token=raw.decode(errors="replace"),
@@ -33,27 +33,25 @@ def _alternative(tokenizer: Tokenizer, other: TopLogprob) -> TokenAlternative:
     return TokenAlternative(token=raw.decode(errors="replace"), logprob=_finite(other.logprob), bytes=list(raw))
 
 
-def text_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[choice.TokenLogprob], top: int, offset: int = 0
-) -> TextLogprobs:
-    """Here the token itself is always among its alternatives, even as one more than `top`."""
-    told = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+def text_logprobs(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int, offset: int = 0) -> TextLogprobs:
+    """In this format the token itself is always among its alternatives, in addition to `top` others if need be."""
+    logprobs = TextLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for token in tokens:
         text = tokenizer.token_bytes(token.token_id).decode(errors="replace")
-        told.tokens.append(text)
-        told.text_offset.append(offset)
+        logprobs.tokens.append(text)
+        logprobs.text_offset.append(offset)
         offset += len(text)
         if token.logprob is None:
-            told.token_logprobs.append(None)
-            told.top_logprobs.append(None)
+            logprobs.token_logprobs.append(None)
+            logprobs.top_logprobs.append(None)
             continue
-        told.token_logprobs.append(_finite(token.logprob))
+        logprobs.token_logprobs.append(_finite(token.logprob))
         others = {
             tokenizer.token_bytes(other.token_id).decode(errors="replace"): _finite(other.logprob)
             for other in _likeliest(token.top, top)
         }
-        told.top_logprobs.append(others | {text: _finite(token.logprob)} if top else {})
-    return told
+        logprobs.top_logprobs.append(others | {text: _finite(token.logprob)} if top else {})
+    return logprobs
 
 
 def _likeliest(tokens: Sequence[TopLogprob], top: int) -> list[TopLogprob]:

@@ -1,4 +1,4 @@
-"""From what a client asked and what the model's author recommends to what an engine is told. Pure functions."""
+"""Pure functions that turn a client's request and the model's defaults into the options of an engine request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dynamo.pipeline.guidance import guided_decoding
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
@@ -16,44 +16,23 @@ from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_fields import GenerationFields
 
 
-class SamplingDefaults(Struct, kw_only=True, frozen=True):
-    """The author's recommendation, used where the client is silent."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-    @staticmethod
-    def from_generation_config(config: dict[str, Any]) -> SamplingDefaults:
-        """Values that are no numbers are passed over: a slip in a model's file must not make it unusable."""
-        numbers = {
-            name: config[name]
-            for name in SamplingDefaults.__struct_fields__
-            if isinstance(config.get(name), int | float) and not isinstance(config[name], bool)
-        }
-        if "top_k" in numbers:
-            numbers["top_k"] = int(numbers["top_k"])
-        return SamplingDefaults(**numbers)
-
-
 class ModelDefaults(Struct, kw_only=True, frozen=True):
-    sampling: SamplingDefaults = SamplingDefaults()
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    """The model author's recommendation, for options that the client leaves out."""
     eos_token_ids: tuple[int, ...] = ()
     context_length: int | None = None
 
 
-def preprocessed(
+def engine_request(
     request: ChatRequest | CompletionRequest,
     token_ids: Sequence[int],
     defaults: ModelDefaults,
     mdc_sum: str | None = None,
 ) -> PreprocessedRequest:
-    """The whole request for an engine. Refuses prompts the context has no room for."""
+    """The complete engine request. Rejects prompts longer than the model's context."""
     return PreprocessedRequest(
         model=request.model,
-        # Packed once, for the router's hashes and for the wire.
+        # Packed once, for both the router's hashes and the wire.
         token_ids=array("I", token_ids),
         stop_conditions=stop_conditions(request, defaults, len(token_ids)),
         sampling_options=sampling_options(request, defaults.sampling),
@@ -72,7 +51,7 @@ def ignores_eos(request: GenerationFields) -> bool:
 
 
 def stop_conditions(request: GenerationFields, defaults: ModelDefaults, prompt_tokens: int) -> StopConditions:
-    """Ends of the answer. With `ignore_eos` only its length ends it: stop strings and ids are dropped too."""
+    """With `ignore_eos` only the length ends the answer: stop strings and ids are dropped too."""
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     texts = [each for each in stop if isinstance(each, str)]
     ids = [each for each in stop if isinstance(each, int)] + (request.stop_token_ids or [])
@@ -89,7 +68,7 @@ def stop_conditions(request: GenerationFields, defaults: ModelDefaults, prompt_t
 
 
 def max_tokens(request: GenerationFields, context_length: int | None, prompt_tokens: int) -> int | None:
-    """The limit asked for, and never more than is left of the context: a limit is not a wish."""
+    """The limit the client asked for, but at most what is left of the context."""
     asked = request.max_tokens
     if isinstance(request, ChatRequest):
         asked = request.max_completion_tokens or request.max_tokens
@@ -114,7 +93,7 @@ def max_tokens(request: GenerationFields, context_length: int | None, prompt_tok
     return left if asked is None else min(asked, left)
 
 
-def sampling_options(request: GenerationFields, defaults: SamplingDefaults) -> SamplingOptions:
+def sampling_options(request: GenerationFields, defaults: SamplingOptions) -> SamplingOptions:
     nvext = request.nvext
     top_k = _first(request.top_k, nvext and nvext.top_k, defaults.top_k)
     options = SamplingOptions(
@@ -140,7 +119,7 @@ def sampling_options(request: GenerationFields, defaults: SamplingDefaults) -> S
 
 
 def output_options(request: GenerationFields) -> OutputOptions:
-    """Engines report the chosen token only together with at least one alternative, hence never 0."""
+    """Asks for at least one alternative, because engines report the chosen token only along with alternatives."""
     logprobs, prompt_logprobs = None, request.prompt_logprobs
     if isinstance(request, ChatRequest) and request.logprobs:
         logprobs = max(1, request.top_logprobs or 0)
@@ -160,19 +139,19 @@ def output_options(request: GenerationFields) -> OutputOptions:
 def routing(request: GenerationFields) -> Routing | None:
     nvext = request.nvext
     hints = nvext.agent_hints if nvext else None
-    wish = Routing(
+    chosen = Routing(
         backend_instance_id=nvext.backend_instance_id if nvext else None,
         dp_rank=nvext.dp_rank if nvext else None,
         cache_salt=_first(request.cache_salt, nvext and nvext.cache_salt),
         priority=_first(request.priority, hints and hints.priority),
     )
-    return None if wish == Routing() else wish
+    return None if chosen == Routing() else chosen
 
 
 def template_arguments(request: ChatRequest) -> dict[str, Any]:
-    """What the chat template is told beside the messages.
+    """The chat template's variables beside messages and tools.
 
-    Models disagree on how thinking is switched, so each of the ways a client can say it is told in all of theirs.
+    Templates disagree on the variable that switches thinking, so whichever a client sets, all of them are set.
     """
     arguments = dict(request.chat_template_kwargs or request.chat_template_args or {})
     if request.reasoning_effort is not None:
@@ -189,11 +168,11 @@ def template_arguments(request: ChatRequest) -> dict[str, Any]:
 
 
 def _thinking_mode(request: ChatRequest, arguments: dict[str, Any]) -> str | None:
-    for said in (request.thinking, arguments.get("thinking"), arguments.get("enable_thinking")):
-        if isinstance(said, Thinking):
-            return said.type
-        if isinstance(said, bool):
-            return "enabled" if said else "disabled"
+    for value in (request.thinking, arguments.get("thinking"), arguments.get("enable_thinking")):
+        if isinstance(value, Thinking):
+            return value.type
+        if isinstance(value, bool):
+            return "enabled" if value else "disabled"
     if (mode := arguments.get("thinking_mode")) in ("enabled", "disabled", "adaptive"):
         return str(mode)
     effort = arguments.get("reasoning_effort")

@@ -1,7 +1,7 @@
-"""From token ids back to what a client reads: text, reasoning, tool calls, the reason for the end, and what it cost.
+"""Turns an engine's token ids into text, reasoning, tool calls, a finish reason and usage.
 
-However an engine groups its tokens, the answer is the same: where anything but the bare text is wanted, tokens are
-looked at one by one.
+The answer must not depend on how an engine groups its tokens, so unless only plain text is wanted, tokens are processed
+one at a time.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ _REASONS = {
 }
 
 End = tuple[str, str | int | None]
-"""The finish reason, and the stop string or id of the client's that brought it about."""
+"""The finish reason, and the client's stop string or stop id that caused it."""
 
 
 class Postprocess:
-    """The sink of one choice's stream. It ends the stream itself where the client's or the model's stops say so.
+    """The sink of one choice's stream. It ends the answer at the client's and the model's stops.
 
-    At a stop token the engine, which knows those too, is given the chance to end by itself: its last word may bring
-    what the request cost. One that goes on instead is stopped.
+    The engine knows the stop tokens too, so at one of them it may still send its last output, which can carry the
+    usage. It is stopped only if it generates further tokens instead.
     """
 
     __slots__ = (
         "_attributed",
         "_choice",
-        "_decoded",
+        "_decoded_chars",
         "_decoder",
-        "_ends",
-        "_include",
+        "_end_ids",
+        "_ended",
+        "_engine_usage",
+        "_include_stop",
         "_limit",
         "_min_tokens",
         "_one_call",
-        "_over",
         "_parser",
+        "_pending_logprobs",
         "_plain",
         "_prompt",
-        "_reason_of_calls",
         "_reasoning_tokens",
-        "_shown",
+        "_shown_chars",
         "_stop_ids",
         "_stop_worker",
         "_stops",
-        "_told_usage",
-        "_waiting",
+        "_tool_finish_reason",
         "count",
         "done",
     )
@@ -70,32 +70,32 @@ class Postprocess:
         *,
         parser: OutputParser | None = None,
         one_call: bool = False,
-        reason_of_calls: str = "tool_calls",
+        tool_finish_reason: str = "tool_calls",
         stop_worker: Callable[[], None],
     ) -> None:
-        """`one_call` keeps the first tool call only; `reason_of_calls` stands for `stop` where there was one."""
+        """`one_call` drops all but the first tool call; `tool_finish_reason` replaces `stop` if there were calls."""
         conditions = request.stop_conditions
         self._choice = choice
         self._decoder = decoder
         self._parser = parser
         self._one_call = one_call
-        self._reason_of_calls = reason_of_calls
+        self._tool_finish_reason = tool_finish_reason
         self._stop_worker = stop_worker
         self._stop_ids = frozenset(conditions.stop_token_ids or ())
-        self._ends = self._stop_ids.union(conditions.stop_token_ids_hidden or ())
-        self._include = bool(request.sampling_options.include_stop_str_in_output)
-        self._stops = StopStrings(conditions.stop, include=self._include) if conditions.stop else None
+        self._end_ids = self._stop_ids.union(conditions.stop_token_ids_hidden or ())
+        self._include_stop = bool(request.sampling_options.include_stop_str_in_output)
+        self._stops = StopStrings(conditions.stop, include=self._include_stop) if conditions.stop else None
         self._limit = conditions.max_tokens or 1 << 62
         self._min_tokens = conditions.min_tokens or 0
         self._plain = self._stops is None and parser is None
         self._prompt = request.token_ids
-        self._over: End | None = None
-        self._told_usage: Usage | None = None
+        self._ended: End | None = None
+        self._engine_usage: Usage | None = None
         self._reasoning_tokens = 0
         self._attributed = 0
-        self._decoded = 0
-        self._shown = 0
-        self._waiting: deque[tuple[int, TokenLogprob]] = deque()
+        self._decoded_chars = 0
+        self._shown_chars = 0
+        self._pending_logprobs: deque[tuple[int, TokenLogprob]] = deque()
         self.count = 0
         self.done = False
 
@@ -103,38 +103,38 @@ class Postprocess:
         if self.done:
             return
         if not self._plain:
-            self._one_by_one(ids)
+            self._token_by_token(ids)
             return
         count = self.count + len(ids)
-        if count <= self._limit and self._ends.isdisjoint(ids):
+        if count <= self._limit and self._end_ids.isdisjoint(ids):
             self.count = count
             text = self._decoder.push_escaped(ids)
             if text:
                 self._choice.escaped(text)
             return
         shown, end = self._cut(ids)
-        self._say(self._decoder.push(shown))
+        self._push_text(self._decoder.push(shown))
         if end:
-            self._reached(end, goes_on=self.count < count)
+            self._answer_ended(end, goes_on=self.count < count)
 
     def item(self, output: EngineOutput) -> None:
         if self.done:
             return
         if output.completion_usage:
-            self._told_usage = output.completion_usage
+            self._engine_usage = output.completion_usage
         if output.prompt_logprobs:
             self._choice.prompt_logprobs(prompt_logprobs(self._prompt, output.prompt_logprobs))
         if output.text is not None:
-            self._written(output, output.text)
+            self._text_output(output, output.text)
         elif output.log_probs:
-            self._one_by_one(output.token_ids, _logprobs(output))
+            self._token_by_token(output.token_ids, _logprobs(output))
         elif output.token_ids:
             self.tokens(output.token_ids)
         reason = output.finish_reason
         if reason is None or self.done:
             return
-        if self._over:
-            self._finish(self._over)
+        if self._ended:
+            self._finish(self._ended)
         elif reason.startswith("error"):
             self.fail(Unknown(reason.removeprefix("error").lstrip(": ") or "the engine failed"))
         else:
@@ -142,13 +142,13 @@ class Postprocess:
 
     @property
     def complete(self) -> bool:
-        """The client has the whole answer, whether or not the engine has said that this was it."""
-        return self.done or self._over is not None or self.count >= self._limit
+        """Whether the client has the whole answer, even if the engine has not yet ended the stream."""
+        return self.done or self._ended is not None or self.count >= self._limit
 
     def end(self) -> None:
-        """An engine that just ends has said all it had to say."""
+        """The engine ended the stream, with or without a finish reason."""
         if not self.done:
-            self._finish(self._over or ("length" if self.count >= self._limit else "stop", None))
+            self._finish(self._ended or ("length" if self.count >= self._limit else "stop", None))
 
     def fail(self, error: DynamoException) -> None:
         if self.complete:
@@ -158,90 +158,90 @@ class Postprocess:
             self._choice.fail(error)
 
     def usage(self) -> Usage:
-        """What the engine counted, where it did; the tokens the client pays for are the ones it got."""
-        told = self._told_usage
-        prompt = told.prompt_tokens if told and told.prompt_tokens else len(self._prompt)
-        details = told.completion_tokens_details if told else None
+        """The engine's usage where it reported one, except that completion tokens are those the client got."""
+        reported = self._engine_usage
+        prompt = reported.prompt_tokens if reported and reported.prompt_tokens else len(self._prompt)
+        details = reported.completion_tokens_details if reported else None
         if details is None and self._reasoning_tokens:
             details = {"reasoning_tokens": self._reasoning_tokens}
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=self.count,
             total_tokens=prompt + self.count,
-            prompt_tokens_details=told.prompt_tokens_details if told else None,
+            prompt_tokens_details=reported.prompt_tokens_details if reported else None,
             completion_tokens_details=details,
         )
 
-    def _one_by_one(self, ids: list[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+    def _token_by_token(self, ids: list[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         for position, id in enumerate(ids):
-            if self._over:
-                self._end_early(self._over)
+            if self._ended:
+                self._end_early(self._ended)
                 return
             shown, end = self._cut([id])
             if shown:
                 if position < len(logprobs):
-                    self._waiting.append((self._decoded, logprobs[position]))
-                self._say(self._decoder.push(shown))
+                    self._pending_logprobs.append((self._decoded_chars, logprobs[position]))
+                self._push_text(self._decoder.push(shown))
             if end and not self.done:
-                self._reached(end, goes_on=end[0] == "length")
+                self._answer_ended(end, goes_on=end[0] == "length")
             if self.done:
                 return
 
-    def _reached(self, end: End, *, goes_on: bool) -> None:
-        """The answer is complete; an engine that did not go on after the last token may have something to add."""
+    def _answer_ended(self, end: End, *, goes_on: bool) -> None:
+        """Stop the engine if it went on after the last token; otherwise let it send its last output."""
         if goes_on:
             self._end_early(end)
         else:
-            self._over, self._plain = end, False
+            self._ended, self._plain = end, False
 
     def _cut(self, ids: list[int]) -> tuple[list[int], End | None]:
-        """Counts these ids up to where the answer ends. What is shown of them, and that end, if there is one."""
+        """Count these ids up to the end of the answer. Returns those to show, and the end if it was reached."""
         for position, id in enumerate(ids):
             if self.count == self._limit:
                 return ids[:position], ("length", None)
             self.count += 1
-            if id in self._ends and self.count >= self._min_tokens:
+            if id in self._end_ids and self.count >= self._min_tokens:
                 own = id in self._stop_ids
-                return ids[: position + (own and self._include)], ("stop", id if own else None)
+                return ids[: position + (own and self._include_stop)], ("stop", id if own else None)
         return ids, None
 
-    def _written(self, output: EngineOutput, text: str) -> None:
-        """An engine that detokenises has cut its text as it should be; only the client's stop strings are left."""
-        if self._over:
-            self._end_early(self._over)
+    def _text_output(self, output: EngineOutput, text: str) -> None:
+        """Text from an engine that detokenizes: it has applied the stop tokens, so only stop strings are left."""
+        if self._ended:
+            self._end_early(self._ended)
             return
         self.count += len(output.token_ids)
-        self._waiting += [(self._decoded, token) for token in _logprobs(output)]
-        self._say(text)
+        self._pending_logprobs += [(self._decoded_chars, token) for token in _logprobs(output)]
+        self._push_text(text)
 
-    def _say(self, text: str) -> None:
-        self._decoded += len(text)
+    def _push_text(self, text: str) -> None:
+        self._decoded_chars += len(text)
         if self._stops is not None:
             text = self._stops.push(text, armed=self.count >= self._min_tokens)
-        self._show(text)
+        self._emit_text(text)
         if self._stops is not None and self._stops.matched is not None:
             self._end_early(("stop", self._stops.matched))
 
-    def _show(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if not text:
             return
-        self._shown += len(text)
-        if self._waiting:
-            self._tell_logprobs(self._shown)
+        self._shown_chars += len(text)
+        if self._pending_logprobs:
+            self._emit_logprobs(self._shown_chars)
         if self._parser is None:
             self._choice.text(text)
         else:
-            self._tell(self._parser.feed(text))
+            self._emit(self._parser.feed(text))
 
-    def _tell_logprobs(self, shown: int) -> None:
-        """Tokens of which nothing is shown yet wait: they may turn out to be part of a stop string."""
+    def _emit_logprobs(self, shown: int) -> None:
+        """Emit those of tokens that begin before `shown`; the others may still become part of a stop string."""
         ready = []
-        while self._waiting and self._waiting[0][0] < shown:
-            ready.append(self._waiting.popleft()[1])
+        while self._pending_logprobs and self._pending_logprobs[0][0] < shown:
+            ready.append(self._pending_logprobs.popleft()[1])
         if ready:
             self._choice.logprobs(ready)
 
-    def _tell(self, events: list[Event]) -> None:
+    def _emit(self, events: list[Event]) -> None:
         if not events:
             return
         if any(isinstance(event, ThoughtText) for event in events):
@@ -274,13 +274,13 @@ class Postprocess:
                     rest += self._stops.flush()
                 else:
                     reason, stop_reason = "stop", self._stops.matched
-            self._show(rest)
+            self._emit_text(rest)
             if self._stops is None or self._stops.matched is None:
-                self._tell_logprobs(1 << 62)
+                self._emit_logprobs(1 << 62)
         if self._parser is not None:
-            self._tell(self._parser.finish())
+            self._emit(self._parser.finish())
             if self._parser.saw_tool_call and reason == "stop":
-                reason = self._reason_of_calls
+                reason = self._tool_finish_reason
         self._choice.finish(Finish(reason, self.usage(), stop_reason))
 
 
@@ -292,11 +292,11 @@ def _logprobs(output: EngineOutput) -> list[TokenLogprob]:
     ]
 
 
-def prompt_logprobs(prompt: Sequence[int], told: Sequence[list[TopLogprob] | None] = ()) -> list[TokenLogprob]:
-    """What an engine told of a prompt, token by token; nothing is known of those it left out."""
+def prompt_logprobs(prompt: Sequence[int], reported: Sequence[list[TopLogprob] | None] = ()) -> list[TokenLogprob]:
+    """One entry per token of the prompt, without a log probability where the engine reported none."""
     tokens = []
     for position, id in enumerate(prompt):
-        tops = (told[position] if position < len(told) else None) or []
+        tops = (reported[position] if position < len(reported) else None) or []
         own = next((top.logprob for top in tops if top.token_id == id), None)
         tokens.append(TokenLogprob(id, own, tops))
     return tokens

@@ -1,4 +1,4 @@
-"""From an OpenAI request to token ids: the chat template, the tokenizer, and every option the engine must know."""
+"""Turns OpenAI requests into engine requests: chat template, tokenizer, options."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from msgspec import Struct, structs
 
 from dynamo.model import Decoder, LoadedModel, TemplateError
 from dynamo.pipeline import parse
-from dynamo.pipeline.guidance import binds_form, forced_tool
-from dynamo.pipeline.options import ModelDefaults, SamplingDefaults, preprocessed, template_arguments
+from dynamo.pipeline.guidance import forced_tool, guiding_field
+from dynamo.pipeline.options import ModelDefaults, engine_request, template_arguments
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import refuse_media
 from dynamo.protocols.card import ModelCard
@@ -23,21 +23,21 @@ from dynamo.protocols.openai_embeddings import EmbeddingRequest
 
 
 class Prepared(Struct):
-    """One prompt, ready for an engine, and the text it was made from where there was one."""
+    """One prompt, ready for an engine, with its text unless the client sent token ids."""
 
     request: PreprocessedRequest
     prompt: str | None = None
 
     def choice(self, index: int) -> Prepared:
-        """The request for one of several choices: each goes to a worker alone, and with a seed of its own."""
+        """The request for one of several choices: each is sent to a worker separately, with its own seed."""
         sampling = self.request.sampling_options
         seed = None if sampling.seed is None else (sampling.seed + index + 2**63) % 2**64 - 2**63
-        alone = structs.replace(sampling, n=None, best_of=None, seed=seed)
-        return Prepared(structs.replace(self.request, sampling_options=alone, choice=index), self.prompt)
+        single = structs.replace(sampling, n=None, best_of=None, seed=seed)
+        return Prepared(structs.replace(self.request, sampling_options=single, choice=index), self.prompt)
 
 
 class Preprocessor:
-    """What one model needs between a client's words and an engine's numbers, both ways."""
+    """Prepares the requests to one model, and builds the decoder and parser for its output."""
 
     def __init__(self, card: ModelCard, model: LoadedModel, times: PromptTimes | None = None) -> None:
         self.card = card
@@ -45,11 +45,8 @@ class Preprocessor:
         self.mdc_sum = card.checksum()
         self._tool_format = card.runtime_config.tool_call_parser
         self._reasoning_format = card.runtime_config.reasoning_parser
-        recommended = {name: getattr(model.sampling, name) for name in SamplingDefaults.__struct_fields__}
         self._defaults = ModelDefaults(
-            sampling=SamplingDefaults(**recommended),
-            eos_token_ids=tuple(model.eos_token_ids),
-            context_length=model.context_length,
+            sampling=model.sampling, eos_token_ids=tuple(model.eos_token_ids), context_length=model.context_length
         )
         self._times = times or PromptTimes()
 
@@ -62,26 +59,24 @@ class Preprocessor:
         prompt = self.prompt(request)
         rendered = perf_counter()
         ids = await self.model.tokenizer.encode_async(prompt)
-        self._times.made(rendered - began, perf_counter() - rendered)
+        self._times.template.observe(rendered - began)
+        self._times.tokenize.observe(perf_counter() - rendered)
         if not ids:
-            raise InvalidRequest("messages: there is no token in them.", "messages", "invalid_value")
+            raise InvalidRequest.bad_value("messages", "there is no token in them")
         return self._prepared(request, ids, prompt)
 
     def prompt(self, request: ChatRequest) -> str:
-        """What the model is to continue: the messages in its template, or one message just as it is."""
+        """The text the model continues: the messages in its template, or with `use_raw_prompt` one bare message."""
         if not (request.nvext and request.nvext.use_raw_prompt):
             return self.render(request)
         message = request.messages[0]
         if len(request.messages) > 1 or not isinstance(message.content, str) or request.tools:
-            raise InvalidRequest(
-                "nvext.use_raw_prompt: needs a single message whose content is a string, and no tools.",
-                "nvext.use_raw_prompt",
-                "invalid_value",
-            )
+            why = "needs a single message whose content is a string, and no tools"
+            raise InvalidRequest.bad_value("nvext.use_raw_prompt", why)
         return message.content
 
     async def count_tokens(self, request: ChatRequest) -> int:
-        """The length of the prompt, whether or not the model has room for it."""
+        """The length of the prompt, even if it exceeds the model's context."""
         return len(await self._encode(self.render(request)))
 
     async def embedding(self, request: EmbeddingRequest) -> list[list[int]]:
@@ -90,14 +85,14 @@ class Preprocessor:
         for index, each in enumerate(request.inputs()):
             where = "input" if len(request.inputs()) == 1 else f"input[{index}]"
             if isinstance(each, str):
-                # Embeddings are read off the marks a tokenizer puts around its text, so here they belong to it.
+                # Embedding models pool over the special tokens around the text, so here they are needed.
                 ids = await self._encode(each, add_special_tokens=True)
             else:
                 ids = each
                 self._check_ids(ids, where)
             limit = self.model.context_length
             if not ids:
-                raise InvalidRequest(f"{where}: there is no token in it.", where, "invalid_value")
+                raise InvalidRequest.bad_value(where, "there is no token in it")
             if limit is not None and len(ids) > limit:
                 raise InvalidRequest(
                     f"{where}: this model's context holds {limit} tokens, but there are {len(ids)}.",
@@ -108,7 +103,7 @@ class Preprocessor:
         return inputs
 
     async def completion(self, request: CompletionRequest) -> list[Prepared]:
-        """One for each prompt the request holds."""
+        """One entry for each prompt of the request."""
         given = request.nvext.token_data if request.nvext else None
         if given:
             self._check_ids(given, "nvext.token_data")
@@ -118,7 +113,7 @@ class Preprocessor:
             if isinstance(prompt, str):
                 ids = await self._encode(prompt)
                 if not ids:
-                    raise InvalidRequest("prompt: there is no token in it.", "prompt", "invalid_value")
+                    raise InvalidRequest.bad_value("prompt", "there is no token in it")
                 prepared.append(self._prepared(request, ids, prompt))
             else:
                 self._check_ids(prompt, "prompt")
@@ -126,7 +121,7 @@ class Preprocessor:
         return prepared
 
     def render(self, request: ChatRequest) -> str:
-        """The prompt as text; what the template refuses is the client's to mend."""
+        """The messages as text; an error that the template raises is reported as the client's."""
         if self.model.template is None:
             raise InvalidRequest(
                 f"The model '{request.model}' has no chat template; use /v1/completions.", "messages", "no_template"
@@ -151,9 +146,9 @@ class Preprocessor:
         return self.model.tokenizer.decoder(prepared.request.token_ids, True if asked is None else asked)
 
     def parser(self, request: ChatRequest, prompt: str | None) -> parse.OutputParser | None:
-        """What splits the output into content, reasoning and tool calls; None where the model card asks for neither."""
+        """Splits the output into content, reasoning and tool calls; None where there is nothing to split."""
         in_reasoning = parse.opens_reasoning(self._reasoning_format, prompt or "")
-        if forces_calls(request):
+        if request.tools and request.tool_choice not in (None, "none", "auto"):
             return parse.make_forced_parser(forced_tool(request), self._reasoning_format, in_reasoning=in_reasoning)
         tools = self._tool_format if request.tools and request.tool_choice != "none" else None
         if tools is None and self._reasoning_format is None:
@@ -175,13 +170,13 @@ class Preprocessor:
 
     def _prepared(self, request: ChatRequest | CompletionRequest, ids: list[int], prompt: str | None) -> Prepared:
         refuse_guidance(self.card, request)
-        ready = preprocessed(request, ids, self._defaults, self.mdc_sum)
-        if ready.output_options.skip_special_tokens is None and self._keeps_markers(request):
-            ready.output_options.skip_special_tokens = False
-        return Prepared(ready, prompt)
+        prepared = engine_request(request, ids, self._defaults, self.mdc_sum)
+        if prepared.output_options.skip_special_tokens is None and self._needs_special_tokens(request):
+            prepared.output_options.skip_special_tokens = False
+        return Prepared(prepared, prompt)
 
-    def _keeps_markers(self, request: ChatRequest | CompletionRequest) -> bool:
-        """Some formats mark calls and thoughts by special tokens, which the parser must get to see."""
+    def _needs_special_tokens(self, request: ChatRequest | CompletionRequest) -> bool:
+        """Some formats mark calls and reasoning with special tokens, which the parser must see."""
         tools: list[Tool] | None = request.tools if isinstance(request, ChatRequest) else None
         reasoning = self._reasoning_format if isinstance(request, ChatRequest) else None
         return not parse.skip_special_tokens(self._tool_format if tools else None, reasoning)
@@ -190,19 +185,13 @@ class Preprocessor:
         size = self.model.tokenizer.vocab_size
         wrong = next((id for id in ids if id >= size), None)
         if wrong is not None:
-            raise InvalidRequest(
-                f"{param}: token id {wrong} is outside the model's vocabulary of {size}.", param, "invalid_value"
-            )
-
-
-def forces_calls(request: ChatRequest) -> bool:
-    return bool(request.tools) and request.tool_choice not in (None, "none", "auto")
+            raise InvalidRequest.bad_value(param, f"token id {wrong} is outside the model's vocabulary of {size}")
 
 
 def refuse_guidance(card: ModelCard, request: ChatRequest | CompletionRequest) -> None:
-    """An answer that was to have a form, and has another, is worse than none."""
-    field = binds_form(request)
-    if field is not None and not card.can_guide:
+    """Reject a constraint that the engine would ignore: output that violates it is worse than none."""
+    field = guiding_field(request)
+    if field is not None and not card.accepts_guided_decoding:
         raise InvalidRequest(
             f"`{field}` is not supported by the model '{card.name}': its engine cannot be held to a form of answer.",
             field,

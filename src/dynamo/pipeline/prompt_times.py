@@ -1,4 +1,4 @@
-"""How long it takes to make a prompt of a request, in seconds. Whoever publishes metrics reads it."""
+"""Histograms of the time, in seconds, it takes to render and tokenize a prompt."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from msgspec import Struct, field
 from dynamo.runtime.instruments import Histogram
 
 
-def _unread() -> Histogram:
+def _without_buckets() -> Histogram:
     return Histogram(())
 
 
 class PromptTimes(Struct):
-    template: Histogram = field(default_factory=_unread)
+    template: Histogram = field(default_factory=_without_buckets)
     """Messages into text."""
-    tokenize: Histogram = field(default_factory=_unread)
-    """Text into token ids; of a long text the hop to a thread is part of it."""
-
-    def made(self, template: float, tokenize: float) -> None:
-        self.template.observe(template)
-        self.tokenize.observe(tokenize)
+    tokenize: Histogram = field(default_factory=_without_buckets)
+    """Text into token ids, including the hop to a thread for long texts."""

@@ -1,11 +1,11 @@
-"""A Responses request as the chat request that asks the same."""
+"""Translates Responses requests into chat requests."""
 
 from __future__ import annotations
 
 import re
 
 from dynamo.pipeline.schema import check_schema
-from dynamo.pipeline.validate import check_arguments, refusal
+from dynamo.pipeline.validate import check_arguments, check_tool_name
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
     ChatRequest,
@@ -25,17 +25,16 @@ from dynamo.protocols.openai_chat import (
 )
 from dynamo.protocols.openai_fields import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from dynamo.protocols.openai_responses import (
+    FlatJsonSchemaFormat,
     InputItem,
     InputPart,
-    JsonObjectTarget,
-    JsonSchemaTarget,
     ResponsesRequest,
     ResponsesTool,
     TextConfig,
 )
 
 _STATELESS = "answers are not stored on this server; send the whole conversation as `input`"
-_NO_PLACE_HERE = {
+_UNSUPPORTED = {
     "background": "the answer comes on the connection that asked for it",
     "previous_response_id": _STATELESS,
     "conversation": _STATELESS,
@@ -44,19 +43,20 @@ _NO_PLACE_HERE = {
     "moderation": "moderation is not supported",
 }
 _LOGPROBS = "message.output_text.logprobs"
-_OTHER_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
+_RESPONSES_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
+"""By the names of the same fields in a chat request."""
 
 
 def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
-    """Raises `InvalidRequest` for what only a server with memory or tools of its own could answer."""
-    for name, why in _NO_PLACE_HERE.items():
+    """Raises `InvalidRequest` for features that need stored state or server-side tools."""
+    for name, why in _UNSUPPORTED.items():
         if getattr(request, name) not in (None, False):
-            raise refusal(name, why)
+            raise InvalidRequest.unsupported(name, why)
     for field in (request.nvext and request.nvext.extra_fields) or ():
         if field in ("completion_token_ids", "prompt_logprobs"):
-            raise refusal("nvext.extra_fields", f"a response has no place for {field!r}")
+            raise InvalidRequest.unsupported("nvext.extra_fields", f"a response has no place for {field!r}")
     if request.text is not None and request.text.verbosity not in (None, "medium"):
-        raise refusal("text.verbosity", "the length of answers cannot be steered")
+        raise InvalidRequest.unsupported("text.verbosity", "the length of answers cannot be steered")
     logprobs = request.top_logprobs is not None or _LOGPROBS in (request.include or ())
     return ChatRequest(
         model=request.model,
@@ -80,22 +80,22 @@ def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
     )
 
 
-def in_responses_words(error: InvalidRequest) -> InvalidRequest:
-    """A mistake found in the translated request, by the names the client used."""
+def with_responses_names(error: InvalidRequest) -> InvalidRequest:
+    """An error found in the translated chat request, with the field names of the client's request."""
     message = error.message
-    for chat_name, name in _OTHER_NAMES.items():
+    for chat_name, name in _RESPONSES_NAMES.items():
         message = re.sub(rf"\b{chat_name}\b", name, message)
-    return InvalidRequest(message, error.param and _OTHER_NAMES.get(error.param, error.param), error.code)
+    return InvalidRequest(message, error.param and _RESPONSES_NAMES.get(error.param, error.param), error.code)
 
 
 def _response_format(text: TextConfig | None) -> ResponseFormat | None:
     match text.format if text else None:
-        case JsonObjectTarget():
-            return JsonObjectFormat()
-        case JsonSchemaTarget() as target:
-            check_schema(target.schema, "text.format.schema")
+        case JsonObjectFormat() as form:
+            return form
+        case FlatJsonSchemaFormat() as form:
+            check_schema(form.schema, "text.format.schema")
             return JsonSchemaFormat(
-                JsonSchema(name=target.name, schema=target.schema, description=target.description, strict=target.strict)
+                JsonSchema(name=form.name, schema=form.schema, description=form.description, strict=form.strict)
             )
     return None
 
@@ -104,9 +104,10 @@ def _tools(tools: list[ResponsesTool]) -> list[Tool]:
     translated = []
     for index, tool in enumerate(tools):
         if tool.type != "function":
-            raise refusal(f"tools[{index}].type", f"{tool.type[:64]!r} tools run at OpenAI; only 'function' is known")
+            why = f"{tool.type[:64]!r} tools run at OpenAI; only 'function' is known"
+            raise InvalidRequest.unsupported(f"tools[{index}].type", why)
         if tool.name is None:
-            raise _missing(f"tools[{index}].name")
+            raise InvalidRequest.missing(f"tools[{index}].name")
         if tool.parameters is not None:
             check_schema(tool.parameters, f"tools[{index}].parameters")
         definition = FunctionDefinition(
@@ -121,14 +122,10 @@ def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
     if choice is None or isinstance(choice, str):
         return choice
     if choice.type != "function":
-        raise refusal("tool_choice.type", f"{choice.type[:64]!r} is unknown; only 'function' can be named")
-    if choice.name is None:
-        raise _missing("tool_choice.name")
-    if choice.name not in {tool.name for tool in request.tools or ()}:
-        raise InvalidRequest(
-            f"tool_choice.name: there is no tool named {choice.name[:128]!r}.", "tool_choice.name", "invalid_value"
-        )
-    return NamedToolChoice(type="function", function=FunctionName(choice.name))
+        why = f"{choice.type[:64]!r} is unknown; only 'function' can be named"
+        raise InvalidRequest.unsupported("tool_choice.type", why)
+    name = check_tool_name(choice.name, [tool.name for tool in request.tools or ()], "tool_choice.name")
+    return NamedToolChoice(type="function", function=FunctionName(name))
 
 
 def _messages(request: ResponsesRequest) -> list[Message]:
@@ -140,9 +137,9 @@ def _messages(request: ResponsesRequest) -> list[Message]:
         where = f"input[{index}]"
         match item.type:
             case "reasoning":
-                # Thoughts, words and calls are items of their own here, but one message in a chat.
-                turn = _assistant(messages, turn if turn is not None and _only_thoughts(turn) else None)
-                turn.reasoning_content = (turn.reasoning_content or "") + _thoughts(item)
+                # Reasoning, text and calls are separate items in this API, but one message in a chat.
+                turn = _assistant(messages, turn if turn is not None and _only_reasoning(turn) else None)
+                turn.reasoning_content = (turn.reasoning_content or "") + _reasoning(item)
             case "function_call":
                 turn = _assistant(messages, turn)
                 turn.tool_calls = [*(turn.tool_calls or ()), _call(item, where)]
@@ -150,19 +147,19 @@ def _messages(request: ResponsesRequest) -> list[Message]:
                 turn = None
                 messages.append(_call_output(item, where))
             case None | "message" if item.role == "assistant":
-                turn = _assistant(messages, turn if turn is not None and _only_thoughts(turn) else None)
+                turn = _assistant(messages, turn if turn is not None and _only_reasoning(turn) else None)
                 turn.content = _content(item.content, f"{where}.content")
             case None | "message":
                 turn = None
                 if item.role is None:
                     if item.type is None and item.id is not None:
-                        raise refusal(where, _STATELESS)
-                    raise _missing(f"{where}.role")
+                        raise InvalidRequest.unsupported(where, _STATELESS)
+                    raise InvalidRequest.missing(f"{where}.role")
                 messages.append(Message(role=item.role, content=_content(item.content, f"{where}.content")))
             case other:
-                raise refusal(f"{where}.type", f"items of type {other[:64]!r} cannot be read")
+                raise InvalidRequest.unsupported(f"{where}.type", f"items of type {other[:64]!r} cannot be read")
     if not messages:
-        raise InvalidRequest("input: must not be empty.", "input", "invalid_value")
+        raise InvalidRequest.bad_value("input", "must not be empty")
     return messages
 
 
@@ -173,11 +170,11 @@ def _assistant(messages: list[Message], turn: Message | None) -> Message:
     return turn
 
 
-def _only_thoughts(turn: Message) -> bool:
+def _only_reasoning(turn: Message) -> bool:
     return turn.content is None and not turn.tool_calls
 
 
-def _thoughts(item: InputItem) -> str:
+def _reasoning(item: InputItem) -> str:
     parts = item.content if isinstance(item.content, list) and item.content else item.summary or []
     return "".join(part.text or "" for part in parts)
 
@@ -185,20 +182,20 @@ def _thoughts(item: InputItem) -> str:
 def _call(item: InputItem, where: str) -> ToolCall:
     for name in ("call_id", "name", "arguments"):
         if getattr(item, name) is None:
-            raise _missing(f"{where}.{name}")
+            raise InvalidRequest.missing(f"{where}.{name}")
     check_arguments(item.arguments or "", f"{where}.arguments")
     return ToolCall(id=item.call_id or "", function=FunctionCall(item.name or "", item.arguments or ""))
 
 
 def _call_output(item: InputItem, where: str) -> Message:
     if not item.call_id:
-        raise _missing(f"{where}.call_id")
+        raise InvalidRequest.missing(f"{where}.call_id")
     return Message(role="tool", tool_call_id=item.call_id, content=_content(item.output, f"{where}.output"))
 
 
 def _content(content: str | list[InputPart] | None, where: str) -> str | list[Part]:
     if content is None:
-        raise _missing(where)
+        raise InvalidRequest.missing(where)
     if isinstance(content, str):
         return content
     return [_part(part, f"{where}[{index}]") for index, part in enumerate(content)]
@@ -209,15 +206,12 @@ def _part(part: InputPart, where: str) -> Part:
         case "input_text" | "output_text" | "text" if part.text is not None:
             return TextPart(part.text)
         case "input_text" | "output_text" | "text":
-            raise _missing(f"{where}.text")
+            raise InvalidRequest.missing(f"{where}.text")
         case "refusal":
             return RefusalPart(part.refusal or "")
         case "input_image" if part.image_url is not None:
             return ImagePart(ImageUrl(part.image_url, part.detail))
         case "input_image":
-            raise refusal(where, "an image must come as `image_url`; files are not stored on this server")
-    raise refusal(f"{where}.type", f"content of type {part.type[:64]!r} cannot be read")
-
-
-def _missing(param: str) -> InvalidRequest:
-    return InvalidRequest(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")
+            why = "an image must come as `image_url`; files are not stored on this server"
+            raise InvalidRequest.unsupported(where, why)
+    raise InvalidRequest.unsupported(f"{where}.type", f"content of type {part.type[:64]!r} cannot be read")

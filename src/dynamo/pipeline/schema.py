@@ -1,4 +1,4 @@
-"""JSON schemas that clients send: refused here when no engine could compile them."""
+"""Checks JSON values and JSON schemas sent by clients, so that engines only get what they can compile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from dynamo.protocols.errors import InvalidRequest
 
 MAX_NESTING = 100
-"""Deeper values would reach the recursion limits of the encoders and grammar compilers they are handed to."""
+"""Deeper values would hit the recursion limits of encoders and grammar compilers."""
 
 _TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
@@ -16,7 +16,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def check_value(value: Any, param: str) -> None:
-    """Free-form JSON must survive the trip to an engine: bounded nesting, and integers that fit in 64 bits."""
+    """Free-form JSON must be encodable for an engine: bounded nesting, and integers that fit in 64 bits."""
     layer = [value]
     for _ in range(MAX_NESTING):
         below: list[Any] = []
@@ -26,15 +26,15 @@ def check_value(value: Any, param: str) -> None:
             elif isinstance(node, list):
                 below += node
             elif isinstance(node, int) and not -(2**63) <= node < 2**63:
-                raise InvalidRequest(f"{param}: an integer in it does not fit in 64 bits.", param, "invalid_value")
+                raise InvalidRequest.bad_value(param, "an integer in it does not fit in 64 bits")
         if not below:
             return
         layer = below
-    raise InvalidRequest(f"{param}: nested more than {MAX_NESTING} levels deep.", param, "invalid_value")
+    raise InvalidRequest.bad_value(param, f"nested more than {MAX_NESTING} levels deep")
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Raises at the first place where the schema is not one, or refers to something outside itself."""
+    """Raises at the first place where the schema is invalid or refers to another document."""
     check_value(schema, param)
     pending = [(schema, param)]
     while pending:
@@ -43,25 +43,26 @@ def check_schema(schema: Any, param: str) -> None:
             continue
         if not isinstance(node, dict):
             raise _bad(path, "a schema must be an object or a boolean")
-        _check_words(node, path)
-        pending += [(node[word], f"{path}.{word}") for word in _ONE if word in node and not _old_items(word, node)]
-        for word in _MANY:
-            if word in node:
-                if not isinstance(node[word], list) or not node[word]:
-                    raise _bad(f"{path}.{word}", "expected a list of at least one schema")
-                pending += [(each, f"{path}.{word}[{index}]") for index, each in enumerate(node[word])]
-        for word in _NAMED:
-            if word in node:
-                if not isinstance(node[word], dict):
-                    raise _bad(f"{path}.{word}", "expected an object of schemas")
-                pending += [(each, f"{path}.{word}.{name[:64]}") for name, each in node[word].items()]
+        _check_keywords(node, path)
+        pending += [(node[key], f"{path}.{key}") for key in _ONE if key in node and not _is_tuple_items(key, node)]
+        for key in _MANY:
+            if key in node:
+                if not isinstance(node[key], list) or not node[key]:
+                    raise _bad(f"{path}.{key}", "expected a list of at least one schema")
+                pending += [(each, f"{path}.{key}[{index}]") for index, each in enumerate(node[key])]
+        for key in _NAMED:
+            if key in node:
+                if not isinstance(node[key], dict):
+                    raise _bad(f"{path}.{key}", "expected an object of schemas")
+                pending += [(each, f"{path}.{key}.{name[:64]}") for name, each in node[key].items()]
 
 
-def _old_items(word: str, node: dict[str, Any]) -> bool:
-    return word == "items" and isinstance(node[word], list)
+def _is_tuple_items(keyword: str, node: dict[str, Any]) -> bool:
+    """Up to draft 2019-09, `items` could be a list of schemas, which `prefixItems` is today."""
+    return keyword == "items" and isinstance(node[keyword], list)
 
 
-def _check_words(node: dict[str, Any], path: str) -> None:
+def _check_keywords(node: dict[str, Any], path: str) -> None:
     kinds = node.get("type", [])
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if not isinstance(kind, str) or kind not in _TYPES:

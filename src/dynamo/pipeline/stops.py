@@ -1,4 +1,4 @@
-"""Stop strings across token borders: nothing of one is let through, and nothing else is held longer than needed."""
+"""Finds stop strings in streamed text, even where one spans several tokens."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Text goes in as it comes. The stop string that is complete first wins, however the text is cut.
+    """Holds back text only while it may be the beginning of a stop string. The one that completes first matches.
 
-    While `armed` is False a stop string may be completed without effect, but one that only began then still counts.
+    A stop string that completes while `armed` is False has no effect, but one that begins then may match later.
     """
 
     __slots__ = ("_held", "_include", "_longest", "_stops", "matched")
@@ -21,12 +21,12 @@ class StopStrings:
         self.matched: str | None = None
 
     def push(self, text: str, *, armed: bool = True) -> str:
-        """What may be shown by now."""
+        """Returns the text that can be shown now."""
         if self.matched is not None:
             return ""
         before = len(self._held)
         text = self._held + text
-        # One that was completed in the held text came while it had no effect: only what ends in the new text counts.
+        # A stop string that ends within the held text completed while not armed: only look for ends in the new text.
         complete = [
             (start + len(stop), start)
             for stop in self._stops
@@ -37,17 +37,17 @@ class StopStrings:
             self.matched = text[start:end]
             self._held = ""
             return text[: end if self._include else start]
-        shown = len(text) - self._begun(text)
+        shown = len(text) - self._partial(text)
         self._held = text[shown:]
         return text[:shown]
 
     def flush(self) -> str:
-        """What was held back, when no more text can complete it."""
+        """Returns the text held back, at the end of the stream."""
         text, self._held = self._held, ""
         return text
 
-    def _begun(self, text: str) -> int:
-        """The length of the longest end of `text` that a stop string begins with."""
+    def _partial(self, text: str) -> int:
+        """The length of the longest suffix of `text` that is a prefix of a stop string."""
         for size in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[-size:]
             if any(stop.startswith(end) for stop in self._stops):

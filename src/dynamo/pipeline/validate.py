@@ -1,13 +1,13 @@
-"""Rules between the fields of a request, after its shape and ranges were checked by decoding it."""
+"""Checks rules between the fields of a request; decoding has already checked types and ranges."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 
-from dynamo.pipeline.guidance import check_guidance
+from dynamo.pipeline.guidance import GUIDED_FIELDS, check_guidance
 from dynamo.pipeline.schema import check_schema, check_value
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Message, NamedToolChoice, RefusalPart, TextPart
@@ -18,7 +18,7 @@ from dynamo.protocols.openai_fields import GenerationFields, NvExt
 MAX_CHOICES = 128
 MAX_INPUTS = 2048
 EXTRA_FIELDS = ("worker_id", "routing", "timing", "stop_reason")
-_NO_PLACE_HERE = {
+_UNSUPPORTED = {
     "audio": "audio output is not supported",
     "moderation": "moderation is not supported",
     "web_search_options": "web search is not supported",
@@ -31,17 +31,17 @@ _RESERVED_TEMPLATE_NAMES = ("chat_template", "messages", "tools", "tokenize")
 
 def validate_chat(request: ChatRequest) -> None:
     _generation(request, request.max_completion_tokens or request.max_tokens)
-    for name, why in _NO_PLACE_HERE.items():
+    for name, why in _UNSUPPORTED.items():
         if getattr(request, name) is not None:
-            raise refusal(name, why)
+            raise InvalidRequest.unsupported(name, why)
     if request.modalities not in (None, [], ["text"]):
-        raise refusal("modalities", "only text is produced")
+        raise InvalidRequest.unsupported("modalities", "only text is produced")
     if request.verbosity not in (None, "medium"):
-        raise refusal("verbosity", "the length of answers cannot be steered")
+        raise InvalidRequest.unsupported("verbosity", "the length of answers cannot be steered")
     if request.top_logprobs is not None and not request.logprobs:
-        raise _wrong("top_logprobs", "needs `logprobs: true`")
+        raise InvalidRequest.bad_value("top_logprobs", "needs `logprobs: true`")
     if request.add_generation_prompt and request.continue_final_message:
-        raise _wrong("continue_final_message", "excludes `add_generation_prompt`")
+        raise InvalidRequest.bad_value("continue_final_message", "excludes `add_generation_prompt`")
     _template_arguments(request)
     for index, message in enumerate(request.messages):
         _message(message, f"messages[{index}]")
@@ -52,34 +52,36 @@ def validate_chat(request: ChatRequest) -> None:
 def validate_completion(request: CompletionRequest) -> None:
     _generation(request, request.max_tokens)
     if request.suffix:
-        raise refusal("suffix", "text can only be continued, not filled in")
+        raise InvalidRequest.unsupported("suffix", "text can only be continued, not filled in")
     _inputs(request.prompt, "prompt")
     prompts, n = len(request.prompts()), request.n or 1
     if prompts * n > MAX_CHOICES:
-        raise _wrong("n", f"{prompts} prompts with n={n} are {prompts * n} choices; at most {MAX_CHOICES} are allowed")
+        raise InvalidRequest.bad_value(
+            "n", f"{prompts} prompts with n={n} are {prompts * n} choices; at most {MAX_CHOICES} are allowed"
+        )
     best_of = request.best_of or n
     if prompts * best_of > MAX_CHOICES:
-        made = prompts * best_of
-        raise _wrong(
-            "best_of", f"{prompts} prompts with best_of={best_of} are {made} choices; the most is {MAX_CHOICES}"
+        total = prompts * best_of
+        raise InvalidRequest.bad_value(
+            "best_of", f"{prompts} prompts with best_of={best_of} are {total} choices; the most is {MAX_CHOICES}"
         )
     if request.best_of is not None and request.best_of < n:
-        raise _wrong("best_of", f"must be at least n ({n}), got {request.best_of}")
+        raise InvalidRequest.bad_value("best_of", f"must be at least n ({n}), got {request.best_of}")
     if request.stream and request.best_of is not None and request.best_of > n:
-        raise _wrong("best_of", "greater than n cannot be streamed")
+        raise InvalidRequest.bad_value("best_of", "greater than n cannot be streamed")
     if request.nvext and request.nvext.token_data and prompts > 1:
-        raise _wrong("nvext.token_data", "stands for one prompt, but several were given")
+        raise InvalidRequest.bad_value("nvext.token_data", "stands for one prompt, but several were given")
 
 
 def validate_embedding(request: EmbeddingRequest) -> None:
     _not_blank(request.model)
     _inputs(request.input, "input")
     if len(request.inputs()) > MAX_INPUTS:
-        raise _wrong("input", f"at most {MAX_INPUTS} inputs are allowed, got {len(request.inputs())}")
+        raise InvalidRequest.bad_value("input", f"at most {MAX_INPUTS} inputs are allowed, got {len(request.inputs())}")
 
 
 def refuse_media(messages: Sequence[Message]) -> None:
-    """For models that read text only."""
+    """Reject images, audio and files, for models that read text only."""
     for index, message in enumerate(messages):
         if isinstance(message.content, list):
             for place, part in enumerate(message.content):
@@ -91,59 +93,57 @@ def refuse_media(messages: Sequence[Message]) -> None:
                     )
 
 
-def refusal(param: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"`{param}` is not supported here: {why}.", param, "unsupported_parameter")
-
-
-def _wrong(param: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{param}: {why}.", param, "invalid_value")
-
-
 def _not_blank(model: str) -> None:
     if not model.strip():
-        raise _wrong("model", "must not be blank")
+        raise InvalidRequest.bad_value("model", "must not be blank")
 
 
 def _generation(request: GenerationFields, max_tokens: int | None) -> None:
     _not_blank(request.model)
     if request.stream_options is not None and not request.stream:
-        raise _wrong("stream_options", "is only allowed with `stream: true`")
+        raise InvalidRequest.bad_value("stream_options", "is only allowed with `stream: true`")
     greedy = request.temperature == 0 or (request.nvext is not None and request.nvext.greed_sampling)
     if greedy and request.n is not None and request.n > 1:
-        raise _wrong("n", "more than one choice needs a temperature above 0")
+        raise InvalidRequest.bad_value("n", "more than one choice needs a temperature above 0")
     if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
-        raise _wrong("min_tokens", f"must be at most the maximum of {max_tokens} tokens, got {request.min_tokens}")
+        raise InvalidRequest.bad_value(
+            "min_tokens", f"must be at most the maximum of {max_tokens} tokens, got {request.min_tokens}"
+        )
     for key in request.logit_bias or ():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 2**32):
-            raise _wrong("logit_bias", f"{key[:32]!r} is not a token id")
+            raise InvalidRequest.bad_value("logit_bias", f"{key[:32]!r} is not a token id")
     if request.metadata:
         check_value(request.metadata, "metadata")
     if request.nvext is not None:
         if request.nvext.backend_instance_id is not None and request.nvext.backend_instance_id >= 2**64:
-            raise _wrong("nvext.backend_instance_id", f"must be at most {2**64 - 1}")
+            raise InvalidRequest.bad_value("nvext.backend_instance_id", f"must be at most {2**64 - 1}")
         if request.nvext.token_data == []:
-            raise _wrong("nvext.token_data", "must not be empty")
-        _extras(request.nvext)
+            raise InvalidRequest.bad_value("nvext.token_data", "must not be empty")
+        _nvext_names(request.nvext)
     check_guidance(request)
 
 
-def _extras(nvext: NvExt) -> None:
+def _nvext_names(nvext: NvExt) -> None:
     for field in nvext.extra_fields or ():
         if field not in EXTRA_FIELDS:
-            raise _wrong("nvext.extra_fields", f"{field[:64]!r} is not one of {', '.join(EXTRA_FIELDS)}")
+            raise InvalidRequest.bad_value(
+                "nvext.extra_fields", f"{field[:64]!r} is not one of {', '.join(EXTRA_FIELDS)}"
+            )
     for annotation in nvext.annotations or ():
         if annotation.startswith("query_instance_id"):
-            raise refusal("nvext.annotations", "a request is routed when it is sent, not before")
+            raise InvalidRequest.unsupported("nvext.annotations", "a request is routed when it is sent, not before")
 
 
 def _template_arguments(request: ChatRequest) -> None:
     if request.chat_template_kwargs is not None and request.chat_template_args is not None:
-        raise _wrong("chat_template_args", "is another name of `chat_template_kwargs`; give one of them")
+        raise InvalidRequest.bad_value(
+            "chat_template_args", "is another name of `chat_template_kwargs`; give one of them"
+        )
     name = "chat_template_args" if request.chat_template_args is not None else "chat_template_kwargs"
     if arguments := getattr(request, name):
         for key in _RESERVED_TEMPLATE_NAMES:
             if key in arguments:
-                raise refusal(f"{name}.{key}", "this name belongs to the template itself")
+                raise InvalidRequest.unsupported(f"{name}.{key}", "this name belongs to the template itself")
         check_value(arguments, name)
     if request.documents:
         check_value(request.documents, "documents")
@@ -151,36 +151,39 @@ def _template_arguments(request: ChatRequest) -> None:
 
 def _message(message: Message, where: str) -> None:
     if message.audio is not None:
-        raise refusal(f"{where}.audio", "audio answers are not stored")
+        raise InvalidRequest.unsupported(f"{where}.audio", "audio answers are not stored")
     if message.content is None:
         answered = message.tool_calls or message.function_call or message.refusal or message.reasoning_content
         if message.role != "assistant" or not (answered or message.reasoning):
-            raise InvalidRequest(
-                f"Missing required parameter: `{where}.content`.", f"{where}.content", "missing_required_parameter"
-            )
+            raise InvalidRequest.missing(f"{where}.content")
     if message.content == [] and message.role != "assistant":
-        raise _wrong(f"{where}.content", "must not be empty")
+        raise InvalidRequest.bad_value(f"{where}.content", "must not be empty")
     if message.role == "tool" and not message.tool_call_id:
-        raise InvalidRequest(
-            f"Missing required parameter: `{where}.tool_call_id`.",
-            f"{where}.tool_call_id",
-            "missing_required_parameter",
-        )
+        raise InvalidRequest.missing(f"{where}.tool_call_id")
     for index, call in enumerate(message.tool_calls or ()):
         check_arguments(call.function.arguments, f"{where}.tool_calls[{index}].function.arguments")
 
 
 def check_arguments(text: str, where: str) -> None:
-    """Templates hand past arguments to the model as an object; anything else would fail inside them."""
+    """Arguments of past calls must be an object: templates iterate over them and would fail otherwise."""
     if not text.strip():
         return
     try:
         value = msgspec.json.decode(text)
     except (ValueError, RecursionError):
-        raise _wrong(where, "must be a JSON object in a string, or empty") from None
+        raise InvalidRequest.bad_value(where, "must be a JSON object in a string, or empty") from None
     if not isinstance(value, dict):
-        raise _wrong(where, "must be a JSON object in a string, or empty")
+        raise InvalidRequest.bad_value(where, "must be a JSON object in a string, or empty")
     check_value(value, where)
+
+
+def check_tool_name(name: str | None, names: Collection[str | None], param: str) -> str:
+    """The name in a `tool_choice`, which must be that of an offered tool."""
+    if name is None:
+        raise InvalidRequest.missing(param)
+    if name not in names:
+        raise InvalidRequest.bad_value(param, f"there is no tool named {name[:128]!r}")
+    return name
 
 
 def _tools(request: ChatRequest) -> None:
@@ -188,30 +191,32 @@ def _tools(request: ChatRequest) -> None:
     for index, tool in enumerate(request.tools or ()):
         where = f"tools[{index}].function"
         if tool.function.name in names:
-            raise _wrong(f"{where}.name", f"there are two tools named {tool.function.name!r}")
+            raise InvalidRequest.bad_value(f"{where}.name", f"there are two tools named {tool.function.name!r}")
         names.add(tool.function.name)
         if tool.function.parameters is not None:
             check_schema(tool.function.parameters, f"{where}.parameters")
     if request.tool_choice in (None, "none", "auto"):
         return
     if not names:
-        raise _wrong("tool_choice", "needs `tools`")
-    if isinstance(request.tool_choice, NamedToolChoice) and request.tool_choice.function.name not in names:
-        raise _wrong("tool_choice.function.name", f"there is no tool named {request.tool_choice.function.name[:128]!r}")
-    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+        raise InvalidRequest.bad_value("tool_choice", "needs `tools`")
+    if isinstance(request.tool_choice, NamedToolChoice):
+        check_tool_name(request.tool_choice.function.name, names, "tool_choice.function.name")
+    for name in GUIDED_FIELDS:
         if getattr(request, name) is not None:
-            raise _wrong(name, "excludes a `tool_choice` that forces a call")
+            raise InvalidRequest.bad_value(name, "excludes a `tool_choice` that forces a call")
 
 
 def _inputs(value: str | list[Any], param: str) -> None:
     items = [value] if isinstance(value, str) else value
     if not items:
-        raise _wrong(param, "must not be empty")
+        raise InvalidRequest.bad_value(param, "must not be empty")
     kinds = {type(item) for item in items}
     if len(kinds) > 1:
-        raise _wrong(param, "strings, token ids and lists of token ids cannot be mixed")
+        raise InvalidRequest.bad_value(param, "strings, token ids and lists of token ids cannot be mixed")
     if int in kinds:
         return
     for index, item in enumerate(items):
         if not item:
-            raise _wrong(param if isinstance(value, str) else f"{param}[{index}]", "must not be empty")
+            raise InvalidRequest.bad_value(
+                param if isinstance(value, str) else f"{param}[{index}]", "must not be empty"
+            )

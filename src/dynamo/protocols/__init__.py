@@ -1,1 +1,1 @@
-"""What crosses a wire: messages as msgspec structs, and the tree of errors that travels with them."""
+"""Messages that cross a wire, as msgspec structs, and the errors that cross it with them."""

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: the requests."""
+"""Requests of POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ThinkingBlock(Struct, tag_field="type", tag="thinking", omit_defaults=True
 
 
 class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
-    """Thoughts only their author can read: nothing of them reaches the model."""
+    """Encrypted by Anthropic's service, so nothing of it is passed to the model."""
 
     data: str
 
@@ -86,7 +86,7 @@ class OutputConfig(Struct, kw_only=True, omit_defaults=True):
 
 
 class PromptFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """All that decides how many tokens a prompt has."""
+    """The fields that determine the prompt, and so its number of tokens."""
 
     model: FilledString
     messages: Annotated[list[MessageParam], Meta(min_length=1)]
@@ -104,7 +104,7 @@ class PromptFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaul
     user_profile_id: str | None = None
     workspace_id: str | None = None
     context_management: JsonObject | None = None
-    """Advice on what to drop from a long history. Nothing is dropped here: the whole history is read."""
+    """What to drop from a long history. Ignored: the model always reads the whole history."""
 
     mcp_servers: Any = None
 

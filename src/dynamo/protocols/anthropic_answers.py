@@ -1,4 +1,4 @@
-"""The answers of the Anthropic routes."""
+"""Responses of the Anthropic routes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from dynamo.protocols.errors import DynamoException, HttpError
+from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import ChatCompletion, CompletionUsage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
@@ -18,7 +18,7 @@ class TextAnswer(Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingAnswer(Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """Nobody signs thoughts here; the empty signature lets clients send the block back."""
+    """The signature is empty, since nothing is signed here; clients need the field to send the block back."""
 
     thinking: str
     signature: str = ""
@@ -41,7 +41,7 @@ class AnthropicUsage(Struct, kw_only=True):
 
     @staticmethod
     def of(usage: CompletionUsage) -> AnthropicUsage:
-        """Anthropic counts what came from the cache apart from the rest of the input."""
+        """Unlike OpenAI, Anthropic does not count cached tokens among the input tokens."""
         return AnthropicUsage(
             input_tokens=usage.prompt_tokens - usage.cached_tokens,
             output_tokens=usage.completion_tokens,
@@ -98,14 +98,12 @@ class AnthropicError(Struct, kw_only=True):
 
     @staticmethod
     def of(error: DynamoException, request_id: str | None = None) -> AnthropicError:
-        status = error.code if isinstance(error, HttpError) else error.status
-        return AnthropicError(
-            error=AnthropicErrorDetail(type=error_type(status), message=error.message), request_id=request_id
-        )
+        detail = AnthropicErrorDetail(type=_error_type(error.status), message=error.message)
+        return AnthropicError(error=detail, request_id=request_id)
 
 
-def error_type(status: int) -> str:
-    """Anthropic's word for an HTTP status."""
+def _error_type(status: int) -> str:
+    """Anthropic's error type for an HTTP status."""
     match status:
         case 401:
             return "authentication_error"
@@ -138,7 +136,7 @@ def stop_reason(finish_reason: str, stop_sequence: str | None = None) -> StopRea
 def message_of(
     chat: ChatCompletion, message_id: str, stop_sequence: str | None = None, hide_thinking: bool = False
 ) -> AnthropicMessage:
-    """The answer to an Anthropic request, from the answer to the chat request it was translated to."""
+    """The response to an Anthropic request, from that to the chat request it was translated to."""
     choice = chat.choices[0]
     answer = choice.message
     content: list[ContentBlock] = []
@@ -162,7 +160,7 @@ def message_of(
 
 
 def _parsed_arguments(arguments: str) -> dict[str, Any]:
-    """Arguments cut off by the token limit are no object; the stop reason tells the client so."""
+    """Empty for arguments cut off by the token limit, which do not parse; `stop_reason` tells the client so."""
     try:
         parsed = msgspec.json.decode(arguments)
     except (ValueError, RecursionError):

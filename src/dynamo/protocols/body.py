@@ -1,4 +1,4 @@
-"""Request bodies: bytes to a struct in one pass, and for those that fail, words a person can act on."""
+"""Decodes request bodies into structs, and explains invalid ones by naming the field."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _WORDS = {
     "null": "null",
 }
 _BOUNDS = {">=": "at least", "<=": "at most", ">": "greater than", "<": "less than", "==": "exactly"}
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class BodyDecoder(Generic[T]):
-    """Decodes bodies of one kind. Whatever the bytes are, it returns a struct or raises `InvalidRequest`."""
+    """Decodes bodies of one type. For any bytes it returns a struct or raises `InvalidRequest`."""
 
     def __init__(self, kind: type[T]) -> None:
         self.kind = kind
@@ -43,30 +44,23 @@ class BodyDecoder(Generic[T]):
         try:
             return self._decode(body)
         except msgspec.ValidationError as error:
-            return self._second_look(body, str(error), ignore_unknown)
-        except msgspec.DecodeError as error:
-            raise malformed(body, str(error)) from None
-        except UnicodeDecodeError:
-            raise InvalidRequest("The request body is not valid UTF-8.", code="invalid_json") from None
-        except RecursionError:
-            raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
+            return self._decode_invalid(body, str(error), ignore_unknown)
+        except _NOT_JSON as error:
+            raise _malformed(body, error) from None
 
-    def _second_look(self, body: bytes, text: str, ignore_unknown: bool) -> T:
+    def _decode_invalid(self, body: bytes, text: str, ignore_unknown: bool) -> T:
+        """Decode again without types: to find all unknown fields, and the value that `text` complains about."""
         try:
             value = msgspec.json.decode(body)
         except msgspec.ValidationError:
             raise self._explain(text, None) from None
-        except msgspec.DecodeError as error:
-            raise malformed(body, str(error)) from None
-        except UnicodeDecodeError:
-            raise InvalidRequest("The request body is not valid UTF-8.", code="invalid_json") from None
-        except RecursionError:
-            raise InvalidRequest("The request body is nested too deeply.", code="invalid_json") from None
-        unknown = _unknown_fields(value, self._shape)
+        except _NOT_JSON as error:
+            raise _malformed(body, error) from None
+        unknown = _remove_unknown_fields(value, self._shape)
         if not unknown:
             raise self._explain(text, value) from None
         if not ignore_unknown:
-            raise unsupported(*unknown)
+            raise _unsupported(*unknown)
         try:
             return msgspec.convert(value, self.kind)
         except msgspec.ValidationError as error:
@@ -78,10 +72,9 @@ class BodyDecoder(Generic[T]):
         steps = [name or index for name, index in _STEP.findall(found["path"] or "")]
         what, path = found["what"], (found["path"] or "").lstrip(".") or None
         if missing := re.fullmatch(r"Object missing required field `(.+)`", what):
-            param = f"{path}.{missing[1]}" if path else missing[1]
-            return InvalidRequest(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")
+            return InvalidRequest.missing(f"{path}.{missing[1]}" if path else missing[1])
         if extra := re.fullmatch(r"Object contains unknown field `(.+)`", what):
-            return unsupported(f"{path}.{extra[1]}" if path else extra[1])
+            return _unsupported(f"{path}.{extra[1]}" if path else extra[1])
         name = path or "The request body"
         if kinds := _EXPECTED.match(what):
             return InvalidRequest(f"{name}: expected {_kinds(kinds, path)}.", path, "invalid_type")
@@ -101,16 +94,21 @@ class BodyDecoder(Generic[T]):
         return InvalidRequest(f"{name}: {what[:1].lower()}{what[1:]}.", path, "invalid_value")
 
 
-def unsupported(*names: str) -> InvalidRequest:
-    """At most twenty of them, shortened: the answer to nonsense must stay small."""
+def _unsupported(*names: str) -> InvalidRequest:
+    """Lists at most twenty names, shortened: a huge invalid body must not cause a huge response."""
     listed = ", ".join(f"`{name[:64]}`" for name in names[:20])
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     return InvalidRequest(f"Unsupported parameter(s): {listed}{more}", names[0][:64], "unsupported_parameter")
 
 
-def malformed(body: bytes, text: str) -> InvalidRequest:
-    """Why these bytes are no JSON, and where."""
-    if not body.strip():
+def _malformed(body: bytes, error: Exception) -> InvalidRequest:
+    """Says why these bytes are not JSON, and where."""
+    text = str(error)
+    if isinstance(error, UnicodeDecodeError):
+        message = "The request body is not valid UTF-8."
+    elif isinstance(error, RecursionError):
+        message = "The request body is nested too deeply."
+    elif not body.strip():
         message = "The request body is empty; a JSON object was expected."
     elif found := re.fullmatch(r"JSON is malformed: (.*) \(byte (\d+)\)", text):
         offset = int(found[2])
@@ -134,7 +132,7 @@ def _kinds(found: re.Match[str], path: str | None) -> str:
 
 
 def _shown(value: Any, steps: list[str]) -> str:
-    """The value the client sent at this place, short; empty where it cannot be found again."""
+    """The value the client sent at this path, shortened; empty if the path leads nowhere."""
     for step in steps:
         if isinstance(value, dict) and step in value:
             value = value[step]
@@ -155,8 +153,8 @@ def _variants(shape: inspect.Type) -> list[inspect.Type]:
     return [shape]
 
 
-def _unknown_fields(value: Any, shape: inspect.Type, prefix: str = "") -> list[str]:
-    """Paths of fields that strict structs do not know. They are taken out of `value` on the way."""
+def _remove_unknown_fields(value: Any, shape: inspect.Type, prefix: str = "") -> list[str]:
+    """Remove from `value` the fields that strict structs do not have, and return their paths."""
     found: list[str] = []
     if not isinstance(value, dict):
         return found
@@ -169,12 +167,12 @@ def _unknown_fields(value: Any, shape: inspect.Type, prefix: str = "") -> list[s
                 found.append(prefix + name)
                 del value[name]
             else:
-                found += _unknown_fields(value[name], fields[name], f"{prefix}{name}.")
+                found += _remove_unknown_fields(value[name], fields[name], f"{prefix}{name}.")
     return found
 
 
 def _choices(shape: inspect.Type, steps: list[str]) -> set[str]:
-    """The strings that are allowed at this place."""
+    """The strings allowed at this path."""
     found: set[str] = set()
     for variant in _variants(shape):
         match variant:

@@ -1,4 +1,4 @@
-"""The model card: all a frontend must know to put text in front of a worker that speaks token ids."""
+"""The model card: what a frontend needs to turn text into token ids for a worker, and back."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import xxhash
 from msgspec import Meta, Struct
 
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-"""0 says no more than nothing at all."""
-MOST_RANKS = 1024
+"""0 means the same as unset."""
+MAX_RANKS = 1024
 
 
 class ModelInput(enum.Enum):
-    """What a worker takes: token ids, the OpenAI request as it came, or tensors."""
+    """What a worker takes: token ids, the OpenAI request unchanged, or tensors."""
 
     Tokens = "tokens"
     Text = "text"
@@ -51,14 +51,14 @@ class WorkerType(enum.Enum):
 
 
 class CardFile(Struct, kw_only=True, frozen=True):
-    """A file of the model: where the worker has it, and what it must contain."""
+    """A file of the model: its path on the worker, and the checksum every copy must have."""
 
     path: str
     checksum: str
 
 
 class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
-    """What the engine found out about itself when it started."""
+    """What the engine reported when it started."""
 
     total_kv_blocks: Size | None = None
     max_num_seqs: Size | None = None
@@ -66,9 +66,9 @@ class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     guided_decoding: bool | None = None
-    """Whether the engine can be held to a schema, regex, choice or grammar. Unset means no for a worker that takes
-    tokens; one that takes text reads the request itself and is left to decide."""
-    data_parallel_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)] = 1
+    """Whether the engine can constrain its output to a schema, regex, choice or grammar. Unset means no for a worker
+    that takes tokens; one that takes text decides for itself, as it sees the whole request."""
+    data_parallel_size: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 1
     enable_local_indexer: bool = True
     runtime_data: dict[str, Any] = {}
 
@@ -79,7 +79,7 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     model_input: ModelInput = ModelInput.Tokens
     worker_type: WorkerType = WorkerType.Aggregated
     source: str | None = None
-    """Hugging Face id or path as the worker was given it; a frontend on another machine resolves it again."""
+    """The Hugging Face id or path given to the worker; a frontend on another machine resolves it again."""
     files: dict[str, CardFile] = {}
     """By role: config, generation_config, tokenizer, tokenizer_config, special_tokens_map, chat_template,
     chat_template:NAME (for a purpose, such as tool_use), custom_template (the operator's own, in place of the model's);
@@ -96,19 +96,19 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def takes_requests(self) -> bool:
-        """Whether a client's request may be sent there. One that does a part of the work for other workers cannot."""
+        """Whether clients' requests may be sent to this worker: not if it only does a step for other workers."""
         prefills = bool(self.model_type & ModelType.Prefill.value)
         return self.worker_type in (WorkerType.Aggregated, WorkerType.Decode) and not prefills
 
     @property
-    def can_guide(self) -> bool:
-        """Whether a request may bind the form of the answer."""
-        told = self.runtime_config.guided_decoding
-        return self.model_input is ModelInput.Text if told is None else told
+    def accepts_guided_decoding(self) -> bool:
+        """Whether a request may constrain the form of the output."""
+        declared = self.runtime_config.guided_decoding
+        return self.model_input is ModelInput.Text if declared is None else declared
 
     def checksum(self) -> str:
         """Equal for two workers exactly when a frontend may send either of them the same request."""
-        same = (
+        identity = (
             self.name,
             self.model_type,
             self.model_input,
@@ -120,4 +120,4 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
             self.runtime_config.reasoning_parser,
             self.runtime_config.guided_decoding,
         )
-        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(same))
+        return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(identity))

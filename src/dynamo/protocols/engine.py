@@ -1,6 +1,6 @@
-"""What a token-level engine is given and what it gives back.
+"""Requests to and outputs of a token-level engine.
 
-The field names are those engine authors already know: a handler written in Python sees these structs as plain dicts.
+A handler written in Python sees these structs as plain dicts, so the field names are a contract with engine authors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OutputOptions(Struct, kw_only=True):
 
 
 class Routing(Struct, kw_only=True, omit_defaults=True):
-    """What the client asked of the router, and what the worker needs to know of its choice."""
+    """What the client asked of the router, and the part of the router's choice that the worker must know."""
 
     backend_instance_id: int | None = None
     dp_rank: int | None = None
@@ -58,16 +58,16 @@ class Routing(Struct, kw_only=True, omit_defaults=True):
 
 
 class PreprocessedRequest(Struct, kw_only=True):
-    """One prompt as token ids, with everything an engine must know to continue it."""
+    """One prompt as token ids, with everything an engine needs to continue it."""
 
     model: str = ""
     token_ids: Sequence[int]
-    """An `array("I")` in our own pipeline and from a wire, a list from programs that make one."""
+    """An `array("I")` in our own pipeline and after decoding, a list in requests built by other programs."""
     stop_conditions: StopConditions = field(default_factory=StopConditions)
     sampling_options: SamplingOptions = field(default_factory=SamplingOptions)
     output_options: OutputOptions = field(default_factory=OutputOptions)
     choice: int = 0
-    """Which of several answers to one prompt this one is. Engines that draw at random need not know."""
+    """Index of this choice among the `n` for one prompt. Engines that sample at random may ignore it."""
     eos_token_ids: list[int] = []
     mdc_sum: str | None = None
     annotations: list[str] = []
@@ -76,8 +76,8 @@ class PreprocessedRequest(Struct, kw_only=True):
     extra_args: dict[str, Any] | None = None
 
     @classmethod
-    def told(cls, request: Mapping[str, Any]) -> PreprocessedRequest:
-        """As programs write it, with a prompt that may be packed; raises `msgspec.ValidationError`."""
+    def from_dict(cls, request: Mapping[str, Any]) -> PreprocessedRequest:
+        """From a caller's dict, whose `token_ids` may be an array; raises `msgspec.ValidationError`."""
         token_ids = request.get("token_ids")
         if isinstance(token_ids, array):
             request = {**request, "token_ids": token_ids.tolist()}
@@ -101,7 +101,7 @@ class Usage(Struct, kw_only=True, omit_defaults=True):
 
 
 class EngineOutput(Struct, kw_only=True, omit_defaults=True):
-    """One step of one request: the new tokens only, and the reason on the last one.
+    """One step of one request: the new tokens only, with `finish_reason` set on the last step.
 
     `finish_reason` is eos, stop, length, cancelled, content_filter or "error: why".
     """
@@ -113,7 +113,7 @@ class EngineOutput(Struct, kw_only=True, omit_defaults=True):
     log_probs: list[float] | None = None
     top_logprobs: list[list[TopLogprob]] | None = None
     prompt_logprobs: list[list[TopLogprob] | None] | None = None
-    """One entry per token of the prompt, in which that token itself must be; None for the first."""
+    """One entry per prompt token, which must include that token itself; None for the first."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     index: int | None = None

@@ -1,6 +1,6 @@
-"""The one tree of errors: each travels over the request plane by its `kind` and is raised again, typed, over there.
+"""The one tree of errors: each crosses the request plane by its `kind` and is raised with the same type by the caller.
 
-`status` is what an HTTP client sees; `migratable` says whether another worker may take the request over.
+`status` is what an HTTP client sees; `migratable` says whether the request may be retried on another worker.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import ClassVar
 
 
 class StartError(Exception):
-    """Something a process needs cannot be had; the message names what was tried and the fix."""
+    """A process cannot start; the message says what was tried and how to fix it."""
 
 
 class DynamoException(Exception):
     kind: ClassVar[str] = "dynamo"
-    status: ClassVar[int] = 500
+    status: int = 500
     migratable: ClassVar[bool] = False
 
     @property
@@ -23,7 +23,7 @@ class DynamoException(Exception):
 
 
 class Unknown(DynamoException):
-    """An engine raised something of its own."""
+    """An engine raised an exception of its own."""
 
     kind = "unknown"
 
@@ -34,7 +34,7 @@ class InvalidArgument(DynamoException):
 
 
 class InvalidRequest(InvalidArgument):
-    """A client's mistake in a request: `param` is the path of the field, `code` a word for programs."""
+    """A client's mistake in a request: `param` is the path of the field, `code` the machine-readable reason."""
 
     kind = "invalid_request"
 
@@ -43,6 +43,18 @@ class InvalidRequest(InvalidArgument):
         self.param = param
         self.code = code
 
+    @classmethod
+    def missing(cls, param: str) -> InvalidRequest:
+        return cls(f"Missing required parameter: `{param}`.", param, "missing_required_parameter")
+
+    @classmethod
+    def bad_value(cls, param: str, why: str) -> InvalidRequest:
+        return cls(f"{param}: {why}.", param, "invalid_value")
+
+    @classmethod
+    def unsupported(cls, param: str, why: str) -> InvalidRequest:
+        return cls(f"`{param}` is not supported here: {why}.", param, "unsupported_parameter")
+
 
 class ModelNotFound(DynamoException):
     kind = "model_not_found"
@@ -50,14 +62,14 @@ class ModelNotFound(DynamoException):
 
 
 class Unavailable(DynamoException):
-    """Nobody is there to serve this now; retrying later may help."""
+    """No worker can serve this now; retrying later may help."""
 
     kind = "unavailable"
     status = 503
 
 
 class ResourceExhausted(DynamoException):
-    """Workers are there but all of them are busy beyond their limits."""
+    """All workers are busy beyond their limits."""
 
     kind = "resource_exhausted"
     status = 503
@@ -111,7 +123,7 @@ class Cancelled(DynamoException):
 
 
 class ProtocolError(DynamoException):
-    """A peer sent something that is not in the protocol."""
+    """A peer violated the protocol."""
 
     kind = "protocol"
     status = 502
@@ -128,7 +140,7 @@ class HttpError(DynamoException):
         if len(message) > 8192:
             raise ValueError(f"HTTP error message must be at most 8192 characters, not {len(message)}")
         super().__init__(code, message)
-        self.code = code
+        self.code = self.status = code
 
     @property
     def message(self) -> str:
@@ -147,18 +159,18 @@ _BY_KIND = {error.kind: error for error in _tree(DynamoException)}
 
 def to_wire(error: DynamoException) -> tuple[str, str, int]:
     """(kind, message, status) as an error frame carries it."""
-    return error.kind, error.message, error.code if isinstance(error, HttpError) else error.status
+    return error.kind, error.message, error.status
 
 
 def from_wire(kind: str, message: str, status: int) -> DynamoException:
-    """The error a peer named; an unknown kind (a newer peer) keeps its text as Unknown."""
+    """Rebuild a peer's error; a kind this version does not know becomes `Unknown` with the peer's message."""
     if kind == HttpError.kind:
         return HttpError(status if 0 <= status <= 599 else 500, message[:8192])
     return _BY_KIND.get(kind, Unknown)(message)
 
 
 def from_exception(error: BaseException) -> DynamoException:
-    """What a handler raised, as the error its caller should see."""
+    """The error a caller should see for what a handler raised."""
     if isinstance(error, DynamoException):
         return error
     code, message = getattr(error, "code", None), getattr(error, "message", None)

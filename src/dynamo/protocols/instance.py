@@ -1,4 +1,4 @@
-"""How a living instance of an endpoint is described in discovery."""
+"""The discovery record of one live instance of an endpoint."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ class Instance(Struct, kw_only=True, frozen=True):
     endpoint: str
     transport: Transport
     address: str
-    """tcp: host:port; nats: subject; memory: nothing."""
+    """tcp: host:port; nats: subject; memory: empty."""

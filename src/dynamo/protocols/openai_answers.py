@@ -1,4 +1,4 @@
-"""Whole answers of the OpenAI routes, for `stream: false`. Streams write their chunks from byte templates instead."""
+"""Responses of the OpenAI routes for `stream: false`. Streams write their chunks from byte templates instead."""
 
 from __future__ import annotations
 

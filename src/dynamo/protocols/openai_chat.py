@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the request."""
+"""The request of POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ToolCall(Struct, kw_only=True):
 
 
 class Message(Struct, kw_only=True, omit_defaults=True):
-    """One turn. Fields nobody knows are dropped: clients send whole answers back, with whatever was in them."""
+    """One turn. Unknown fields are dropped, because clients send back whole answers with fields of other servers."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
@@ -122,7 +122,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True, om
     continue_final_message: bool | None = None
 
     prediction: JsonObject | None = None
-    """A guess at the answer that can only make it faster: ignored."""
+    """A guess at the answer that could only speed it up: ignored."""
 
     modalities: list[str] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None

@@ -1,4 +1,4 @@
-"""POST /v1/completions: the request."""
+"""The request of POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
     suffix: str | None = None
 
     def prompts(self) -> list[str | list[int]]:
-        """One entry per prompt, whichever of the four ways the client wrote them in (checked by `validate`)."""
-        return each_input(self.prompt)
+        """One entry per prompt, for each of the four forms a client may write (checked by `validate`)."""
+        return split_inputs(self.prompt)
 
 
-def each_input(value: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """A text, texts, token ids or lists of token ids, as the list of single inputs they stand for."""
+def split_inputs(value: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The single inputs in a text, a list of texts, a list of token ids or a list of such lists."""
     if isinstance(value, str):
         return [value]
     if value and isinstance(value[0], int):

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: request and answer."""
+"""Request and response of POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from dynamo.protocols.openai_completions import each_input
+from dynamo.protocols.openai_completions import split_inputs
 from dynamo.protocols.openai_fields import FilledString, NvExt, TokenId
 
 
@@ -19,14 +19,14 @@ class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     nvext: NvExt | None = None
 
     def inputs(self) -> list[str | list[int]]:
-        return each_input(self.input)
+        return split_inputs(self.input)
 
 
 class Embedding(Struct, kw_only=True):
     object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
-    """A list of numbers, or for `base64` the little-endian 32-bit floats in that coding."""
+    """A list of numbers, or little-endian 32-bit floats encoded as base64."""
 
 
 class EmbeddingUsage(Struct, kw_only=True):

@@ -1,7 +1,4 @@
-"""The fields that chat and completions requests share, with the range of each where it can be said in a type.
-
-A value that a client may send and that means nothing here (billing, storage, caching hints) is named and ignored.
-"""
+"""Fields shared by several OpenAI requests, with their ranges as types."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
 
 
 class AgentHints(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Advice for scheduling; only `priority` is followed today."""
+    """Hints for scheduling; only `priority` has an effect today."""
 
     priority: Priority | None = None
     strict_priority: Uint32 | None = None
@@ -82,7 +79,21 @@ class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
 ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat
 
 
-class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class ServiceFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Fields for OpenAI's own service (billing, storage, caching): accepted, without effect on the answer."""
+
+    user: FilledString | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: JsonObject | None = None
+
+
+class GenerationFields(ServiceFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Fields shared by chat and completions requests."""
+
     model: FilledString
 
     stream: bool | None = None
@@ -119,12 +130,4 @@ class GenerationFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     cache_salt: FilledString | None = None
     priority: Priority | None = None
     nvext: NvExt | None = None
-
-    user: FilledString | None = None
     metadata: JsonObject | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: JsonObject | None = None

@@ -1,7 +1,7 @@
-"""POST /v1/responses: the request.
+"""The request of POST /v1/responses.
 
-An input item may leave out its type, and thus one loose struct stands for all of them; the translation to a chat
-request looks at each and refuses those that only OpenAI's own service could resolve.
+An input item may omit its type, so one struct with optional fields stands for all types. The translation to a chat
+request checks each item and rejects those that only OpenAI's own service could resolve.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from msgspec import Meta, Struct
 from dynamo.protocols.openai_fields import (
     FilledString,
     JsonObject,
+    JsonObjectFormat,
     MaxTokens,
     Name,
     NvExt,
     ReasoningEffort,
+    ServiceFields,
     Temperature,
+    TextFormat,
     TopP,
 )
 
@@ -62,15 +65,9 @@ class ReasoningOptions(Struct, kw_only=True, omit_defaults=True):
     context: str | None = None
 
 
-class TextTarget(Struct, tag_field="type", tag="text"):
-    pass
+class FlatJsonSchemaFormat(Struct, tag_field="type", tag="json_schema", omit_defaults=True):
+    """Unlike in a chat request, the schema is not nested in a `json_schema` field."""
 
-
-class JsonObjectTarget(Struct, tag_field="type", tag="json_object"):
-    pass
-
-
-class JsonSchemaTarget(Struct, tag_field="type", tag="json_schema", omit_defaults=True):
     name: Name
     schema: JsonObject
     description: str | None = None
@@ -78,7 +75,7 @@ class JsonSchemaTarget(Struct, tag_field="type", tag="json_schema", omit_default
 
 
 class TextConfig(Struct, kw_only=True, omit_defaults=True):
-    format: TextTarget | JsonObjectTarget | JsonSchemaTarget | None = None
+    format: TextFormat | JsonObjectFormat | FlatJsonSchemaFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -86,7 +83,7 @@ class ResponsesStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True, o
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class ResponsesRequest(ServiceFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     model: FilledString
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None
@@ -109,16 +106,9 @@ class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     chat_template_args: JsonObject | None = None
 
     metadata: dict[str, str] | None = None
-    user: FilledString | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: JsonObject | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_tool_calls: int | None = None
-    """Counts calls of OpenAI's built-in tools only, of which there are none here."""
+    """Limits calls of OpenAI's built-in tools, which do not exist here: echoed and otherwise ignored."""
 
     background: bool | None = None
     previous_response_id: str | None = None

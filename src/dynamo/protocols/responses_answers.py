@@ -1,4 +1,4 @@
-"""The answer of /v1/responses: an object that repeats what was asked and lists the items that were produced."""
+"""The response of POST /v1/responses: an object that echoes the request and lists the produced items."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class ResponseObject(Struct, kw_only=True):
 
     @staticmethod
     def begun(request: ResponsesRequest, response_id: str, model: str, created: int) -> ResponseObject:
-        """The object as it stands before the first token."""
-        # What a client's types know of a tool or a format has to be there even where the request left it out.
+        """The object before the first token."""
+        # Clients' types require these fields of a tool and a format even where the request omitted them.
         tools = [{"parameters": None, "strict": None, **to_builtins(tool)} for tool in request.tools or ()]
         reasoning = request.reasoning
         return ResponseObject(
@@ -127,7 +127,7 @@ class ResponseObject(Struct, kw_only=True):
         )
 
     def ended(self, finish_reason: str, usage: CompletionUsage) -> None:
-        """`length` and `content_filter` leave an answer incomplete; all else completes it."""
+        """Set usage and status: `length` and `content_filter` mean incomplete, everything else completed."""
         self.usage = ResponsesUsage.of(usage)
         reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason)
         self.status = "incomplete" if reason else "completed"
@@ -135,7 +135,7 @@ class ResponseObject(Struct, kw_only=True):
 
 
 def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletion) -> ResponseObject:
-    """The answer to a Responses request, from the answer to the chat request it was translated to."""
+    """The response to a Responses request, from that to the chat request it was translated to."""
     choice = chat.choices[0]
     response = ResponseObject.begun(request, response_id, chat.model, chat.created)
     response.ended(choice.finish_reason, chat.usage)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, Listening
-from dynamo.protocols.card import MOST_RANKS
+from dynamo.protocols.card import MAX_RANKS
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router.kv.slots import WorkerRank
@@ -69,7 +69,7 @@ class ReportedLoads:
                 log.warning("ignoring a load report that is none: %s; further ones are only counted", error)
             self._stats.malformed += 1
             return
-        if load.worker_id in self._instances and load.dp_rank < MOST_RANKS:
+        if load.worker_id in self._instances and load.dp_rank < MAX_RANKS:
             loop = asyncio.get_running_loop()
             self._loads[load.worker_id, load.dp_rank] = load
             self._heard[load.worker_id, load.dp_rank] = loop.time()

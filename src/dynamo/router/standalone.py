@@ -194,7 +194,7 @@ def prompt(
         },
     }
     try:
-        return PreprocessedRequest.told(told)
+        return PreprocessedRequest.from_dict(told)
     except msgspec.ValidationError as error:
         raise InvalidArgument(str(error)) from None
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from dynamo.frontend.routes.completions import echo, gather_best
-from dynamo.pipeline.guidance import reason_of_calls
+from dynamo.pipeline.guidance import tool_finish_reason
 from dynamo.pipeline.preprocess import refuse_guidance
 from dynamo.pipeline.validate import validate_chat, validate_completion
 from dynamo.protocols.card import ModelType
@@ -148,7 +148,7 @@ async def _chat(
     n = asked.n or 1
     whole = Whole(n, n, _hearing(listener, watch))
     for index, choice in enumerate(whole.choices):
-        await generation.add(prepared.choice(index), choice, asked, reason_of_calls(asked))
+        await generation.add(prepared.choice(index), choice, asked, tool_finish_reason(asked))
     await whole.done()
     tokenizer = model.preprocessor.model.tokenizer
     id, now = f"chatcmpl-{uuid.uuid4()}", int(time.time())

@@ -53,7 +53,7 @@ class Generation:
             choice,
             parser=preprocessor.parser(asked, prepared.prompt) if asked else None,
             one_call=bool(asked and asked.parallel_tool_calls is False),
-            reason_of_calls=reason_of_calls,
+            tool_finish_reason=reason_of_calls,
             stop_worker=context.stop_generating,
         )
         choice.begin(sink.usage)

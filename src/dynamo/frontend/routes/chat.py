@@ -11,7 +11,7 @@ from dynamo.frontend.answers.answer import json_response, stream_response
 from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks
 from dynamo.frontend.answers.nvext import annotation_events
 from dynamo.frontend.answers.sse import EventStream
-from dynamo.pipeline.guidance import reason_of_calls
+from dynamo.pipeline.guidance import tool_finish_reason
 from dynamo.pipeline.validate import validate_chat
 from dynamo.serving.conversation import Conversation
 from dynamo.serving.relay import relay_response
@@ -25,7 +25,7 @@ async def chat(frontend: Frontend, request: web.Request, request_id: str) -> web
     asked = frontend.bodies.chat.decode(body, frontend.ignore_unknown_fields)
     validate_chat(asked)
     talk = Conversation(frontend, request, request_id, asked)
-    talk.reason_of_calls = reason_of_calls(asked)
+    talk.reason_of_calls = tool_finish_reason(asked)
     try:
         await talk.prepare()
         if talk.prepared is None:

@@ -14,7 +14,7 @@ from dynamo.frontend.answers.sse import EventStream, unescaped
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.pipeline.logprobs import chat_logprobs
-from dynamo.pipeline.responses_to_chat import in_responses_words, responses_to_chat
+from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException, InvalidRequest
@@ -33,12 +33,12 @@ async def responses(frontend: Frontend, request: web.Request, request_id: str) -
         validate_chat(chat)
         talk = Conversation(frontend, request, request_id, chat)
     except InvalidRequest as error:
-        raise in_responses_words(error) from None
+        raise with_responses_names(error) from None
     try:
         try:
             await talk.prepare()
         except InvalidRequest as error:
-            raise in_responses_words(error) from None
+            raise with_responses_names(error) from None
         id = f"resp_{talk.context.id().replace('-', '')}"
         if not asked.stream:
             answer, _ = await talk.whole(id)
