@@ -11,11 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from support.stack import Frontend, Process, Stack
+from support.stack import TOY, Frontend, Process, Stack
 from support.toys import samples, toy_folder
 from support.waiting import until
 
-TOY = str(Path(__file__).parent / "toy_worker.py")
 HERE = {"DYN_SYSTEM_PORT": "0", "DYN_SYSTEM_HOST": "127.0.0.1"}
 CHECKED = {
     **HERE,
@@ -114,10 +113,11 @@ async def test_a_worker_that_leaves_says_so_while_it_finishes(stack: Stack) -> N
     frontend = await stack.frontend()
     await frontend.until_models("toy")
     await health_once(url, 200)
-    stream = await ask(frontend, "toy", "drip 2", stream=True)
+    stream = await ask(frontend, "toy", "hold", stream=True)
     await anext(aiter(stream))
     worker.signal(signal.SIGTERM)
     await health_once(url, 503)
+    worker.signal(signal.SIGUSR1)
     assert await worker.ended() == 0
 
 

@@ -5,7 +5,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_naive import NaiveIndex
 
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
@@ -13,6 +12,7 @@ from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Store
 from dynamo.router.kv.index.index import Applied, Index, Rejected
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv.slots import WorkerRank
+from support.kv_naive import NaiveIndex
 
 A, B = WorkerRank(1), WorkerRank(2)
 

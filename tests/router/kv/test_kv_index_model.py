@@ -10,13 +10,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kv_naive import NaiveIndex
 
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, TierSnapshot
 from dynamo.router.kv.index.index import Index, Rejected
 from dynamo.router.kv.slots import WorkerRank
+from support.kv_naive import NaiveIndex
 
 Prompt = tuple[tuple[int, ...], int]
 """Blocks of one token each, and which adapter or tenant it belongs to."""
