@@ -188,8 +188,8 @@ def memory(o: argparse.Namespace, prompts: list[Prompt]) -> None:
         ("index", index, lambda data: index.apply(decode(data)), events),
     ):
         tracemalloc.start()
-        for data in given:
-            apply(data)
+        for message in given:
+            apply(message)
         used = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         ints = hash_objects(kept, hashes)

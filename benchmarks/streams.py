@@ -54,7 +54,8 @@ class Driver:
 
     def result(self) -> dict[str, Any]:
         self._process.communicate()
-        return json.loads(self._seen.read_bytes())
+        seen: dict[str, Any] = json.loads(self._seen.read_bytes())
+        return seen
 
 
 def most_at_once(spans: list[tuple[float, float]]) -> int:

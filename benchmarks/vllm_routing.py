@@ -255,8 +255,8 @@ def off(reply: Reply, block: int) -> int:
     """
     assert reply.chosen
     usable = (reply.prompt_tokens - 1) // block * block  # the last token is computed in any case
-    cached = min(reply.chosen["overlap_blocks"] * block, usable)
-    hoped = max(cached, min(reply.prompt_tokens - reply.chosen["prefill_tokens"], usable))
+    cached: int = min(reply.chosen["overlap_blocks"] * block, usable)
+    hoped: int = max(cached, min(reply.prompt_tokens - reply.chosen["prefill_tokens"], usable))
     return min(0, reply.cached_tokens - cached) or max(0, reply.cached_tokens - hoped)
 
 

@@ -12,8 +12,9 @@ import aiohttp
 import pytest
 
 from dynamo.frontend.request_template import RequestTemplate
+from dynamo.llm import ModelType
 from dynamo.runtime import Context
-from support.toys import Live, ModelType, Scripted, text_card, toy_card
+from support.toys import Live, Scripted, text_card, toy_card
 from support.waiting import PATIENCE
 
 CHAT: dict[str, Any] = {"model": "org/toy", "messages": [{"role": "user", "content": "STOPS"}]}

@@ -122,7 +122,7 @@ def test_call_arguments_stay_text_where_the_template_only_takes_that() -> None:
 
 def test_fields_without_value_are_not_there_for_the_template() -> None:
     source = "{% for m in messages %}{{ 'tool_calls' in m }}{{ 'name' in m }}{{ 'content' in m }}{% endfor %}"
-    empty = {"role": "assistant", "content": "x", "tool_calls": [], "name": None}
+    empty: Any = {"role": "assistant", "content": "x", "tool_calls": [], "name": None}
     assert template(source).render([empty]) == "FalseFalseTrue"
 
 

@@ -161,7 +161,14 @@ def test_unknown_fields_can_be_passed_over() -> None:
 
 
 def test_messages_of_an_earlier_answer_come_back_with_fields_nobody_knows() -> None:
-    message = {"role": "assistant", "content": "x", "annotations": [], "audio": None, "function_call": None, "new": 1}
+    message: Any = {
+        "role": "assistant",
+        "content": "x",
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "new": 1,
+    }
     request = BodyDecoder(ChatRequest).decode(chat(messages=[USER, message]))
     assert request.messages[1].content == "x"
 

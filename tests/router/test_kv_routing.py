@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -154,7 +155,7 @@ async def test_what_happened_during_an_outage_of_the_event_plane_is_made_good() 
     async with routing(local) as side, ScriptedWorker(local) as one, ScriptedWorker(local) as two:
         await side.settled(2)
         await work([side], [one, two], rng, 20)
-        local.bus.planes.discard(side.runtime.events)  # type: ignore[arg-type]
+        local.bus.planes.discard(side.runtime.events)
         await work([side], [one, two], rng, 20)
         one.clear()
         local.bus.planes.add(side.runtime.events)  # type: ignore[arg-type]
@@ -338,7 +339,7 @@ async def test_hashes_that_are_not_ours_are_told(caplog: pytest.LogCaptureFixtur
 
 async def test_events_that_are_none_are_counted_and_harm_nothing() -> None:
     local = Local()
-    listening = {"replica_sync": True, "active_prefill_tokens_threshold": 10**6}
+    listening: Any = {"replica_sync": True, "active_prefill_tokens_threshold": 10**6}
     async with routing(local, **listening) as side, ScriptedWorker(local) as worker:
         await side.settled(1)
         for topic in ("kv-events", "kv_metrics", "active_sequences_events"):

@@ -37,9 +37,7 @@ async def health_once(url: str, status: int) -> dict[str, Any]:
         async with aiohttp.ClientSession() as http, http.get(f"{url}/health") as answer:
             return await answer.json() if answer.status == status else None
 
-    body = await until(answered)
-    assert body
-    return body
+    return await until(answered)
 
 
 async def metrics(url: str) -> dict[str, float]:

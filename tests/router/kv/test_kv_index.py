@@ -197,10 +197,10 @@ def test_whatever_workers_say_of_parents_all_is_forgotten_with_them(changes: lis
     index = Index()
     for worker_id, rows in changes:
         rows = [row for row in rows if row[1] != row[2]]
-        names, blocks, parents = ([row[column] for row in rows] for column in range(3))
+        names, blocks, parents = [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
         tier = TierSnapshot(tier=Tier.Device, block_hashes=names, sequence_hashes=blocks, parents=parents)
         index.replace(KvSnapshot(worker_id=worker_id, tiers=[tier]))
-        index.apply(stored(WorkerRank(worker_id), names, blocks, *parents[:1]))
+        index.apply(stored(WorkerRank(worker_id), names, blocks, parents[0] if parents else None))
         index.apply(removed(WorkerRank((worker_id + 1) % 3), names[::-1]))
         index.match(blocks)
         for worker in index.workers:

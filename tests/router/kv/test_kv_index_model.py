@@ -169,9 +169,13 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
             parents = [None, *chain]
             rows = [(names[at], chain[at], parents[at]) for at in places if at < len(chain)]
             order.shuffle(rows)
-            columns = [[row[column] for row in rows] for column in range(3)]
             tiers.append(
-                TierSnapshot(tier=tier, block_hashes=columns[0], sequence_hashes=columns[1], parents=columns[2])
+                TierSnapshot(
+                    tier=tier,
+                    block_hashes=[row[0] for row in rows],
+                    sequence_hashes=[row[1] for row in rows],
+                    parents=[row[2] for row in rows],
+                )
             )
         snapshot = snapshot_of(worker, *tiers)
         self.index.replace(snapshot)
