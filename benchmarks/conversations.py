@@ -1,19 +1,19 @@
-"""Conversations through real processes: what is found cached, TTFT and how evenly the workers are used.
+"""Conversations through real processes: share of cached tokens, TTFT and how evenly the workers are used.
 
 usage: python benchmarks/conversations.py [--peer PYTHON] [--seeds 2001-2004] [--modes kv,round-robin] [--only TEXT]
        [--shared | --frontends | --idle] [--journal FILE [--report]]
 
 The variants are those of kv_placement.py: 40 conversations over 10 system prompts, 5 turns of 50 tokens answered with
-32, a canned history, staggered starts, exponential thinking time. All are drawn from a seed, so every side and mode is
-asked the same. Each run has fresh processes: a frontend, and one process with all simulated workers. One mode is
-finished with all seeds and variants before the next begins; within it the sides take turns, first one, then the other
-going first.
+32, a canned history, staggered starts, exponential thinking time. All are drawn from a seed, so every side and mode
+gets the same requests. Each run has fresh processes: a frontend, and one process with all simulated workers. A mode is
+run with all seeds and variants before the next begins; within it the sides alternate, and so does the one that goes
+first.
 
---shared: one system prompt of 6,000 tokens for all, 8 workers, our modes beside each other. --frontends: bursts of ten
-conversations, one frontend beside two that tell each other their bookings; each turn goes to the other frontend.
+--shared: one system prompt of 6,000 tokens for all, 8 workers; compares our modes. --frontends: bursts of ten
+conversations; compares one frontend with two that exchange their bookings, where turns alternate between the two.
 --idle: TTFT of single requests, nothing else running.
---journal: every run is appended when it is finished, and what is there already is not run again; the tables are of all
-that the file holds. --report prints them and runs nothing.
+--journal: each finished run is appended to the file, and a run that is in the file is not repeated; the tables cover
+the whole file. --report prints them and runs nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from tokenizers import Tokenizer
 from figures import percentile, table
 from kv_placement import BLOCK, VARIANTS, Variant
 from load import connect
-from processes import Stack, counted, machine_busy
-from talks import Workload, converse, request, uneven_requests, uneven_tokens
-from words import MODEL, Prompts, make_model
+from processes import Stack, machine_busy, metric_total
+from prompts import MODEL, Prompts, make_model
+from workload import Workload, converse, request, uneven_requests, uneven_tokens
 
 IDLE = (64, 512, 1500, 4000)
 BURST = Variant("bursts of 10 conversations, 1500-token systems, 8 workers", 16384, convs=80, workers=8, stagger=0.0)
@@ -47,7 +47,7 @@ SHARED = [variant for variant in VARIANTS if "shared" in variant.name]
 
 @dataclass(frozen=True)
 class Setup:
-    """Whose processes, how they choose and how many frontends there are."""
+    """Whose processes, the router mode and the number of frontends."""
 
     side: str
     python: str
@@ -77,7 +77,7 @@ class Run(Struct):
     load: float
     """The load average before it began."""
     others: float
-    """Cores that processes not of this run used meanwhile."""
+    """Cores used by other processes during the run."""
     ahead: float = 0.0
     """Prompt tokens computed ahead on idle workers, in percent of all."""
 
@@ -91,15 +91,15 @@ def start(stack: Stack, model: Path, variant: Variant, setup: Setup) -> list[str
     urls = []
     sync = ["--router-replica-sync"] if setup.frontends > 1 else []
     size = ("--num-gpu-blocks-override", str(variant.blocks), "--block-size", str(BLOCK))
-    # ai-dynamo's mocker keeps nothing back, as vLLM; ours has the older, published default.
-    kept = ("--watermark", "0") if setup.side == "ours" else ()
+    # ai-dynamo's mocker reserves no blocks, as vLLM; ours has the older, published default.
+    reserve = ("--watermark", "0") if setup.side == "ours" else ()
     speed = ("--speedup-ratio", f"{variant.speed:g}")
-    stack.mocker(model, MODEL, "--num-workers", str(variant.workers), *speed, *size, *kept)
+    stack.mocker(model, MODEL, "--num-workers", str(variant.workers), *speed, *size, *reserve)
     for number in range(setup.frontends):
         stack.frontend("--router-mode", setup.mode, *sync, name=f"frontend{number}")
         stack.until("/v1/models", f'"{MODEL}"'.encode())
         urls.append(stack.url)
-    # Listed is not yet settled: the other workers follow, and both builds still have start-up work to do.
+    # The model is listed before all workers are, and both builds still have start-up work to do.
     time.sleep(2)
     return urls
 
@@ -108,8 +108,8 @@ def one_run(folder: Path, model: Path, variant: Variant, setup: Setup, seed: int
     load, begun, busy, own = os.getloadavg()[0], time.monotonic(), machine_busy(), time.process_time()
     with Stack(folder, setup.python, ours=setup.side == "ours") as stack:
         urls = start(stack, model, variant, setup)
-        replies = uvloop.run(converse(urls, work.talks))
-        ahead = BLOCK * sum(counted(url, "dynamo_component_router_copied_blocks_total") for url in urls)
+        replies = uvloop.run(converse(urls, work.conversations))
+        ahead = BLOCK * sum(metric_total(url, "dynamo_component_router_copied_blocks_total") for url in urls)
         used = sum(child.cpu() for child in stack.children.values()) + time.process_time() - own
         others = (machine_busy() - busy - used) / (time.monotonic() - begun)
     good = [reply for reply in replies if reply.error is None]
@@ -140,7 +140,7 @@ def one_run(folder: Path, model: Path, variant: Variant, setup: Setup, seed: int
 
 
 def idle(folder: Path, model: Path, setups: Sequence[Setup], times: int = 7) -> str:
-    """Median TTFT of requests that are alone, prompts never seen before."""
+    """Median TTFT of single requests with new prompts."""
 
     async def ask(url: str, size: int) -> float:
         connection = await connect(url)
@@ -161,7 +161,7 @@ def idle(folder: Path, model: Path, setups: Sequence[Setup], times: int = 7) -> 
 
 
 def report(runs: Sequence[Run]) -> str:
-    """Every setup by itself, then those worth comparing, seed by seed."""
+    """A table of every setup, then comparisons of pairs, seed by seed."""
     found: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         found.setdefault(run.variant, {}).setdefault(run.setup, []).append(run)
@@ -238,7 +238,7 @@ def _mean(values: Sequence[float], digits: int) -> str:
 def in_turn(
     phases: Sequence[Sequence[Setup]], seeds: Sequence[int], variants: Sequence[Variant]
 ) -> Iterator[tuple[Variant, int, Setup]]:
-    """Every run that is wanted; whoever went first comes last the next time."""
+    """All runs in order; the setup that went first goes last the next time."""
     for setups in phases:
         for at, seed in enumerate(seeds):
             for place, variant in enumerate(variants):
@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true", help="one system prompt for all traffic")
     parser.add_argument("--frontends", action="store_true", help="one frontend against two")
     parser.add_argument("--idle", action="store_true", help="TTFT of single requests")
-    parser.add_argument("--journal", type=Path, help="append every run to this file, and go on where it ends")
+    parser.add_argument("--journal", type=Path, help="append every run to this file, and skip the runs in it")
     parser.add_argument("--report", action="store_true", help="print the tables of the journal and run nothing")
     options = parser.parse_args()
     sides = [("ours", options.python)] + ([("peer", options.peer)] if options.peer else [])
@@ -300,9 +300,9 @@ def main() -> None:
                 last, work = (variant, seed), Workload(variant, seed, tokenizer, burst=burst)
             run = one_run(folder / str(number), model, variant, setup, seed, work)
             runs.append(run)
-            told = f"cached {run.cached:.1f} of {run.optimum:.1f} %, TTFT {run.ttft_mean:.1f}, p99 {run.ttft_p99:.1f}"
-            told += f"; {run.seconds:.0f} s, load {run.load:.1f}, others {run.others:.2f}"
-            print(f"{number + 1}/{len(plan)} {variant.name}, seed {seed}: {setup}: {told}", file=sys.stderr, flush=True)
+            line = f"cached {run.cached:.1f} of {run.optimum:.1f} %, TTFT {run.ttft_mean:.1f}, p99 {run.ttft_p99:.1f}"
+            line += f"; {run.seconds:.0f} s, load {run.load:.1f}, others {run.others:.2f}"
+            print(f"{number + 1}/{len(plan)} {variant.name}, seed {seed}: {setup}: {line}", file=sys.stderr, flush=True)
             if options.journal:
                 with options.journal.open("ab") as file:
                     file.write(msgspec.json.encode(run) + b"\n")

@@ -1,4 +1,4 @@
-"""How soon a frontend knows who is there: 1,000 instances on a fresh start (bar 2 s), a killed worker (bar 10 s)."""
+"""How soon a new frontend lists 1,000 instances (target 2 s), and drops a killed worker (target 10 s)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from figures import short, table
 from networks import Network, networks
 from processes import Stack
-from words import MODEL, make_model
+from prompts import MODEL, make_model
 
 
 def fresh_frontend(folder: Path, network: Network, model: Path, count: int) -> list[str]:
@@ -67,11 +67,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
         model = make_model(folder / "model")
-        with networks(folder, *options.networks.split(",")) as found:
-            for network in found:
+        with networks(folder, *options.networks.split(",")) as started:
+            for network in started:
                 rows.append(fresh_frontend(folder, network, model, options.count))
                 rows.append(killed_worker(folder, network, model, options.repeats))
-    print(table(["discovery", "what", "seconds (max)", "bar", "more"], rows))
+    print(table(["discovery", "what", "seconds (max)", "target", "details"], rows))
 
 
 if __name__ == "__main__":

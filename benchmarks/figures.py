@@ -1,4 +1,4 @@
-"""From answers and CPU clocks to the figures of one table row."""
+"""Computes the figures of a measurement from replies and CPU clocks, and prints tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Figures(Struct, kw_only=True):
     itl_p99: float
     frontend_rss_mb: float
     client_cpu_percent: float
-    """Of one core: near 100 the client is what is measured."""
+    """Of one core: near 100 the client is the bottleneck."""
     events_per_token: float
     reads_per_token: float
     requests: int
@@ -34,7 +34,7 @@ class Figures(Struct, kw_only=True):
 
 
 class Meter:
-    """The CPU clocks of a frontend, its worker and this client, from now on."""
+    """Measures the CPU time of a frontend, its worker and this client, from its construction on."""
 
     def __init__(self, frontend: Child, worker: Child) -> None:
         self._frontend = frontend
@@ -100,7 +100,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def short(value: float) -> str:
-    """Three figures that count."""
+    """With about three significant digits."""
     if value != value:
         return "–"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

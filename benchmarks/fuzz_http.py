@@ -1,4 +1,4 @@
-"""Send thousands of mutated bodies to a live server in this process: only documented answers, and flat memory.
+"""Send thousands of mutated bodies to a server in this process; expect only documented answers and constant memory.
 
 python benchmarks/fuzz_http.py [--bodies 20000] [--seed 1]
 """

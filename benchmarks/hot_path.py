@@ -1,9 +1,9 @@
 """Where the microseconds of a streamed token go.
 
-Stages are measured by building the chain up one real object at a time: what a stage costs is what the
-chain costs with it, less what it cost without. The last step is live: the same frames, one every 6 ms, go through the
-whole chain and aiohttp to clients in another process. Sending as many bytes at the same pace with bare send() calls and
-through the loop's transports gives the kernel's share and uvloop's. All figures are CPU time of this process.
+The chain is built up one real object at a time: a stage's cost is the cost of the chain with it minus the cost without.
+The last measurement is live: the same frames, one every 6 ms, go through the whole chain and aiohttp to clients in
+another process. Sending as many bytes at the same pace with bare send() calls and through the loop's transports gives
+the shares of the kernel and of uvloop. All figures are CPU time of this process.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from dynamo.runtime.plane.frames import FrameDecoder, Kind
 from dynamo.runtime.stream import Sink
 from figures import table
 from load import body
-from words import MODEL, Prompts, make_model
+from prompts import MODEL, Prompts, make_model
 
 STREAMS = 64
 PACE = 0.006
 
 
-class Nothing:
-    """The end of a chain that is still being built: a sink, a choice or an event stream that does nothing."""
+class NullSink:
+    """The end of a partial chain: a sink, a choice or an event stream that does nothing."""
 
     has_begun = True
 
@@ -109,11 +109,11 @@ class Bench:
         return exchange.metered(sink)
 
     def migration(self, sink: Any) -> Migration:
-        # Only `start` asks the router, and this stream has been started by hand.
+        # Only `start` uses the router, and this stream is started by hand.
         return Migration(None, self.prepared.request, Context(), sink)  # type: ignore[arg-type]
 
     def per_token(self, run: Callable[[bytes], object]) -> float:
-        """CPU µs per token of `run` on every frame, the best of five: what else the machine does only ever adds."""
+        """CPU µs per token of `run` on every frame; the best of five, because other load can only add to it."""
         fed = self.frames()
         best = float("inf")
         for _ in range(5):
@@ -124,8 +124,8 @@ class Bench:
         return 1e6 * best / (self.steps * STREAMS)
 
     def stages(self) -> list[tuple[str, float]]:
-        """(stage, the chain's cost up to it)."""
-        end = Nothing()
+        """Pairs of a stage and the chain's cost up to and including it."""
+        end = NullSink()
         chains: list[tuple[str, Callable[[], Sink]]] = [
             ("dispatch to the stream's sink", lambda: end),
             ("migration", lambda: self.migration(end)),
@@ -176,7 +176,7 @@ class Bench:
             raise SystemExit("the client process failed")
         await runner.cleanup()
         written: list[bytes] = []
-        sized = Nothing()
+        sized = NullSink()
         sized.write = written.append  # type: ignore[assignment, method-assign]
         choice = self.choice(sized)
         choice.escaped("")
@@ -248,7 +248,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
     live, kernel, transport = (statistics.median(column) for column in zip(*runs, strict=True))
     parts = [(name, upto - before) for (_, before), (name, upto) in itertools.pairwise([("", 0.0), *stages])]
     rest = live - stages[-1][1] - transport
-    parts.append(("rest: chunk framing, a wake-up per step, caches gone cold since the last", rest))
+    parts.append(("rest: chunk framing, a wake-up per step, CPU caches gone cold in between", rest))
     parts.append(("transport.write and uvloop's flush", transport - kernel))
     parts.append((f"kernel: send() of {size} bytes over loopback, its reader's wake-up included", kernel))
     parts.append(("all, live, one event per token", live))

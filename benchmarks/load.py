@@ -1,7 +1,7 @@
-"""A closed loop of chat clients on raw sockets, cheap enough not to be what is measured.
+"""A closed loop of chat clients on raw sockets, cheap enough not to be the bottleneck.
 
-Each user keeps one connection and sends its next request when the last one is answered. As a program it writes what it
-saw to a file, so that several of them can share the work of driving one server.
+Each user keeps one connection and sends its next request when the last one is answered. Run as a program, it writes its
+results to a file, so that several processes can load one server together.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from msgspec import Struct
 
-from words import MODEL, Prompts
+from prompts import MODEL, Prompts
 
 _FRAMING = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")
 _LENGTH = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
@@ -32,7 +32,7 @@ _WORKER = re.compile(rb'"decode_worker_id"\s*:\s*(\d+)')
 _ANY, _EMPTY = b'"content":"', b'"content":""'
 _LAST_CHUNK = b"0\r\n\r\n"
 _TAIL = 8192
-"""Of an answer that is kept: its last chunks, with the reasons of the router where they were asked for."""
+"""Bytes kept of an answer: its last chunks, with the router's reasons if requested."""
 
 
 class Reply(Struct):
@@ -47,7 +47,7 @@ class Reply(Struct):
     worker: int = 0
     """0 unless the request asked for `worker_id`."""
     chosen: dict[str, Any] | None = None
-    """What the router knew of that worker, if the request asked for `routing`."""
+    """The router's view of that worker, if the request asked for `routing`."""
     events: int = 0
     reads: int = 0
     gaps: list[float] = []
@@ -112,10 +112,9 @@ class Connection(asyncio.Protocol):
             self._finish(None, now)
 
     def _count(self, data: bytes, now: float) -> None:
-        """Events with content in them. A mark may be cut between two reads, so the end of the last one counts along."""
-        carried = self._tail[-len(_EMPTY) :] + data
-        seen = self._tail[-len(_EMPTY) :]
-        events = _with_content(carried) - _with_content(seen)
+        """Count events with content. A marker may span two reads, so the end of the last read is searched again."""
+        before = self._tail[-len(_EMPTY) :]
+        events = _with_content(before + data) - _with_content(before)
         if not events:
             return
         reply = self._reply
@@ -156,7 +155,7 @@ def _last(pattern: re.Pattern[bytes], text: bytes, otherwise: int = 0) -> int:
 
 
 def _with_content(data: bytes) -> int:
-    # One byte after the mark decides whether it is empty, so a mark at the very end waits for the next read.
+    # The byte after a marker decides whether the content is empty, so a marker at the very end waits for the next read.
     return data.count(_ANY, 0, len(data) - 1) - data.count(_EMPTY)
 
 
@@ -196,7 +195,7 @@ async def connect(url: str, *, quickack: bool = True) -> Connection:
 
 
 class Users:
-    """Open connections that share a row of requests."""
+    """Open connections that share a list of requests."""
 
     def __init__(self, url: str, *, quickack: bool = True) -> None:
         self._url = url
@@ -212,29 +211,26 @@ class Users:
         for connection in self._connections:
             connection.close()
 
-    async def run(self, row: list[bytes], *, stream: bool, until: float = float("inf")) -> list[Reply]:
-        """All requests answered, or those begun before `until`."""
+    async def run(self, requests: list[bytes], *, stream: bool, until: float = float("inf")) -> list[Reply]:
+        """Send all requests, or only until the time `until`; returns when all sent ones are answered."""
         replies: list[Reply] = []
-        waiting = iter(row)
-        await asyncio.gather(*(self._user(n, waiting, stream, until, replies.append) for n in range(self._count)))
+        pending = iter(requests)
+        users = range(len(self._connections))
+        await asyncio.gather(*(self._user(number, pending, stream, until, replies) for number in users))
         return replies
-
-    @property
-    def _count(self) -> int:
-        return len(self._connections)
 
     async def _connect(self) -> Connection:
         return await connect(self._url, quickack=self._quickack)
 
     async def _user(
-        self, number: int, row: Iterator[bytes], stream: bool, until: float, tell: Callable[[Reply], None]
+        self, number: int, pending: Iterator[bytes], stream: bool, until: float, replies: list[Reply]
     ) -> None:
-        for request in row:
+        for request in pending:
             if time.monotonic() > until:
                 return
             if not self._connections[number].open:
                 self._connections[number] = await self._connect()
-            tell(await self._connections[number].ask(request, stream=stream))
+            replies.append(await self._connections[number].ask(request, stream=stream))
 
 
 async def main() -> None:
@@ -246,7 +242,7 @@ async def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--hold", action="store_true", help="connect, print 'ready', and begin when a line is read")
-    parser.add_argument("--json", type=Path, required=True, help="where to write what was seen")
+    parser.add_argument("--json", type=Path, required=True, help="where to write the results")
     options = parser.parse_args()
     row = requests(Prompts(options.seed), options.requests, options.prompt, options.output, stream=True)
     users = Users(options.url, quickack=False)
@@ -258,7 +254,7 @@ async def main() -> None:
     replies = await users.run(row, stream=True)
     users.close()
     gaps = sorted(gap for reply in replies for gap in reply.gaps)
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "cpu": time.process_time() - cpu,
         "times": [(reply.sent, reply.first, reply.ended) for reply in replies],
         "tokens": sum(reply.tokens for reply in replies),
@@ -266,7 +262,7 @@ async def main() -> None:
         "gaps": gaps[:: max(1, len(gaps) // 20_000)],
         "errors": [reply.error for reply in replies if reply.error],
     }
-    options.json.write_text(json.dumps(told))
+    options.json.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

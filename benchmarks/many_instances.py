@@ -1,4 +1,4 @@
-"""Registers many instances of one model under one lease and keeps them there; run as a process by discovery.py."""
+"""Registers many instances of one model under one lease and waits; run as a process by discovery.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""CPU time the metrics add to a token: a step told to `Metered`, against the same step told to its sink directly;
-and to a request: all that is measured and counted of one with a single step, its log line left out.
+"""CPU time that the metrics add to a step (through `Metered`, compared with the sink alone) and to a request.
 
-usage: python benchmarks/metering.py
+A request here is everything measured and counted for one with a single step, without its log line.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ STEPS = 500_000
 REQUESTS = 20_000
 
 
-class Nothing:
+class NullSink:
     def tokens(self, ids: list[int]) -> None:
         pass
 
@@ -51,7 +50,7 @@ def request_cost() -> float:
     """Microseconds per request."""
     exchanges = Exchanges(FrontendMetrics())
     placement = Placement(1, None, None)  # type: ignore[arg-type]
-    ids, sink, times = [1], Nothing(), []
+    ids, sink, times = [1], NullSink(), []
     for _ in range(REPEATS):
         start = time.process_time()
         for _ in range(REQUESTS):
@@ -71,7 +70,7 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     exchange = Exchange(FrontendMetrics(), "id", "POST", "/v1/chat/completions", "chat_completions")
     exchange.served_by("model")
-    plain, metered = cost(Nothing()), cost(exchange.metered(Nothing()))
+    plain, metered = cost(NullSink()), cost(exchange.metered(NullSink()))
     print(f"plain {plain:.3f}, metered {metered:.3f}: the metrics add {metered - plain:.3f} us per step (medians)")
     print(f"and {request_cost():.1f} us per request, of which its objects are a part")
 

@@ -1,4 +1,4 @@
-"""CPU per request of the live mocker alone: a closed loop of clients in the same process, with a counting sink."""
+"""CPU per request of the mocker alone: a closed loop of clients in the same process, with a counting sink."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynamo.worker.serve import publish_kv_events, publish_load
 
 
 class CountingSink:
-    """Counts what arrives and says when the stream is over."""
+    """Counts tokens and calls back at the end of the stream."""
 
     def __init__(self, on_end: Callable[[int], None]) -> None:
         self._on_end = on_end
@@ -74,7 +74,7 @@ async def main() -> None:
     parser.add_argument("--speedup", type=float, default=1e6)
     parser.add_argument("--blocks", type=int, default=16384)
     parser.add_argument("--block-size", type=int, default=64)
-    parser.add_argument("--events", action="store_true", help="record KV events, and tell nobody")
+    parser.add_argument("--events", action="store_true", help="record KV events without publishing them")
     parser.add_argument("--publish", choices=("memory", "zmq"), help="publish KV events and load on this event plane")
     options = parser.parse_args()
     rng = random.Random(0)

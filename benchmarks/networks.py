@@ -1,4 +1,4 @@
-"""The ways processes can find and reach each other, with real etcd and NATS servers where they are needed."""
+"""Combinations of discovery and request plane, with real etcd and NATS servers where needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.services import Etcd, Nats, free_port
 
 
 class Network(Struct, frozen=True):
-    """`discovery` is the flag's value; `environ` says where the servers are."""
+    """`discovery` is the value of the flag; `environ` has the addresses of the servers."""
 
     name: str
     discovery: str
@@ -26,7 +26,7 @@ class Network(Struct, frozen=True):
 
 @contextmanager
 def networks(folder: Path, *names: str) -> Iterator[list[Network]]:
-    """Each of `file+tcp`, `etcd+tcp`, `etcd+nats`."""
+    """For names such as `file+tcp`, `etcd+tcp` and `etcd+nats`."""
     etcd = Etcd(folder / "etcd", free_port())
     nats = Nats(folder / "nats", free_port())
     needed = [server for server, word in ((etcd, "etcd"), (nats, "nats")) if any(word in name for name in names)]

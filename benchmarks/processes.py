@@ -1,4 +1,4 @@
-"""Processes under measurement: start them in a folder of their own, wait for them, read what they used, end them."""
+"""Starts, awaits, measures and stops the processes of a benchmark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def free_port() -> int:
 
 
 class Child:
-    """One started process; what it used includes what its own children use."""
+    """One started process; its CPU time and memory include those of its own children."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class Child:
         return self.process.pid
 
     def cpu(self) -> float:
-        """CPU seconds so far, exact to the scheduler's nanoseconds, threads that have ended included."""
+        """CPU seconds so far, exact to the scheduler's nanoseconds, including threads that have ended."""
         return sum(_cpu_clock(pid) for pid in _tree(self.pid))
 
     def rss(self) -> int:
@@ -52,7 +52,7 @@ class Child:
 
 
 class Stack:
-    """The processes of one measurement and the folder through which they find each other; leaving it ends them."""
+    """The processes of one measurement and their discovery folder; leaving the context stops them."""
 
     def __init__(
         self, folder: Path, python: str = sys.executable, *, ours: bool = True, environ: dict[str, str] | None = None
@@ -107,7 +107,7 @@ class Stack:
         return self.start("mocker", "-m", "dynamo.mocker", *where, *flags)
 
     def get(self, path: str) -> bytes:
-        """A GET that gives nothing instead of failing: whoever asks is waiting for a server to come up."""
+        """The body of a GET, or empty if it fails: callers poll for a server to come up."""
         for child in self.children.values():
             child.check()
         return fetch(self.url, path)
@@ -117,17 +117,17 @@ class Stack:
         deadline = time.monotonic() + seconds
         while text not in self.get(path):
             if time.monotonic() > deadline:
-                told = "\n".join(f"--- {child.name}\n{child.output()}" for child in self.children.values())
-                raise SystemExit(f"{path} never said {text!r}:\n{told}")
+                logs = "\n".join(f"--- {child.name}\n{child.output()}" for child in self.children.values())
+                raise SystemExit(f"{path} never contained {text!r}:\n{logs}")
             time.sleep(0.01)
 
     def stop(self, *names: str) -> None:
-        """End these, or all."""
-        leaving = [self.children.pop(name) for name in names or tuple(self.children)]
-        for child in leaving:
+        """Stop these processes, or all."""
+        stopping = [self.children.pop(name) for name in names or tuple(self.children)]
+        for child in stopping:
             if child.process.poll() is None:
                 child.process.terminate()
-        for child in leaving:
+        for child in stopping:
             try:
                 child.process.wait(20)
             except subprocess.TimeoutExpired:
@@ -136,7 +136,7 @@ class Stack:
 
 
 def machine_busy() -> float:
-    """CPU seconds that all cores together have worked since the machine started, those taken by its host included."""
+    """CPU seconds used on all cores since the machine started, including those stolen by its host."""
     user, nice, system, _idle, _iowait, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
     return (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK")
 
@@ -153,8 +153,8 @@ def fetch(url: str, path: str) -> bytes:
         connection.close()
 
 
-def counted(url: str, name: str) -> float:
-    """The sum of a metric of a server, 0 where it has none of that name."""
+def metric_total(url: str, name: str) -> float:
+    """The sum of a server's metric over all labels; 0 if there is no such metric."""
     lines = fetch(url, "/metrics").decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 

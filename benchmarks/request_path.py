@@ -1,5 +1,8 @@
-"""Where the microseconds of a request go, apart from its tokens: each stage in turn on requests that are all different,
-and HTTP by a server whose handler does nothing else. All figures are CPU time of this process."""
+"""Where the microseconds of a request go, apart from its tokens.
+
+Each stage is measured on requests that all differ, and HTTP with a handler that does nothing else. All figures are CPU
+time of this process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.frames import Kind
 from figures import table
 from load import body
-from words import MODEL, Prompts, make_model
+from prompts import MODEL, Prompts, make_model
 
 SHAPES = (64, 2048)
 EVENT = b'data: {"id":"chatcmpl-0","choices":[{"index":0,"delta":{"content":"word"},"finish_reason":null}]}\n\n'

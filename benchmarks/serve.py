@@ -1,7 +1,7 @@
-"""What a token and a request cost: a frontend and a simulated worker as processes, under a closed loop of clients.
+"""CPU cost of a token and of a request: a frontend and a simulated worker as processes, under a closed loop of clients.
 
-Two regimes. "fast": the worker takes no time, so the tokens of a stream pile up and leave several at a time. "paced":
-the worker steps every 6 ms or so, so each token leaves alone. The column ev/token says which of the two a row is.
+Two regimes. "fast": the worker takes no time, so tokens of a stream pile up and several are sent in one event. "paced":
+the worker steps about every 6 ms, so each token is an event of its own. The column ev/token shows which it was.
 
 With --peer, ai-dynamo of another interpreter runs under the same load, in rounds that alternate with ours, and each
 figure is shown as ours, peer and ours/peer, medians over the rounds.
@@ -24,7 +24,7 @@ from msgspec import Struct
 from figures import Figures, Meter, median, short, table
 from load import Users, requests
 from processes import Stack
-from words import MODEL, Prompts, make_model
+from prompts import MODEL, Prompts, make_model
 
 SPEEDUP = {"fast": "1000000", "paced": "1"}
 CELLS = {
@@ -82,7 +82,7 @@ class Row(Struct):
 
 
 async def measure(stack: Stack, cell: Cell, seconds: float, seed: int, *, quickack: bool) -> Figures:
-    """A short run to warm up and to learn the rate, then the measured one."""
+    """A short run to warm up and to estimate the rate, then the measured one."""
     frontend, worker = stack.children["frontend"], stack.children["mocker"]
     prompts = Prompts(seed)
     users = Users(stack.url, quickack=quickack)
@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, sides: list[Side], folder: Path) -> list[Ro
                     workers = ("--speedup-ratio", SPEEDUP[regime], "--num-workers", str(options.workers))
                     stack.mocker(model, MODEL, *workers)
                     stack.until("/v1/models", f'"{MODEL}"'.encode())
-                    # Listed is not yet settled: both builds still have start-up work to do in their first second.
+                    # Both builds still have start-up work to do for a second after the model is listed.
                     time.sleep(1)
                     for cell in cells:
                         seed += 1
@@ -123,9 +123,9 @@ def run(options: argparse.Namespace, sides: list[Side], folder: Path) -> list[Ro
                             measure(stack, cell, options.seconds, seed, quickack=not options.no_quickack)
                         )
                         rows.append(Row(regime, str(cell), side.name, number, figures))
-                        told = f"round {number + 1} {regime:>5} {side.name:>4} {cell!s:>24}: "
-                        told += f"{figures.frontend_us_per_token:.1f} µs/token, {figures.errors} errors"
-                        print(told, file=sys.stderr, flush=True)
+                        line = f"round {number + 1} {regime:>5} {side.name:>4} {cell!s:>24}: "
+                        line += f"{figures.frontend_us_per_token:.1f} µs/token, {figures.errors} errors"
+                        print(line, file=sys.stderr, flush=True)
                         if figures.first_error:
                             print(f"    {figures.first_error}", file=sys.stderr, flush=True)
     return rows
@@ -160,7 +160,7 @@ def main() -> None:
         default=os.environ.get("PEER_PYTHON"),
         help="interpreter that has ai-dynamo (PEER_PYTHON)",
     )
-    parser.add_argument("--ours-args", default="", help="more flags for our frontend, in one word")
+    parser.add_argument("--ours-args", default="", help="more flags for our frontend, as one argument")
     parser.add_argument(
         "--peer-args", default="--tokenizer fastokens", help="more flags for the peer's ('%(default)s', its fastest)"
     )

@@ -1,5 +1,5 @@
-"""From a command to its first useful moment: `dynamo-run --help` (bar 0.3 s), a frontend's first answer, and
-`dynamo-run in=http` with the bundled model (bar 3 s)."""
+"""Start-up times: `dynamo-run --help` (target 0.3 s), and the first answer of a frontend and of `dynamo-run in=http`
+with the bundled model (target 3 s)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dynamo.model.bundled import bundled as bundled_model
 from figures import short, table
 from load import body
 from processes import REPOSITORY, Stack, free_port
-from words import MODEL, make_model
+from prompts import MODEL, make_model
 
 RUN = "from dynamo.run.main import main; main()"
 
@@ -45,7 +45,7 @@ def frontend_and_worker(folder: Path) -> float:
 
 
 def frontend_beside_a_worker(folder: Path) -> float:
-    """The worker is there already; the clock stops when the new frontend has answered a request."""
+    """The worker is already running; the clock stops when the new frontend has answered a request."""
     model = folder / "model"
     with Stack(folder / f"stack-{time.monotonic_ns()}") as stack:
         worker = stack.mocker(model, MODEL, "--speedup-ratio", "1000000")
@@ -116,10 +116,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
         make_model(folder / "model")
-        for name, bar, case in cases:
+        for name, target, case in cases:
             times = [case(folder) for _ in range(options.repeats)]
-            rows.append([name, short(statistics.median(times)), short(max(times)), bar])
-    print(table(["what", "median s", "max s", "bar"], rows))
+            rows.append([name, short(statistics.median(times)), short(max(times)), target])
+    print(table(["what", "median s", "max s", "target"], rows))
 
 
 if __name__ == "__main__":

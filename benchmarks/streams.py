@@ -1,5 +1,4 @@
-"""Many streams on one frontend process: 10,000 at once; and what a client that hardly reads, or 500 that never ask, do
-to the pace of the others."""
+"""10,000 streams at once on one frontend process, and how a very slow reader or 500 idle connections affect others."""
 
 from __future__ import annotations
 
@@ -23,19 +22,19 @@ import uvloop
 from figures import percentile, short, table
 from load import Reply, Users, body, http_request, requests
 from processes import Stack
-from words import MODEL, Prompts, make_model
+from prompts import MODEL, Prompts, make_model
 
 
 class Driver:
-    """A process with its share of the clients."""
+    """A process that runs a share of the clients."""
 
     def __init__(self, stack: Stack, clients: int, output: int, number: int) -> None:
-        self._seen = stack.folder / f"client-{number}.json"
-        words = [f"--url={stack.url}", f"--concurrency={clients}", f"--requests={clients}", f"--seed={number}"]
-        words += ["--prompt=16", f"--output={output}", f"--json={self._seen}", "--hold"]
+        self._results = stack.folder / f"client-{number}.json"
+        args = [f"--url={stack.url}", f"--concurrency={clients}", f"--requests={clients}", f"--seed={number}"]
+        args += ["--prompt=16", f"--output={output}", f"--json={self._results}", "--hold"]
         load = str(Path(__file__).with_name("load.py"))
         self._process = subprocess.Popen(
-            [sys.executable, load, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, load, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def wait_until_connected(self) -> None:
@@ -54,8 +53,8 @@ class Driver:
 
     def result(self) -> dict[str, Any]:
         self._process.communicate()
-        seen: dict[str, Any] = json.loads(self._seen.read_bytes())
-        return seen
+        results: dict[str, Any] = json.loads(self._results.read_bytes())
+        return results
 
 
 def most_at_once(spans: list[tuple[float, float]]) -> int:
@@ -72,11 +71,11 @@ def ten_thousand(folder: Path, model: Path, options: argparse.Namespace) -> str:
     streams, output = options.streams, options.output
     with Stack(folder / "many") as stack:
         frontend = stack.frontend()
-        # Room for every stream to take part in each step: otherwise the worker's queue is what is measured.
-        room = [f"--max-num-seqs={streams}", f"--max-num-batched-tokens={4 * streams}"]
-        room.append(f"--num-gpu-blocks-override={16 * streams}")
-        # A step each 0.3 s or so, as slow as a step of this size is: a faster one would pile tokens up.
-        worker = stack.mocker(model, MODEL, "--speedup-ratio=1", "--decode-speedup-ratio=0.03", *room)
+        # Every stream must fit into each step: otherwise the worker's queue would be measured.
+        limits = [f"--max-num-seqs={streams}", f"--max-num-batched-tokens={4 * streams}"]
+        limits.append(f"--num-gpu-blocks-override={16 * streams}")
+        # A step takes about 0.3 s, as is real for this batch size: a faster one would pile tokens up.
+        worker = stack.mocker(model, MODEL, "--speedup-ratio=1", "--decode-speedup-ratio=0.03", *limits)
         stack.until("/v1/models", f'"{MODEL}"'.encode())
         start = frontend.rss() / 1e6
         drivers = [Driver(stack, streams // options.clients, output, number) for number in range(options.clients)]
@@ -127,16 +126,16 @@ async def pace(url: str, seconds: float, seed: int) -> list[Reply]:
 
 
 @contextmanager
-def nobody(url: str) -> Iterator[None]:
+def no_neighbour(url: str) -> Iterator[None]:
     yield
 
 
 @contextmanager
 def slow_reader(url: str) -> Iterator[None]:
-    """One client with a long answer and a small window, that reads a byte a second."""
+    """One client with a long answer and a small window that reads one byte per second."""
     child = subprocess.Popen([sys.executable, __file__, "--read-slowly", url])
     try:
-        # It must have its answer running before the others are measured.
+        # Its answer must be running before the others are measured.
         time.sleep(1)
         yield
     finally:
@@ -166,8 +165,8 @@ def read_slowly(url: str) -> None:
 
 
 def neighbours(folder: Path, model: Path, options: argparse.Namespace) -> str:
-    """64 paced streams, each time alone and beside the neighbour, turn by turn."""
-    kinds = {"alone": nobody, "a client reading 1 byte/s": slow_reader, "500 idle connections": idle_connections}
+    """64 paced streams, in turn alone and with each neighbour."""
+    kinds = {"alone": no_neighbour, "a client reading 1 byte/s": slow_reader, "500 idle connections": idle_connections}
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in kinds}
     with Stack(folder / "neighbours") as stack:
         frontend = stack.frontend()

@@ -1,15 +1,16 @@
-"""Routing to real vLLM engines: what they find cached, TTFT, and whether the router knows what each of them holds.
+"""Routing to real vLLM engines: share of cached tokens, TTFT, and whether the router's index is what they hold.
 
 usage: python benchmarks/vllm_routing.py [--python PYTHON] [--workers 2] [--modes kv,round-robin] [-- VLLM FLAGS]
 
 The engines are examples/vllm_worker.py with random weights, run by an interpreter that has vLLM beside our own
-dependencies. They stay up while the frontends of the modes come and go, and are emptied before each run. The
-conversations are those of conversations.py: canned histories, staggered starts, exponential thinking time, from a seed.
+dependencies. They keep running while each mode starts a frontend of its own, and their caches are cleared before each
+run. The conversations are those of conversations.py: canned histories, staggered starts, exponential thinking time,
+drawn from a seed.
 
-Two things are checked. Of each request: what the router knew to be cached at the worker it chose, against the tokens
-vLLM then found cached. One request at a time (--serial) they must agree; with many at once they may differ by what was
-stored ("more") or evicted ("less") in between. After each run: the blocks each vLLM holds by its own account, that is
-its replayed events from the first on, against a router that has listened all along. Every difference is printed.
+Two things are checked. For each request: the tokens that the router expected to be cached at its choice, against those
+vLLM found cached. One request at a time (--serial) they must agree; with many at once they may differ by what was
+stored ("more") or evicted ("less") in between. After each run: the blocks each vLLM holds according to all its events,
+replayed from the first, against a router that has listened all along. Every difference is printed.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from figures import percentile, table
 from kv_placement import Variant
 from load import Reply, Users, connect, requests
-from processes import REPOSITORY, Stack, counted
-from talks import Talk, Workload, converse, uneven_tokens
-from words import MODEL, Prompts, make_model
+from processes import REPOSITORY, Stack, metric_total
+from prompts import MODEL, Prompts, make_model
+from workload import Conversation, Workload, converse, uneven_tokens
 
 MODES = {
     "kv": ("--router-mode", "kv"),
@@ -57,7 +58,7 @@ MODES = {
 END = b"\xff" * 8
 ENDPOINT = "vllm.backend.generate"
 PAUSE = 0.1
-"""Seconds between requests that come one at a time: an event is there long before."""
+"""Seconds between requests with --serial: more than an event needs to arrive."""
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 4, "head_dim": 32},
@@ -82,22 +83,22 @@ class Run(Struct):
     requests: int
     errors: int
     exact: int
-    """Requests of which the engine found cached what the router knew of, or knew to be on its way."""
+    """Requests for which the engine found cached what the router knew to be cached, or to be in computation."""
     more: int
     less: int
     held: list[int]
-    """Blocks each engine held at the end, by its own account."""
+    """Blocks each engine held at the end, according to its events."""
     unknown: int
-    """Of these, those the router did not know."""
+    """Blocks an engine held that were not in the router's index."""
     imagined: int
-    """Blocks the router believed in that no engine held."""
+    """Blocks in the router's index that the engine did not hold."""
     seconds: float
     ahead: float
     """Prompt tokens computed ahead on idle workers, in percent of all."""
 
 
 class Engine:
-    """What one vLLM holds by its own account: its events from the first on, applied in the plainest way."""
+    """The blocks one vLLM holds according to its events, all of them applied in the simplest way."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -157,7 +158,7 @@ class Engine:
 
 
 class Fleet:
-    """The engines of a stack, and a router that listens to them beside the frontends."""
+    """The engines of a stack, and a router that listens to their events independently of the frontends."""
 
     def __init__(self, stack: Stack, runtime: DistributedRuntime, block: int) -> None:
         self.engines: dict[int, Engine] = {}
@@ -166,7 +167,7 @@ class Fleet:
         self._context = zmq.asyncio.Context()
 
     async def join(self, workers: int, seconds: float) -> None:
-        """Wait until all of them serve."""
+        """Wait until all engines serve."""
         serving = re.compile(rf"serving dyn://{re.escape(ENDPOINT)} as instance ([0-9a-f]+)")
         deadline = time.monotonic() + seconds
         for number in range(workers):
@@ -179,7 +180,7 @@ class Fleet:
             self.engines[int(found[1], 16)] = Engine(f"ipc://{self._stack.folder}/worker{number}.replay")
 
     async def differences(self, patience: float = 5.0) -> tuple[list[str], list[int], int, int]:
-        """In words, then how much each engine holds, how much of that is unknown, and what is known but not held."""
+        """Descriptions of all differences; blocks held per engine; and the numbers of unknown and imagined blocks."""
         deadline = time.monotonic() + patience
         while True:
             known: dict[int, dict[int, int]] = {worker: {} for worker in self.engines}
@@ -188,21 +189,21 @@ class Fleet:
                 known[one["worker_id"]][block["block_hash"]] = block["sequence_hash"]
             for engine in self.engines.values():
                 await engine.catch_up(self._context)
-            told, unknown, imagined = [], 0, 0
+            lines, unknown, imagined = [], 0, 0
             for worker, engine in self.engines.items():
                 held, believed = engine.held.items(), known[worker].items()
                 unknown += len(held - believed)
                 imagined += len(believed - held)
-                told += [
+                lines += [
                     f"worker {worker:x} holds block {name:x}, unknown to the router" for name, _ in held - believed
                 ]
-                told += [f"worker {worker:x} does not hold block {name:x}" for name, _ in believed - held]
-            if not told or time.monotonic() > deadline:
-                return told, [len(engine.held) for engine in self.engines.values()], unknown, imagined
+                lines += [f"worker {worker:x} does not hold block {name:x}" for name, _ in believed - held]
+            if not lines or time.monotonic() > deadline:
+                return lines, [len(engine.held) for engine in self.engines.values()], unknown, imagined
             await asyncio.sleep(0.2)
 
-    async def emptied(self) -> None:
-        """All caches have been emptied: an engine at rest tells of it with its next step only."""
+    async def clear(self) -> None:
+        """Note that all caches were cleared: an idle engine publishes that event only with its next step."""
         for engine in self.engines.values():
             await engine.catch_up(self._context)
             engine.clear()
@@ -234,12 +235,13 @@ async def warm_up(url: str, workers: int, tokens: int) -> None:
     users.close()
 
 
-async def one_at_a_time(url: str, talks: Sequence[Talk], most: int) -> list[Reply]:
+async def one_at_a_time(url: str, conversations: Sequence[Conversation], limit: int) -> list[Reply]:
     """The first turns of all conversations, then the second ones, and so on."""
     connection = await connect(url)
     replies = []
-    turns = [talk.bodies[turn] for turn in range(len(talks[0].bodies)) for talk in talks]
-    for body in turns[:most]:
+    turns = range(len(conversations[0].bodies))
+    bodies = [conversation.bodies[turn] for turn in turns for conversation in conversations]
+    for body in bodies[:limit]:
         if not connection.open:
             connection = await connect(url)
         replies.append(await connection.ask(body, stream=True))
@@ -248,16 +250,16 @@ async def one_at_a_time(url: str, talks: Sequence[Talk], most: int) -> list[Repl
     return replies
 
 
-def off(reply: Reply, block: int) -> int:
-    """Tokens found cached beyond what the router counted on, or below it.
+def deviation(reply: Reply, block: int) -> int:
+    """Tokens found cached beyond what the router expected, or (negative) below it.
 
-    It counts on what is cached there, and hopes for what is being computed there for other requests.
+    It expects at least what is cached there, and at most that plus what is being computed for other requests.
     """
     assert reply.chosen
     usable = (reply.prompt_tokens - 1) // block * block  # the last token is computed in any case
-    cached: int = min(reply.chosen["overlap_blocks"] * block, usable)
-    hoped: int = max(cached, min(reply.prompt_tokens - reply.chosen["prefill_tokens"], usable))
-    return min(0, reply.cached_tokens - cached) or max(0, reply.cached_tokens - hoped)
+    least: int = min(reply.chosen["overlap_blocks"] * block, usable)
+    most: int = max(least, min(reply.prompt_tokens - reply.chosen["prefill_tokens"], usable))
+    return min(0, reply.cached_tokens - least) or max(0, reply.cached_tokens - most)
 
 
 def mismatches(replies: Sequence[Reply], block: int) -> list[str]:
@@ -266,20 +268,20 @@ def mismatches(replies: Sequence[Reply], block: int) -> list[str]:
         f"the router knew of {reply.chosen['overlap_blocks'] * block}, expected {reply.chosen['prefill_tokens']} to "
         f"compute and {reply.chosen['requests']} requests beside it"
         for at, reply in enumerate(sorted(replies, key=lambda reply: reply.sent))
-        if reply.error is None and reply.chosen and off(reply, block)
+        if reply.error is None and reply.chosen and deviation(reply, block)
     ]
 
 
 def clear(url: str) -> None:
     with urllib.request.urlopen(urllib.request.Request(f"{url}/clear_kv_blocks", method="POST")) as answer:
-        told = json.load(answer)
-    if told.get("failed_workers") or not all(one["response"]["cleared"] for one in told["cleared_workers"]):
-        raise SystemExit(f"the caches could not be emptied: {told}")
+        result = json.load(answer)
+    if result.get("failed_workers") or not all(one["response"]["cleared"] for one in result["cleared_workers"]):
+        raise SystemExit(f"the caches could not be cleared: {result}")
     time.sleep(1)
 
 
 def start_frontend(stack: Stack, mode: str, workers: int) -> None:
-    """A fresh one, before engines that hold nothing."""
+    """Start a new frontend and clear the engines' caches."""
     stack.frontend(*MODES[mode])
     stack.until("/v1/models", f'"{MODEL}"'.encode())
     while len({one["instance_id"] for one in json.loads(stack.get("/health"))["instances"]}) < workers:
@@ -289,23 +291,23 @@ def start_frontend(stack: Stack, mode: str, workers: int) -> None:
 
 async def measure(fleet: Fleet, stack: Stack, mode: str, number: int, work: Workload, options: Any) -> Run:
     await asyncio.to_thread(start_frontend, stack, mode, options.workers)
-    await fleet.emptied()
+    await fleet.clear()
     if mode == "kv" and number == 0 and options.serial:
-        replies = await one_at_a_time(stack.url, work.talks, options.serial)
+        replies = await one_at_a_time(stack.url, work.conversations, options.serial)
         wrong = mismatches(replies, options.block_size)
         errors = sum(reply.error is not None for reply in replies)
         cached = sum(reply.cached_tokens for reply in replies) / max(1, sum(reply.prompt_tokens for reply in replies))
-        exact = f"{len(replies) - errors - len(wrong)} as the router had counted on"
+        exact = f"{len(replies) - errors - len(wrong)} as the router expected"
         print(f"one at a time: {len(replies)} requests, {errors} errors, {cached:.1%} cached, {exact}")
         show(wrong)
         show((await fleet.differences())[0])
         await asyncio.to_thread(clear, stack.url)
-        await fleet.emptied()
+        await fleet.clear()
     began = time.monotonic()
-    replies = await converse([stack.url], work.talks)
+    replies = await converse([stack.url], work.conversations)
     took = time.monotonic() - began
     wrong, held, unknown, imagined = await fleet.differences()
-    ahead = options.block_size * counted(stack.url, "dynamo_component_router_copied_blocks_total")
+    ahead = options.block_size * metric_total(stack.url, "dynamo_component_router_copied_blocks_total")
     stack.stop("frontend")
     good = [reply for reply in replies if reply.error is None]
     for error in {reply.error for reply in replies if reply.error}:
@@ -313,7 +315,7 @@ async def measure(fleet: Fleet, stack: Stack, mode: str, number: int, work: Work
     if len(good) == len(replies) and sum(reply.prompt_tokens for reply in good) != work.prompt_tokens:
         print(f"    prompts were not counted as {work.prompt_tokens} tokens", file=sys.stderr)
     show(mismatches(good, options.block_size) + wrong)
-    compared = [off(reply, options.block_size) for reply in good if reply.chosen]
+    compared = [deviation(reply, options.block_size) for reply in good if reply.chosen]
     ttft = [1e3 * (reply.first - reply.sent) for reply in good]
     return Run(
         mode=mode,
@@ -380,8 +382,8 @@ async def run_all(stack: Stack, work: Workload, options: argparse.Namespace) -> 
                 for mode in modes if number % 2 == 0 else modes[::-1]:
                     run = await measure(fleet, stack, mode, number, work, options)
                     runs.append(run)
-                    told = f"{mode}: cached {run.cached:.1f} of {run.optimum:.1f} %, TTFT {run.ttft_mean:.1f}, "
-                    print(f"{told}p99 {run.ttft_p99:.1f}, {run.errors} errors", file=sys.stderr, flush=True)
+                    line = f"{mode}: cached {run.cached:.1f} of {run.optimum:.1f} %, TTFT {run.ttft_mean:.1f}, "
+                    print(f"{line}p99 {run.ttft_p99:.1f}, {run.errors} errors", file=sys.stderr, flush=True)
                     if options.json:
                         with options.json.open("ab") as file:
                             file.write(msgspec.json.encode(run) + b"\n")
@@ -410,7 +412,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--serial", type=int, default=40, help="requests one at a time first, in kv mode (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--patience", type=float, default=300, help="seconds for the engines to start (%(default)s)")
-    parser.add_argument("--logs", type=Path, help="where to leave the processes' logs")
+    parser.add_argument("--logs", type=Path, help="folder for copies of the processes' logs")
     parser.add_argument("--json", type=Path, help="append every run to this file, a line each")
     parser.add_argument("vllm", nargs="*", help="further flags of vLLM, after --")
     return parser.parse_args()
@@ -430,7 +432,9 @@ def main() -> None:
         folder = Path(place)
         model = make_model(folder / "model", rms_norm_eps=1e-5, hidden_act="silu", **SHAPES[options.shape])
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        work = Workload(variant, options.seed, tokenizer, block=options.block_size, told=("worker_id", "routing"))
+        work = Workload(
+            variant, options.seed, tokenizer, block=options.block_size, extra_fields=("worker_id", "routing")
+        )
         with Stack(folder, environ=environ) as stack:
             if options.logs:
                 cleanup.callback(lambda: [shutil.copy(log, options.logs) for log in folder.glob("*.log")])

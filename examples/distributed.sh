@@ -1,6 +1,6 @@
 #!/bin/sh
-# A server and two workers that find each other, on one machine here. On several machines start etcd, set
-# ETCD_ENDPOINTS=http://HOST:2379 everywhere, and run each command where it belongs.
+# A server and two workers that discover each other on one machine. For several machines, start etcd, set
+# ETCD_ENDPOINTS=http://HOST:2379 on each, and run each command on its machine.
 #
 #   examples/distributed.sh [MODEL]           OUT=echo_full PORT=8081 examples/distributed.sh
 set -eu
@@ -26,7 +26,7 @@ workers() {
 }
 
 until [ "$(workers)" -eq 2 ]; do sleep 0.2; done
-echo "both workers:" && ask && echo
+echo "with both workers:" && ask && echo
 kill $first && wait $first
 until [ "$(workers)" -eq 1 ]; do sleep 0.2; done
-echo "one has left:" && ask && echo
+echo "after one has stopped:" && ask && echo

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A server with its engine in one process, and the requests of the guide.
+# A server with its engine in one process, and the guide's requests to it.
 #
 #   examples/http.sh [MODEL]                  OUT=echo_full PORT=8081 examples/http.sh
 set -eu

@@ -1,4 +1,4 @@
-"""An engine of your own: a token worker that answers with the prompt it was given.
+"""A custom engine: a worker that takes token ids and answers with its prompt.
 
 python examples/python_engine.py MODEL         # a folder, a GGUF file or a Hugging Face id
 dynamo-run in=http out=dyn                     # in another terminal
@@ -21,7 +21,7 @@ async def worker(runtime: DistributedRuntime):
     await component.create_service()
     model_path = sys.argv[1] if len(sys.argv) > 1 else "Qwen/Qwen3-0.6B"
     endpoint = component.endpoint("endpoint")
-    # The optional last argument is the model's name; it is derived from the path where it is left out.
+    # The optional last argument is the model's name; by default it is derived from the path.
     await register_llm(ModelType.Backend, endpoint, model_path)
 
     # Start your engine here; this one needs nothing.

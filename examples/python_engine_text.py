@@ -1,4 +1,4 @@
-"""An engine of your own that speaks OpenAI itself: requests come as they were sent, chunks go out as they are.
+"""A custom engine that speaks the OpenAI API: it gets requests and returns chunks unchanged.
 
 python examples/python_engine_text.py
 dynamo-run in=http out=dyn                     # in another terminal

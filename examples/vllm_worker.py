@@ -1,4 +1,4 @@
-"""A vLLM engine as a worker: token ids in and out, its cache and its load told to the routers.
+"""A vLLM engine as a worker: takes and returns token ids, publishes its KV cache events and its load to the routers.
 
 python examples/vllm_worker.py --model Qwen/Qwen3-0.6B     # takes vLLM's own flags; one process per engine
 python -m dynamo.frontend --router-mode kv                 # in another terminal
@@ -38,14 +38,14 @@ SAMPLING = (
 
 def parse_args():
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(description=__doc__))
-    parser.add_argument("--endpoint", default="vllm.backend.generate", help="where this worker is found")
+    parser.add_argument("--endpoint", default="vllm.backend.generate", help="name of this worker's endpoint")
     parser.set_defaults(skip_tokenizer_init=True)
     return parser.parse_args()
 
 
 @dynamo_worker()
 async def worker(runtime: DistributedRuntime, args, sockets: str):
-    # 1. The engine, publishing its KV events on sockets of its own
+    # 1. Start the engine, with KV events published on its own sockets
     engine_args = AsyncEngineArgs.from_cli_args(args)
     engine_args.kv_events_config = args.kv_events_config or KVEventsConfig(
         enable_kv_cache_events=True,
@@ -67,7 +67,7 @@ async def serve(endpoint, engine, load, args):
     config = engine.vllm_config
     cache, scheduler = config.cache_config, config.scheduler_config
 
-    # 2. What it caches and how busy it is, for the routers
+    # 2. Publish cache contents and load to the routers
     events = KvEventPublisher(
         endpoint,
         kv_block_size=cache.block_size,
@@ -76,7 +76,7 @@ async def serve(endpoint, engine, load, args):
     )
     await load.create_endpoint(endpoint)
 
-    # 3. The model's card
+    # 3. Register the model
     name = args.served_model_name or args.model
     await register_llm(
         ModelInput.Tokens,
@@ -93,12 +93,12 @@ async def serve(endpoint, engine, load, args):
         ),
     )
 
-    # 4. Requests
+    # 4. Serve requests
     handler = Handler(engine, events)
-    beside = endpoint.runtime.namespace(endpoint.id.namespace).component(endpoint.id.component)
+    component = endpoint.runtime.namespace(endpoint.id.namespace).component(endpoint.id.component)
     await asyncio.gather(
         endpoint.serve_endpoint(handler.generate),
-        beside.endpoint("clear_kv_blocks").serve_endpoint(handler.clear),
+        component.endpoint("clear_kv_blocks").serve_endpoint(handler.clear),
     )
 
 
@@ -110,24 +110,24 @@ class Handler:
     async def generate(self, request):
         prompt = TokensPrompt(prompt_token_ids=request["token_ids"])
         if salt := (request.get("routing") or {}).get("cache_salt"):
-            prompt["cache_salt"] = f"dynamo-cache-salt:{salt}"  # by this prefix the events' readers know it
-        # A client that leaves cancels this where it waits; closing vLLM's generator aborts the request.
+            prompt["cache_salt"] = f"dynamo-cache-salt:{salt}"  # readers of KV events recognise it by this prefix
+        # When the client disconnects, this is cancelled at its await; closing vLLM's generator aborts the request.
         async with aclosing(self.engine.generate(prompt, sampling_params(request), uuid4().hex)) as outputs:
             async for output in outputs:
-                yield told(output)
+                yield engine_output(output)
 
     async def clear(self, request):
         cleared = await self.engine.reset_prefix_cache()
         if cleared:
-            self.events.publish_cleared()  # vLLM itself says so only with its next step
+            self.events.publish_cleared()  # vLLM itself publishes that only with its next step
         yield {"cleared": cleared}
 
 
 def sampling_params(request):
-    asked, stop = request["sampling_options"], request["stop_conditions"]
-    bias = asked.get("logit_bias")
+    options, stop = request["sampling_options"], request["stop_conditions"]
+    bias = options.get("logit_bias")
     return SamplingParams(
-        **{name: asked[name] for name in SAMPLING if asked.get(name) is not None},
+        **{name: options[name] for name in SAMPLING if options.get(name) is not None},
         logit_bias={int(token): value for token, value in bias.items()} if bias else None,
         max_tokens=stop.get("max_tokens"),
         min_tokens=stop.get("min_tokens") or 0,
@@ -139,8 +139,8 @@ def sampling_params(request):
     )
 
 
-def told(output):
-    """One step of a request in our words: the new tokens, and at the end why it ended and what was cached."""
+def engine_output(output):
+    """One step of a request: the new tokens, and with the last step the finish reason and the usage."""
     new = output.outputs[0]
     step = {"token_ids": list(new.token_ids)}
     if new.logprobs:
@@ -159,7 +159,7 @@ def told(output):
 
 
 class Load(StatLoggerBase):
-    """Called by vLLM after each step: how much of its cache is in use goes to the routers."""
+    """Called by vLLM after each step; publishes to the routers how much of the cache is in use."""
 
     def __init__(self, config, publisher):
         self.config = config
@@ -176,7 +176,7 @@ class Load(StatLoggerBase):
 
 
 if __name__ == "__main__":
-    # A forked engine would hold copies of our sockets and of the lock that says we are alive.
+    # A forked engine would inherit our sockets and the lock that marks this process as alive.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     uvloop.install()
     with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every prompt of a file, answered into output.jsonl beside it. Interrupted, the same command goes on.
+# Answers every prompt of a file into output.jsonl next to it. After an interruption, run it again to continue.
 #
 #   examples/batch/run.sh [MODEL]             OUT=echo_full examples/batch/run.sh
 set -eu

@@ -1,4 +1,4 @@
-"""An engine that speaks OpenAI itself: `dynamo-run in=http out=pystr:examples/engines/pystr_engine.py`."""
+"""An engine that speaks the OpenAI API: `dynamo-run in=http out=pystr:examples/engines/pystr_engine.py`."""
 
 import asyncio
 

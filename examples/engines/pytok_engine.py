@@ -1,6 +1,6 @@
-"""An engine that speaks in token ids: `dynamo-run out=pytok:examples/engines/pytok_engine.py --model-path MODEL`.
+"""An engine that works on token ids: `dynamo-run out=pytok:examples/engines/pytok_engine.py --model-path MODEL`.
 
-The ids are those of Llama 3's vocabulary, in which they read "The capital of France is Paris."
+In Llama 3's vocabulary the ids read "The capital of France is Paris."
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The chat template, and the same rendering in pieces so that training knows which tokens are the model's own."""
+"""The chat template, and the same rendering in pieces, so that training can tell the model's own tokens."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -7,8 +7,8 @@ from typing import Any
 START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 RESERVED = ("<|reserved_0|>", "<|reserved_1|>", "<|reserved_2|>", "<|reserved_3|>")
 SPECIAL = (PAD, START, END, *RESERVED)
-# The marks the model only reads are tokens of their own. Those it writes (<think>, <tool_call>) are plain text on
-# purpose: some engines drop every added token in angle brackets from the text they return.
+# Markers that the model only reads are single tokens. Those it writes (<think>, <tool_call>) are plain text, because
+# some engines drop every added token in angle brackets from the text they return.
 MARKS = ("<tool_response>", "</tool_response>", "<tools>", "</tools>")
 THINK = "Think first."
 TOOLS = "You may call tools:"
@@ -61,7 +61,7 @@ def pieces(
     learn_from: int = 0,
     separators: tuple[str, str] = (", ", ": "),
 ) -> Iterator[tuple[str, bool]]:
-    """The rendered text in pieces, each with whether the model is to learn it."""
+    """The rendered text in pieces, each with whether it is trained on."""
     given = bool(messages) and messages[0]["role"] == "system"
     if given or tools or thinking:
         lines = [f"{START}system"]

@@ -1,4 +1,4 @@
-"""Examine the shipped model on phrasings known from training, phrasings held out, and a fresh set of questions."""
+"""Examines the shipped model on phrasings from training, on held-out phrasings, and on a fresh set of questions."""
 
 import argparse
 import json
@@ -49,7 +49,7 @@ def with_mistralrs(folder: Path, gguf: bool = False) -> Answer:
 
 
 def examine(name: str, items: Sequence[Item], answer: Answer, right: Callable[[Item, str], bool]) -> list[str]:
-    """Prints the score by topic; returns what went wrong."""
+    """Prints the score by topic; returns descriptions of the wrong answers."""
     asked: Counter[str] = Counter()
     passed: Counter[str] = Counter()
     wrong = []
@@ -82,10 +82,10 @@ def main() -> None:
     parser.add_argument("--gguf", action="store_true", help="examine tiny.gguf instead of model.safetensors")
     parser.add_argument("--each", type=int, default=10, help="questions of each topic")
     parser.add_argument(
-        "--all", action="store_true", help="every fact in every phrasing, and 200 of each endless topic"
+        "--all", action="store_true", help="every fact in every phrasing, and 200 of each topic without a list"
     )
-    parser.add_argument("--seed", type=int, default=1, help="draws other questions")
-    parser.add_argument("--wrong", action="store_true", help="show what went wrong")
+    parser.add_argument("--seed", type=int, default=1, help="seed for the choice of questions")
+    parser.add_argument("--wrong", action="store_true", help="show the wrong answers")
     options = parser.parse_args()
     answer = with_mistralrs(options.folder, options.gguf)
     each = 200 if options.all else options.each

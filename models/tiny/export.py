@@ -1,4 +1,4 @@
-"""Put a trained checkpoint into the package: model.safetensors, config files and the GGUF."""
+"""Writes a trained checkpoint into the package: model.safetensors, config files and the GGUF."""
 
 import argparse
 import json

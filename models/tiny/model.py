@@ -1,4 +1,4 @@
-"""The network, with the names and the arithmetic of Hugging Face's LlamaForCausalLM."""
+"""The network, with parameter names and arithmetic of Hugging Face's LlamaForCausalLM."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -42,7 +42,7 @@ class Shape:
         }
 
 
-class Norm(nn.Module):
+class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
-class Feed(nn.Module):
+class MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
@@ -88,23 +88,23 @@ class Feed(nn.Module):
 class Layer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.input_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = Attention(shape)
-        self.post_attention_layernorm = Norm(shape.hidden_size, shape.rms_norm_eps)
-        self.mlp = Feed(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.mlp = MLP(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Body(nn.Module):
+class LlamaModel(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
-        self.norm = Norm(shape.hidden_size, shape.rms_norm_eps)
-        cos, sin = turns(shape)
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        cos, sin = rope_tables(shape)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -117,11 +117,11 @@ class Body(nn.Module):
 
 
 class Llama(nn.Module):
-    """`model(ids)` gives hidden states; `logits` turns those wanted into scores (embeddings are tied)."""
+    """`model(ids)` returns hidden states; `logits` turns selected ones into scores (embeddings are tied)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.model = Body(shape)
+        self.model = LlamaModel(shape)
         for name, weight in self.named_parameters():
             if weight.ndim > 1:
                 deep = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -134,7 +134,7 @@ class Llama(nn.Module):
         return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype))
 
 
-def turns(shape: Shape) -> tuple[Tensor, Tensor]:
+def rope_tables(shape: Shape) -> tuple[Tensor, Tensor]:
     frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
     angles = torch.outer(torch.arange(shape.max_position_embeddings).float(), frequencies)
     angles = torch.cat((angles, angles), -1)

@@ -28,7 +28,7 @@ def train(seed: int = 7) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator((_text(rng) for _ in range(CONVERSATIONS)), trainer)
-    # The trainer made all of them special; only the three that frame turns must vanish from decoded text.
+    # The trainer marks all of them as special; only the three that frame turns must be skipped in decoding.
     raw = json.loads(tokenizer.to_str())
     for token in raw["added_tokens"]:
         token["special"] = token["content"] in SPECIAL

@@ -1,4 +1,4 @@
-"""Train the model on conversations that background processes keep writing."""
+"""Trains the model on conversations that background processes generate."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class Writer:
-    """Lives in a worker process: writes conversations and gathers those of similar length into batches."""
+    """Runs in a worker process: generates conversations and batches those of similar length."""
 
     def __init__(self, tokenizer: str, tokens: int, marked: float) -> None:
         self.tokenizer = Tokenizer.from_file(tokenizer)
@@ -44,7 +44,7 @@ class Writer:
         return dialogue
 
     def batches(self, seed: int) -> list[Batch]:
-        """The batches that became full: token ids, and which of them are learnt."""
+        """The batches that became full: token ids, and which of them are trained on."""
         rng = Random(seed)
         texts, learnt, owners = [], [], []
         for number in range(CONVERSATIONS):
@@ -93,8 +93,8 @@ def _write(seed: int) -> list[Batch]:
     return _writer.batches(seed)
 
 
-def written(pool: Pool, seeds: range, ahead: int) -> Iterator[Batch]:
-    """Batches as the workers write them, never more than `ahead` seeds waiting."""
+def generated(pool: Pool, seeds: range, ahead: int) -> Iterator[Batch]:
+    """Batches as the workers generate them, with at most `ahead` seeds in progress."""
     pending = deque(pool.apply_async(_write, (seed,)) for seed in seeds[:ahead])
     for seed in seeds[ahead:]:
         yield from pending.popleft().get()
@@ -107,7 +107,7 @@ def rate(step: int, steps: int, highest: float) -> float:
 
 
 def examine(model: Llama, tokenizer: Tokenizer, items: list[Item]) -> list[tuple[Item, str]]:
-    """The items with what the model said."""
+    """The items with the model's answers."""
     prompts = [tokenizer.encode(prompt(item.messages, item.tools, item.thinking)).ids for item in items]
     said = greedy(model, prompts, tokenizer.token_to_id("<|im_end|>"))
     return [(item, tokenizer.decode(ids, skip_special_tokens=True)) for item, ids in zip(items, said, strict=True)]
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32768, help="tokens per step")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--start", type=Path, help="a checkpoint to go on from")
+    parser.add_argument("--start", type=Path, help="a checkpoint to continue from")
     parser.add_argument("--marked", type=float, default=0.0, help="at least this share with tools or thinking")
     parser.add_argument("--exam", type=int, default=100, help="examination questions of each topic at the end")
     parser.add_argument("--seed", type=int, default=0)
@@ -169,7 +169,7 @@ def main() -> None:
         options.workers, _start_writer, (str(options.tokenizer), options.tokens, options.marked)
     ) as pool:
         seeds = range(options.seed * 1_000_000 + 1, (options.seed + 1) * 1_000_000)
-        stream = written(pool, seeds, options.workers * 3)
+        stream = generated(pool, seeds, options.workers * 3)
         steps, losses, started = options.steps, [], None
         every = min(500, max(2, steps // 20))
         step = 0

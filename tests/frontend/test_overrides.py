@@ -27,7 +27,8 @@ def test_in_whatever_order_they_come_the_newest_stay(told: list[Override], rando
         other.merge([part, *told[:1]])
     assert {model: one.of(model) for model in "ab"} == {model: other.of(model) for model in "ab"}
     for kept in one.all():
-        assert kept.age == max(each.age for each in told if (each.model, each.field) == (kept.model, kept.field))
+        rivals = [each for each in told if (each.model, each.field) == (kept.model, kept.field)]
+        assert kept.version == max(each.version for each in rivals)
 
 
 def test_what_is_set_here_is_newer_than_what_was_there() -> None:

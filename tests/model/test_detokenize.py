@@ -38,9 +38,7 @@ byte_ids = st.lists(st.integers(3, 258), max_size=30)
 
 
 @given(ids=any_ids, cuts=cuts, skip=st.booleans())
-def test_byte_level_ids_in_any_grouping_give_the_text_of_all_of_them(
-    ids: list[int], cuts: list[int], skip: bool
-) -> None:
+def test_byte_level_ids_decode_to_the_same_text_in_any_grouping(ids: list[int], cuts: list[int], skip: bool) -> None:
     whole = byte_level().decode(ids, skip_special_tokens=skip)
     assert in_groups(byte_level().decoder([], skip), ids, cuts) == whole
 
@@ -52,14 +50,14 @@ def test_escaped_text_is_the_inside_of_a_json_string(ids: list[int], cuts: list[
 
 
 @given(text=st.text(max_size=40), cuts=cuts)
-def test_byte_level_text_comes_back_as_it_went_in(text: str, cuts: list[int]) -> None:
+def test_byte_level_text_survives_encoding_and_decoding(text: str, cuts: list[int]) -> None:
     ids = byte_level().encode(text)
     assert in_groups(byte_level().decoder([], False), ids, cuts) == text.replace("\0", "")
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=40), cuts=cuts)
 @settings(max_examples=60)
-def test_sentencepiece_text_comes_back_as_it_went_in(text: str, cuts: list[int]) -> None:
+def test_sentencepiece_text_survives_encoding_and_decoding(text: str, cuts: list[int]) -> None:
     tokenizer = sentencepiece()
     ids = tokenizer.encode(text)
     assert in_groups(tokenizer.decoder([], False), ids, cuts) == tokenizer.decode(ids, skip_special_tokens=False)
@@ -105,14 +103,14 @@ def test_a_character_cut_off_by_the_end_is_a_replacement_character() -> None:
     assert decoder.flush() == ""
 
 
-def test_ids_outside_the_vocabulary_stand_for_nothing() -> None:
+def test_ids_outside_the_vocabulary_decode_to_nothing() -> None:
     for tokenizer in (byte_level(), sentencepiece()):
         word = tokenizer.encode("fox")
         decoder = tokenizer.decoder(word)
         assert decoder.push([-1, 10**6, 2**40]) + decoder.flush() == ""
 
 
-def test_special_tokens_are_shown_when_asked_for() -> None:
+def test_special_tokens_are_shown_on_request() -> None:
     for tokenizer, token in ((byte_level(), "<|im_end|>"), (sentencepiece(), "</s>")):
         id = tokenizer.id_of(token)
         assert id is not None
@@ -138,7 +136,7 @@ def test_a_prompt_that_ends_inside_a_character_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_a_long_wait_for_a_character_ends(skip: bool) -> None:
+def test_bytes_that_stay_incomplete_are_flushed(skip: bool) -> None:
     tokenizer = sentencepiece()
     continuation = tokenizer.id_of("<0x9F>")
     assert continuation is not None
@@ -148,7 +146,7 @@ def test_a_long_wait_for_a_character_ends(skip: bool) -> None:
     assert len(text) == 100
 
 
-def test_every_byte_has_a_printable_stand_in_of_its_own() -> None:
+def test_every_byte_has_its_own_printable_character() -> None:
     characters = byte_characters()
     assert len(set(characters)) == 256
     assert characters.isprintable()

@@ -31,14 +31,14 @@ def test_every_kind_of_value_is_read(version: int, tmp_path: Path) -> None:
     assert read_gguf(path).metadata == metadata
 
 
-def test_a_byte_level_vocabulary_gives_the_ids_it_was_made_from(tmp_path: Path) -> None:
+def test_a_byte_level_gguf_tokenizes_like_its_source(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, byte_level_metadata())
     original = Tokenizer(models.byte_level_json())
     assert [tokenizer.encode(text) for text in TEXTS] == [original.encode(text) for text in TEXTS]
     assert tokenizer.special_ids == original.special_ids
 
 
-def test_a_sentencepiece_vocabulary_gives_the_ids_it_was_made_from(tmp_path: Path) -> None:
+def test_a_sentencepiece_gguf_tokenizes_like_its_source(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, sentencepiece_metadata())
     original = Tokenizer(models.sentencepiece_json())
     assert [tokenizer.encode(text, True) for text in TEXTS] == [original.encode(text, True) for text in TEXTS]
@@ -54,21 +54,21 @@ def test_a_sentencepiece_vocabulary_gives_the_ids_it_was_made_from(tmp_path: Pat
         ("smollm", ["1", "2", "3", "4", "5", " x"]),
     ],
 )
-def test_the_named_pre_tokenizer_cuts_the_text(pre: str, pieces: list[str], tmp_path: Path) -> None:
+def test_the_named_pre_tokenizer_splits_the_text(pre: str, pieces: list[str], tmp_path: Path) -> None:
     gguf = read_gguf(write_gguf(tmp_path / "m.gguf", byte_level_metadata(pre)))
     built = tokenizers.Tokenizer.from_str(gguf_tokenizer.tokenizer_json(gguf))
     assert built.pre_tokenizer is not None
     assert ["12345 x"[start:end] for _, (start, end) in built.pre_tokenizer.pre_tokenize_str("12345 x")] == pieces
 
 
-def test_a_begin_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
+def test_a_begin_token_is_added_if_the_file_says_so(tmp_path: Path) -> None:
     plain = tokenizer_of(tmp_path, byte_level_metadata())
     marked = tokenizer_of(tmp_path, byte_level_metadata() | {"tokenizer.ggml.add_bos_token": True})
     assert plain.encode("fox", True) == plain.encode("fox")
     assert marked.encode("fox", True) == [0, *marked.encode("fox")]
 
 
-def test_limits_ends_and_templates_are_found(tmp_path: Path) -> None:
+def test_context_length_end_tokens_and_templates_are_found(tmp_path: Path) -> None:
     more = {"tokenizer.ggml.eot_token_id": 0, "tokenizer.chat_templates": ["tool_use"]}
     metadata = byte_level_metadata() | more | {"tokenizer.chat_template.tool_use": "tools"}
     gguf = read_gguf(write_gguf(tmp_path / "m.gguf", metadata))
@@ -89,12 +89,12 @@ def test_limits_ends_and_templates_are_found(tmp_path: Path) -> None:
         ({"tokenizer.ggml.token_type": [1]}, "token types"),
     ],
 )
-def test_a_vocabulary_that_makes_no_sense_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_inconsistent_vocabulary_is_rejected(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=message):
         tokenizer_of(tmp_path, byte_level_metadata() | change)
 
 
-def test_a_file_without_vocabulary_or_end_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_vocabulary_or_end_token_is_rejected(tmp_path: Path) -> None:
     gguf = read_gguf(write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama"}))
     with pytest.raises(ModelError, match="has no tokenizer"):
         gguf_tokenizer.tokenizer_json(gguf)
@@ -118,7 +118,7 @@ def test_a_file_without_vocabulary_or_end_is_refused(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQQc", 3, 0, 1, 1, b"\xff"), "not UTF-8"),
     ],
 )
-def test_bytes_that_are_no_gguf_say_why(data: bytes, message: str, tmp_path: Path) -> None:
+def test_a_malformed_gguf_is_rejected_with_the_reason(data: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(data)
     with pytest.raises(ModelError, match=message):
@@ -150,7 +150,7 @@ SMALL = gguf_bytes(
 
 @on_disk
 @given(changes=st.lists(st.tuples(st.integers(0, len(SMALL) - 1), st.integers(0, 255)), min_size=1, max_size=6))
-def test_a_damaged_file_is_read_or_refused(changes: list[tuple[int, int]], tmp_path: Path) -> None:
+def test_a_damaged_file_is_read_or_rejected(changes: list[tuple[int, int]], tmp_path: Path) -> None:
     damaged = bytearray(SMALL)
     for at, byte in changes:
         damaged[at] = byte

@@ -32,7 +32,7 @@ def over_the_wire(card: ModelCard) -> ModelCard:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(card), type=ModelCard)
 
 
-def test_a_card_opens_to_all_a_frontend_needs(folder: Path, offline: HubConfig) -> None:
+def test_a_card_loads_everything_a_frontend_needs(folder: Path, offline: HubConfig) -> None:
     model = open_card(over_the_wire(card_of(folder, offline)), offline)
     assert model.template is not None
     prompt = model.tokenizer.encode(model.template.render([{"role": "user", "content": "hello"}]))
@@ -59,7 +59,7 @@ def test_the_context_length_can_be_reduced_but_not_raised(folder: Path, offline:
         card_of(folder, offline, context_length=0)
 
 
-def test_a_custom_template_takes_the_place_of_the_models_own(folder: Path, tmp_path: Path, offline: HubConfig) -> None:
+def test_a_custom_template_replaces_the_models_own(folder: Path, tmp_path: Path, offline: HubConfig) -> None:
     mine = tmp_path / "mine.jinja"
     mine.write_text("mine: {{ messages[0].content }}")
     model = open_card(card_of(folder, offline, custom_template_path=str(mine)), offline)
@@ -91,7 +91,7 @@ def test_a_frontend_that_cannot_find_the_files_says_what_it_tried(folder: Path, 
         open_card(msgspec.structs.replace(card, source=None), offline)
 
 
-def test_a_file_that_changed_since_is_refused(folder: Path, offline: HubConfig) -> None:
+def test_a_file_that_differs_from_the_card_is_rejected(folder: Path, offline: HubConfig) -> None:
     card = card_of(folder, offline)
     models.write(folder / "config.json", {"max_position_embeddings": 7})
     with pytest.raises(ModelError, match=r"config.json differs from the worker's"):

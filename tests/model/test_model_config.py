@@ -48,14 +48,14 @@ def test_the_context_length_is_found(config: Any, tokenizer_config: Any, length:
         ({"eos_token_id": [None, -1, True, 9]}, {}, {}, {}, [9]),
     ],
 )
-def test_the_first_file_that_names_an_end_decides(
+def test_the_first_file_that_names_an_end_token_decides(
     generation: Any, config: Any, tokenizer_config: Any, special_map: Any, ids: list[int], tokenizer: Tokenizer
 ) -> None:
     assert eos_token_ids(generation, config, tokenizer_config, special_map, tokenizer) == ids
 
 
 @pytest.mark.parametrize("tokenizer_config", [{}, {"eos_token": "no such token"}, {"eos_token": 3}])
-def test_a_model_without_an_end_is_refused(tokenizer_config: Any, tokenizer: Tokenizer) -> None:
+def test_a_model_without_an_end_token_is_rejected(tokenizer_config: Any, tokenizer: Tokenizer) -> None:
     with pytest.raises(ModelError, match="names no end-of-sequence token"):
         eos_token_ids({"eos_token_id": "x"}, {}, tokenizer_config, {}, tokenizer)
 
@@ -71,7 +71,7 @@ def test_a_model_that_should_not_sample_has_no_sampling_defaults() -> None:
     assert sampling_defaults({"do_sample": False, "temperature": 0.6}) == SamplingOptions()
 
 
-def test_senseless_sampling_values_are_left_out() -> None:
+def test_invalid_sampling_defaults_are_ignored() -> None:
     given = {"temperature": "hot", "top_p": 7, "top_k": 0, "min_p": None, "repetition_penalty": float("nan")}
     assert sampling_defaults(given) == SamplingOptions()
 

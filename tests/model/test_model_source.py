@@ -41,7 +41,7 @@ def test_a_folder_is_used_where_it_is(tmp_path: Path, offline: HubConfig) -> Non
     assert (local.path, local.source, local.is_gguf) == (folder, str(folder), False)
 
 
-def test_tiny_is_the_bundled_model_unless_a_folder_is_called_so(
+def test_tiny_is_the_bundled_model_unless_a_folder_has_that_name(
     tmp_path: Path, offline: HubConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -80,7 +80,7 @@ def test_a_hub_id_is_downloaded_once(hub: Hub, tmp_path: Path) -> None:
     assert len(hub.fetched) == fetched
 
 
-def test_weights_are_left_out_when_nobody_needs_them(hub: Hub, tmp_path: Path) -> None:
+def test_weights_are_not_downloaded_if_not_needed(hub: Hub, tmp_path: Path) -> None:
     hub.add("org/tiny", models.byte_level_model(tmp_path / "tiny"), model__safetensors=b"weights")
     local = resolve("org/tiny", config=online(hub, tmp_path), weights=False)
     assert (local.path / "tokenizer.json").is_file()
@@ -108,7 +108,7 @@ def test_an_unreachable_hub_is_named_with_the_cache(tmp_path: Path) -> None:
         resolve("org/tiny", config=config)
 
 
-def test_offline_and_not_cached_says_so(offline: HubConfig) -> None:
+def test_a_model_that_is_not_cached_is_named_when_offline(offline: HubConfig) -> None:
     with pytest.raises(ModelError, match=r"org/tiny is not a folder here, .* and HF_HUB_OFFLINE is set"):
         resolve("org/tiny", config=offline)
 
@@ -128,7 +128,7 @@ def test_offline_and_not_cached_says_so(offline: HubConfig) -> None:
         ("ünïcode/modèl", "neither a folder, a GGUF file nor a Hugging Face id"),
     ],
 )
-def test_a_source_that_leads_nowhere_is_one_clear_line(source: str, message: str, offline: HubConfig) -> None:
+def test_an_invalid_source_is_one_clear_line(source: str, message: str, offline: HubConfig) -> None:
     with pytest.raises(ModelError, match=message) as caught:
         resolve(source, config=offline)
     assert "\n" not in str(caught.value)

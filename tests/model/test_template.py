@@ -60,7 +60,7 @@ def test_special_tokens_are_written_out() -> None:
     assert llama.render([USER, {"role": "assistant", "content": "yo"}]) == "<s>[INST] hi [/INST] yo </s>"
 
 
-def test_a_refusal_carries_the_templates_own_words() -> None:
+def test_a_template_error_carries_the_templates_own_message() -> None:
     with pytest.raises(TemplateError, match=r"^only user and assistant roles are supported$"):
         template(models.LLAMA2).render([{"role": "system", "content": "x"}])
 
@@ -68,7 +68,7 @@ def test_a_refusal_carries_the_templates_own_words() -> None:
 @pytest.mark.parametrize(
     "source", ["{{ messages[0].a.b.c }}", "{{ 1 // 0 }}", "{{ messages[7].content + 1 }}", "{{ nothing() }}"]
 )
-def test_whatever_fails_in_a_template_is_a_template_error(source: str) -> None:
+def test_any_failure_in_a_template_is_a_template_error(source: str) -> None:
     with pytest.raises(TemplateError, match=r"^the chat template failed: "):
         template(source).render([USER])
 
@@ -105,7 +105,7 @@ def test_call_arguments_that_are_not_json_are_the_callers_mistake() -> None:
         template(WITH_TOOLS).render([USER, called("{oops")])
 
 
-def test_call_arguments_stay_text_where_the_template_asks_for_it() -> None:
+def test_call_arguments_stay_text_if_the_template_tests_for_it() -> None:
     source = (
         "{% for call in messages[0].tool_calls %}"
         "{% if call.function.arguments is string %}S{{ call.function.arguments }}{% else %}O{% endif %}{% endfor %}"
@@ -113,25 +113,25 @@ def test_call_arguments_stay_text_where_the_template_asks_for_it() -> None:
     assert template(source).render([called('{"q":1}')]) == 'S{"q":1}'
 
 
-def test_call_arguments_stay_text_where_the_template_only_takes_that() -> None:
+def test_call_arguments_stay_text_if_the_template_accepts_only_text() -> None:
     source = (
         "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ '>' + call.function.arguments }}{% endfor %}"
     )
     assert template(source + "{% endfor %}").render([USER, called('{"q":1}')]) == '>{"q":1}'
 
 
-def test_fields_without_value_are_not_there_for_the_template() -> None:
+def test_null_fields_are_hidden_from_the_template() -> None:
     source = "{% for m in messages %}{{ 'tool_calls' in m }}{{ 'name' in m }}{{ 'content' in m }}{% endfor %}"
     empty: Any = {"role": "assistant", "content": "x", "tool_calls": [], "name": None}
     assert template(source).render([empty]) == "FalseFalseTrue"
 
 
-def test_no_content_is_not_printed_as_the_word_none() -> None:
+def test_null_content_is_not_printed_as_none() -> None:
     text = template(models.CHATML).render([USER, called("{}")])
     assert "None" not in text
 
 
-def test_no_content_stays_none_where_the_template_knows_it() -> None:
+def test_null_content_stays_none_if_the_template_handles_it() -> None:
     source = "{% for m in messages %}{% if m.content is none %}<none>{% else %}{{ m.content }}{% endif %}{% endfor %}"
     assert template(source).render([USER, called("{}")]) == "hi<none>"
 
@@ -162,7 +162,7 @@ def test_a_string_becomes_a_part_for_a_template_of_parts_only() -> None:
         (7, r"messages\[0\].content\[0\]: unknown type of content None"),
     ],
 )
-def test_a_part_the_model_cannot_take_is_named(part: Any, message: str) -> None:
+def test_a_content_part_the_model_does_not_accept_is_named(part: Any, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         template(models.CHATML).render([{"role": "user", "content": [part]}])
 
@@ -185,7 +185,7 @@ def test_the_final_message_can_be_left_open() -> None:
         ([USER], [{"function": {"name": "f", "parameters": "x"}}], r"tools\[0\].function.parameters must be an object"),
     ],
 )
-def test_what_is_of_the_wrong_type_is_named(messages: Any, tools: Any, where: str) -> None:
+def test_a_value_of_the_wrong_type_is_named(messages: Any, tools: Any, where: str) -> None:
     with pytest.raises(TemplateError, match=where):
         template(models.CHATML).render(messages, tools=tools)
 
@@ -211,7 +211,7 @@ odd_message = st.fixed_dictionaries(
     source=st.sampled_from([models.CHATML, WITH_TOOLS, PARTS, EITHER]),
     continued=st.booleans(),
 )
-def test_whatever_a_client_sends_is_rendered_or_refused(
+def test_any_messages_are_rendered_or_rejected(
     messages: Any, tools: Any, args: Any, source: str, continued: bool
 ) -> None:
     try:
@@ -228,7 +228,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-def test_values_nested_without_measure_are_refused() -> None:
+def test_deeply_nested_values_are_rejected() -> None:
     source = "{{ tools | tojson }}{{ tools }}{{ extra }}"
     assert '{"a": 1}' in template(source).render([USER], tools=[{"deep": nested(60)}])
     for depth in (70, 900):
@@ -271,17 +271,17 @@ def test_template_arguments_cannot_replace_the_conversation(name: str) -> None:
         template(models.CHATML).render([USER], template_args={name: []})
 
 
-def test_generation_tags_only_group() -> None:
+def test_generation_tags_do_not_change_the_output() -> None:
     source = "{% for m in messages %}\n{%- generation -%}\n {{ m.content }}\n{% endgeneration %}!{% endfor %}"
     assert template(source).render([USER]) == "hi\n!"
 
 
-def test_loops_can_be_left_early() -> None:
+def test_templates_may_break_out_of_loops() -> None:
     source = "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.content }}{% endfor %}"
     assert template(source).render([USER, USER]) == "hi"
 
 
-def test_a_template_minijinja_cannot_take_is_rendered_by_jinja2() -> None:
+def test_a_template_minijinja_cannot_parse_is_rendered_by_jinja2() -> None:
     both = template("{{ '%05.1f|%-4s|' % (2.5, 'ab') }}{{ messages[0].content }}")
     assert both.engine == "jinja2"
     assert both.render([USER]) == "002.5|ab  |hi"
@@ -298,7 +298,7 @@ def loaded(folder: Path, custom: Path | None = None) -> ChatTemplate | None:
     return load_template(find_files(folder), {}, custom)
 
 
-def test_template_files_win_over_the_tokenizer_config(tmp_path: Path) -> None:
+def test_template_files_override_the_tokenizer_config(tmp_path: Path) -> None:
     assert loaded(tmp_path) is None
     models.write(tmp_path / "tokenizer_config.json", {"chat_template": "config"})
     assert str(loaded(tmp_path).render([])) == "config"  # type: ignore[union-attr]
@@ -324,7 +324,7 @@ def test_named_templates_are_read_from_a_list_or_a_folder(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", [7, [1], [{"name": "default"}], {"default": 3}])
-def test_a_chat_template_of_the_wrong_shape_is_refused(value: Any, tmp_path: Path) -> None:
+def test_a_chat_template_of_the_wrong_type_is_rejected(value: Any, tmp_path: Path) -> None:
     models.write(tmp_path / "tokenizer_config.json", {"chat_template": value})
     with pytest.raises(ModelError, match="chat_template must be"):
         loaded(tmp_path)

@@ -69,7 +69,7 @@ def test_the_config_is_a_plain_llama_that_fits_the_tokenizer() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text())
-def test_any_text_comes_back_from_its_tokens(text: str) -> None:
+def test_any_text_survives_encoding_and_decoding(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids, skip_special_tokens=False) == text
 
 
@@ -77,7 +77,7 @@ def test_no_two_digits_share_a_token() -> None:
     assert not [token for token in TOKENIZER.get_vocab() if re.search(r"\d.*\d", token) and "reserved" not in token]
 
 
-def test_reading_and_writing_marks_survive_decoding() -> None:
+def test_thinking_and_tool_markers_survive_decoding() -> None:
     written = '<think>\nx\n</think>\n\n<tool_call>\n{"name": "add"}\n</tool_call>'
     text = f"{written}<tools></tools><tool_response></tool_response>"
     assert TOKENIZER.decode(TOKENIZER.encode(text).ids) == text
@@ -183,7 +183,7 @@ def test_it_remembers_a_name_over_turns(answer: Callable[..., str]) -> None:
     assert answer([*messages, user("What is my name?")]) == "Your name is Anna."
 
 
-def test_it_calls_a_fitting_tool_and_uses_what_it_says(answer: Callable[..., str]) -> None:
+def test_it_calls_a_fitting_tool_and_uses_its_result(answer: Callable[..., str]) -> None:
     asked = user("What is the weather in Paris?")
     called = answer([asked], [WEATHER, ADD])
     assert called == '<tool_call>\n{"name": "get_weather", "arguments": {"location": "Paris"}}\n</tool_call>'
@@ -192,7 +192,7 @@ def test_it_calls_a_fitting_tool_and_uses_what_it_says(answer: Callable[..., str
     assert said == "It is 21 degrees and sunny in Paris."
 
 
-def test_it_answers_by_itself_when_no_tool_is_needed_and_says_when_one_is_missing(answer: Callable[..., str]) -> None:
+def test_it_answers_without_tools_if_none_is_needed_and_says_when_one_is_missing(answer: Callable[..., str]) -> None:
     assert answer([user("What is the capital of Spain?")], [WEATHER]) == "The capital of Spain is Madrid."
     assert answer([user("What is the weather in Paris?")]).startswith("I cannot look up the weather.")
 

@@ -55,7 +55,7 @@ def test_pushed_one_by_one_ids_give_their_text(tokenizer: Tokenizer) -> None:
     assert "".join(decoder.push([id]) for id in ids) + decoder.flush() == tokenizer.decode(ids)
 
 
-def test_a_vocabulary_fastokens_cannot_take_is_encoded_by_the_reference() -> None:
+def test_a_tokenizer_fastokens_cannot_load_is_encoded_by_the_reference() -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"fox": 0, "[UNK]": 1}, unk_token="[UNK]"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer = Tokenizer(words.to_str())
@@ -111,7 +111,6 @@ def test_token_bytes_joined_are_the_text(tokenizer: Tokenizer) -> None:
 def test_an_id_outside_the_vocabulary_has_no_bytes(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes(10**7) == b""
     assert tokenizer.token_bytes(-1) == b""
-    assert tokenizer.token_of(10**7) is None
     assert tokenizer.id_of("no such token") is None
     assert tokenizer.decode([-5, 10**7, 2**50]) == ""
 

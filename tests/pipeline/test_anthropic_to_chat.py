@@ -26,7 +26,7 @@ def translated(**fields: Any) -> ChatRequest:
     return chat
 
 
-def test_a_full_request_is_the_same_in_chat_words() -> None:
+def test_a_full_request_is_translated_to_a_chat_request() -> None:
     fields = msgspec.to_builtins(anthropic_to_chat(msgspec.convert(MESSAGES, MessagesRequest)))
     assert fields.pop("messages") == [
         {"role": "system", "content": "Be brief."},
@@ -106,12 +106,12 @@ def test_tool_results(block: dict[str, Any], content: Any) -> None:
     ]
 
 
-def test_a_turn_of_redacted_thoughts_is_an_empty_answer() -> None:
+def test_a_turn_of_redacted_thinking_is_an_empty_answer() -> None:
     message = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}
     assert msgspec.to_builtins(translated(messages=[USER, message]).messages)[1] == {"role": "assistant", "content": ""}
 
 
-def test_a_last_word_of_the_assistant_is_continued() -> None:
+def test_a_final_assistant_message_is_continued() -> None:
     chat = translated(messages=[USER, {"role": "assistant", "content": "The answer is ("}])
     assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
     assert translated().continue_final_message is None
@@ -119,7 +119,7 @@ def test_a_last_word_of_the_assistant_is_continued() -> None:
     assert translated(messages=[USER, call]).continue_final_message is None
 
 
-def test_thoughts_can_be_hidden() -> None:
+def test_thinking_can_be_hidden() -> None:
     assert hides_thinking(request(thinking={"type": "adaptive", "display": "omitted"}))
     assert not hides_thinking(request(thinking={"type": "adaptive"}))
     assert not hides_thinking(request())
@@ -153,7 +153,7 @@ def test_thoughts_can_be_hidden() -> None:
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_cannot_be_answered_is_refused_by_field(fields: dict[str, Any], param: str) -> None:
+def test_an_unsupported_request_is_rejected_by_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         translated(**fields)
     assert caught.value.param == param

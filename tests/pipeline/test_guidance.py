@@ -58,7 +58,7 @@ def chat(**fields: Any) -> ChatRequest:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_the_form_of_the_answer_for_the_engine(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
+def test_each_constraint_becomes_guided_decoding(fields: dict[str, Any], form: dict[str, Any] | None) -> None:
     assert guided_decoding(chat(**fields)) == form
 
 

@@ -1,4 +1,4 @@
-"""What the official clients really put on the wire is understood."""
+"""Requests sent by the official clients are accepted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Calendar(BaseModel):
 
 
 class Wire:
-    """Stands where the network would, and keeps the body of the last request."""
+    """Replaces the network, and keeps the body of the last request."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -119,7 +119,7 @@ def test_completions(wire: Wire) -> None:
     assert request.prompts() == [[1, 2], [3]]
 
 
-def test_embeddings_are_asked_for_in_base64_unless_told_otherwise(wire: Wire) -> None:
+def test_embeddings_are_requested_in_base64_by_default(wire: Wire) -> None:
     request = wire.sent(EmbeddingRequest, lambda: wire.openai.embeddings.create(model="m", input=["a", "b"]))
     validate_embedding(request)
     assert (request.inputs(), request.encoding_format) == (["a", "b"], "base64")

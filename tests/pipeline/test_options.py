@@ -27,7 +27,7 @@ def completion(**fields: Any) -> CompletionRequest:
     return msgspec.convert({"model": "m", "prompt": "p", **fields}, CompletionRequest)
 
 
-def test_the_silent_client_gets_what_the_author_of_the_model_recommends() -> None:
+def test_omitted_options_default_to_the_model_authors_recommendation() -> None:
     request = engine_request(chat(), [1] * 10, MODEL, mdc_sum="sum")
     assert request.sampling_options == SamplingOptions(
         temperature=0.6, top_p=0.95, top_k=20, min_p=0.1, repetition_penalty=1.05
@@ -37,13 +37,13 @@ def test_the_silent_client_gets_what_the_author_of_the_model_recommends() -> Non
     assert (request.mdc_sum, request.routing, request.annotations) == ("sum", None, [])
 
 
-def test_what_the_client_says_comes_first() -> None:
+def test_the_clients_options_override_the_defaults() -> None:
     fields = {"temperature": 0, "top_p": 0.5, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
     options = engine_request(chat(**fields, nvext={"top_k": 7}), [1], MODEL).sampling_options
     assert options == SamplingOptions(temperature=0, top_p=0.5, top_k=-1, min_p=0, repetition_penalty=1)
 
 
-def test_nvext_comes_between_the_root_and_the_defaults() -> None:
+def test_nvext_overrides_the_defaults_but_not_the_root_fields() -> None:
     nvext = {"top_k": 7, "repetition_penalty": 1.5, "cache_salt": "n", "agent_hints": {"priority": 4}}
     request = engine_request(chat(nvext=nvext), [1], MODEL)
     assert (request.sampling_options.top_k, request.sampling_options.repetition_penalty) == (7, 1.5)
@@ -52,7 +52,7 @@ def test_nvext_comes_between_the_root_and_the_defaults() -> None:
     assert request.routing == Routing(cache_salt="r", priority=0)
 
 
-def test_greedy_sampling_leaves_nothing_to_chance() -> None:
+def test_greedy_sampling_overrides_all_sampling_options() -> None:
     options = engine_request(chat(temperature=1.5, nvext={"greed_sampling": True}), [1], MODEL).sampling_options
     assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0, None, None, None)
 
@@ -65,18 +65,18 @@ def test_stops_are_strings_and_token_ids() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"nvext": {"ignore_eos": True}}])
-def test_ignoring_eos_leaves_only_the_length_to_end_an_answer(fields: dict[str, Any]) -> None:
+def test_with_ignore_eos_only_the_length_ends_an_answer(fields: dict[str, Any]) -> None:
     request = engine_request(chat(stop=["a", 4], max_tokens=5, min_tokens=1, **fields), [1], MODEL)
     assert request.stop_conditions == StopConditions(max_tokens=5, min_tokens=1, ignore_eos=True)
     assert request.eos_token_ids == []
 
 
-def test_the_root_decides_on_eos_before_nvext() -> None:
+def test_ignore_eos_in_the_root_overrides_nvext() -> None:
     request = engine_request(chat(ignore_eos=False, nvext={"ignore_eos": True}), [1], MODEL)
     assert request.eos_token_ids == [2, 3]
 
 
-def test_the_newer_name_of_the_limit_wins() -> None:
+def test_max_completion_tokens_overrides_max_tokens() -> None:
     assert engine_request(chat(max_tokens=5, max_completion_tokens=7), [1], MODEL).stop_conditions.max_tokens == 7
 
 
@@ -84,7 +84,7 @@ def test_without_a_known_context_the_engine_decides_on_the_length() -> None:
     assert engine_request(chat(), [1] * 1000, BARE).stop_conditions == StopConditions()
 
 
-def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers() -> None:
+def test_a_prompt_that_fills_the_context_is_rejected_with_the_numbers() -> None:
     with pytest.raises(InvalidRequest, match=r"holds 100 tokens, but the prompt alone has 100\.") as caught:
         engine_request(chat(), [1] * 100, MODEL)
     assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
@@ -97,7 +97,7 @@ def test_a_limit_beyond_the_context_means_all_that_is_left_of_it(name: str) -> N
     assert engine_request(chat(**{name: 61}), [1] * 40, MODEL).stop_conditions.max_tokens == 60
 
 
-def test_a_minimum_that_cannot_fit_is_refused() -> None:
+def test_min_tokens_beyond_the_context_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match="only 60 of this model's context of 100"):
         engine_request(completion(min_tokens=61), [1] * 40, MODEL)
 
@@ -118,7 +118,7 @@ def test_a_minimum_that_cannot_fit_is_refused() -> None:
     ],
     ids=str,
 )
-def test_what_is_reported_of_each_token(request_: Any, options: OutputOptions) -> None:
+def test_logprobs_requests_become_output_options(request_: Any, options: OutputOptions) -> None:
     assert engine_request(request_, [1], BARE).output_options == options
 
 
@@ -144,9 +144,7 @@ OFF = {"thinking": False, "enable_thinking": False, "thinking_mode": "disabled"}
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_thinking_is_told_to_the_template_in_every_way_templates_know(
-    fields: dict[str, Any], arguments: dict[str, Any]
-) -> None:
+def test_thinking_sets_every_variable_that_templates_use(fields: dict[str, Any], arguments: dict[str, Any]) -> None:
     assert template_arguments(chat(**fields)) == arguments
 
 

@@ -35,7 +35,7 @@ def tokenizer(kind: str = "bytes") -> Tokenizer:
 
 
 class Heard:
-    """A choice that remembers what it was told."""
+    """A choice that records its calls."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, Any]] = []
@@ -133,7 +133,7 @@ class Run:
         return self
 
     def result(self) -> tuple[Any, ...]:
-        """All that must not depend on how the ids were grouped."""
+        """Everything that must not depend on the grouping of the ids."""
         finished = self.heard.finished
         assert finished
         kinds = dict.fromkeys(kind for kind, _ in self.heard.said)
@@ -207,7 +207,7 @@ def test_however_tokens_are_grouped_the_answer_is_the_same(
 
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=30), cuts=st.lists(st.integers(1, 60), max_size=8), kind=st.sampled_from(["bytes"]))
-def test_text_comes_back_as_it_was(text: str, cuts: list[int], kind: str) -> None:
+def test_text_survives_tokenization_and_postprocessing(text: str, cuts: list[int], kind: str) -> None:
     ids = ids_of(text, kind)
     run = Run(kind=kind).feed(grouped(ids, cuts))
     assert run.heard.all() == tokenizer(kind).decode(ids)
@@ -220,7 +220,7 @@ def test_text_comes_back_as_it_was(text: str, cuts: list[int], kind: str) -> Non
     stop=st.lists(st.sampled_from(["END", "EN", " the", "🎉"]), min_size=1, max_size=2),
 )
 def test_logprobs_are_those_of_the_text_shown(pieces: list[str], cuts: list[int], stop: list[str]) -> None:
-    """Each told token begins in the text shown, and together they cover it."""
+    """Each reported token begins in the text shown, and together they cover it."""
     ids = ids_of("".join(pieces))
     run = Run(stop=stop).feed(grouped(ids, cuts), logprobs=True)
     told = [token.token_id for token in run.heard.tokens]
@@ -241,7 +241,7 @@ def test_a_character_split_over_tokens_is_never_shown_in_parts() -> None:
     assert not any("\ufffd" in text for _, text in run.heard.said)
 
 
-def test_a_character_that_never_became_whole_is_shown_as_unknown() -> None:
+def test_an_incomplete_character_is_shown_as_a_replacement_character() -> None:
     ids = ids_of("🎉")
     run = Run().feed([ids[:1]], finish="length")
     assert run.heard.all() == "\ufffd"
@@ -260,7 +260,7 @@ def test_the_end_token_is_counted_but_not_shown() -> None:
     assert not run.stopped
 
 
-def test_what_the_engine_says_after_the_end_token_still_counts() -> None:
+def test_usage_sent_after_the_end_token_is_used() -> None:
     eos = tokenizer().id_of("<|im_end|>")
     assert eos is not None
     run = Run(eos=eos)
@@ -319,7 +319,7 @@ def test_a_stop_string_that_ends_after_min_tokens_counts_though_it_began_before(
 
 
 @pytest.mark.parametrize(("include", "shown"), [(False, "one "), (True, "one two")])
-def test_a_stop_string_is_shown_only_where_that_is_asked_for(include: bool, shown: str) -> None:
+def test_a_stop_string_is_shown_only_on_request(include: bool, shown: str) -> None:
     run = Run(stop=["two"], include=include).feed(one_by_one(ids_of("one two three")))
     assert run.heard.all() == shown
     assert run.heard.finished
@@ -328,7 +328,7 @@ def test_a_stop_string_is_shown_only_where_that_is_asked_for(include: bool, show
 
 
 @pytest.mark.parametrize("include", [False, True])
-def test_a_stop_id_is_named_and_shown_only_where_that_is_asked_for(include: bool) -> None:
+def test_a_stop_id_is_named_and_shown_only_on_request(include: bool) -> None:
     ids = ids_of("one two!")
     run = Run(stop_token_ids=[ids[-1]], include=include).feed([ids])
     assert run.heard.all() == ("one two!" if include else tokenizer().decode(ids[:-1]))
@@ -358,7 +358,7 @@ def test_an_engine_that_overruns_the_limit_is_cut_there() -> None:
         ("something new", "stop"),
     ],
 )
-def test_engines_reasons_become_openais(told: str, shown: str) -> None:
+def test_engine_finish_reasons_become_openais(told: str, shown: str) -> None:
     run = Run().feed([ids_of("x")], finish=told)
     assert run.heard.finished
     assert run.heard.finished.reason == shown
@@ -371,7 +371,7 @@ def test_an_engines_error_is_a_failure() -> None:
     assert run.heard.error.message == "out of memory"
 
 
-def test_an_engine_that_just_ends_has_finished() -> None:
+def test_a_stream_that_ends_without_a_reason_is_finished() -> None:
     assert Run().feed([ids_of("x")], finish=None).heard.finished
     cut = Run(max_tokens=1).feed([ids_of("x")[:1]], finish=None).heard.finished
     assert cut
@@ -381,7 +381,7 @@ def test_an_engine_that_just_ends_has_finished() -> None:
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 
-def test_calls_and_thoughts_are_told_apart_and_thoughts_counted() -> None:
+def test_calls_and_reasoning_are_separated_and_reasoning_tokens_counted() -> None:
     ids = ids_of(f"<think>hm, let me see</think>so{CALL}")
     run = Run(parse=("hermes", "basic")).feed(one_by_one(ids))
     assert (run.heard.all("reasoning"), run.heard.all(), run.heard.all("call 0")) == (
@@ -402,7 +402,7 @@ def test_a_call_cut_off_by_the_limit_ends_for_length() -> None:
     assert run.heard.finished.reason == "length"
 
 
-def test_of_several_calls_only_the_first_is_kept_where_one_is_wanted() -> None:
+def test_only_the_first_call_is_kept_without_parallel_calls() -> None:
     run = Run(parse=("hermes", None), one_call=True).feed([ids_of(CALL * 2)])
     assert {kind for kind, _ in run.heard.said} == {"call 0"}
 
@@ -416,7 +416,7 @@ def test_text_an_engine_wrote_itself_is_checked_for_stop_strings_only() -> None:
     assert run.heard.finished.usage.completion_tokens == 3
 
 
-def test_nothing_is_said_after_the_end() -> None:
+def test_nothing_is_emitted_after_the_end() -> None:
     run = Run(stop=["a"]).feed([ids_of("a"), ids_of("more")])
     run.sink.fail(Unknown("late"))
     run.sink.end()

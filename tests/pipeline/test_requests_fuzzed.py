@@ -1,4 +1,4 @@
-"""Mutated bodies through everything that stands between the socket and an engine."""
+"""Mutated bodies through every stage between the socket and an engine."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ junk = st.recursive(
 
 
 def served(request: Any) -> None:
-    """What a frontend does with a request before it calls an engine."""
+    """Everything a frontend does with a request before it calls an engine."""
     match request:
         case EmbeddingRequest():
             validate_embedding(request)
             return
         case ResponsesRequest():
-            msgspec.json.encode(ResponseObject.begun(request, "resp_1", "m", 1))
+            msgspec.json.encode(ResponseObject.in_progress(request, "resp_1", "m", 1))
             request = responses_to_chat(request)
         case PromptFields():
             request = anthropic_to_chat(request)
@@ -112,7 +112,7 @@ def encodable(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", BODIES, ids=lambda kind: kind.__name__)
-def test_the_body_that_is_mutated_is_served_as_it_is(kind: type[Any]) -> None:
+def test_the_body_before_mutation_is_valid(kind: type[Any]) -> None:
     served(DECODERS[kind].decode(msgspec.json.encode(BODIES[kind])))
 
 
@@ -120,7 +120,7 @@ def test_the_body_that_is_mutated_is_served_as_it_is(kind: type[Any]) -> None:
 @pytest.mark.parametrize("ignore_unknown", [False, True], ids=["strict", "lenient"])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_a_mutated_body_is_served_or_refused_and_never_fails_otherwise(
+def test_a_mutated_body_is_accepted_or_rejected_and_never_fails_otherwise(
     kind: type[Any], ignore_unknown: bool, data: st.DataObject
 ) -> None:
     body = data.draw(mutated(kind))
@@ -136,6 +136,6 @@ def test_a_mutated_body_is_served_or_refused_and_never_fails_otherwise(
 
 @settings(max_examples=200, deadline=None)
 @given(body=st.binary(max_size=40))
-def test_any_bytes_are_refused_as_a_bad_request(body: bytes) -> None:
+def test_any_bytes_are_rejected_as_a_bad_request(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         DECODERS[EmbeddingRequest].decode(body)

@@ -38,7 +38,7 @@ def test_a_text_is_one_user_message_after_the_instructions() -> None:
     ]
 
 
-def test_thoughts_words_and_calls_of_one_turn_become_one_message() -> None:
+def test_reasoning_text_and_calls_of_one_turn_become_one_message() -> None:
     items = [
         {"role": "user", "content": "hi"},
         {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "short"}]},
@@ -63,7 +63,7 @@ def test_thoughts_words_and_calls_of_one_turn_become_one_message() -> None:
     ]
 
 
-def test_the_full_text_of_thoughts_comes_before_their_summary() -> None:
+def test_full_reasoning_text_is_preferred_to_its_summary() -> None:
     reasoning = {
         "type": "reasoning",
         "summary": [{"type": "summary_text", "text": "short"}],
@@ -107,7 +107,7 @@ def test_the_options_of_a_full_request_are_carried_over() -> None:
     assert fields["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
 
 
-def test_logprobs_can_be_asked_for_by_include() -> None:
+def test_logprobs_can_be_requested_by_include() -> None:
     assert translated(include=["message.output_text.logprobs"]).logprobs is True
     assert translated().logprobs is None
 
@@ -153,14 +153,14 @@ TOOL = {"type": "function", "name": "f"}
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_what_cannot_be_answered_is_refused_by_field(fields: dict[str, Any], param: str) -> None:
+def test_an_unsupported_request_is_rejected_by_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         translated(**fields)
     assert caught.value.param == param
     assert param in caught.value.message
 
 
-def test_mistakes_found_later_are_told_by_the_names_the_client_used() -> None:
+def test_later_errors_use_the_field_names_of_the_responses_api() -> None:
     error = InvalidRequest("max_completion_tokens=9: shorten the messages", "max_completion_tokens", "c")
     told = with_responses_names(error)
     assert (told.message, told.param, told.code) == ("max_output_tokens=9: shorten the input", "max_output_tokens", "c")

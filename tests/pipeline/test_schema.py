@@ -43,7 +43,7 @@ def test_schemas_pass(schema: Any) -> None:
         ({"$defs": {"x": {"$ref": "http://elsewhere/x.json"}}}, "s.$defs.x.$ref"),
     ],
 )
-def test_what_is_no_schema_is_named(schema: Any, param: str) -> None:
+def test_an_invalid_schema_is_rejected_by_path(schema: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_schema(schema, "s")
     assert caught.value.param == param

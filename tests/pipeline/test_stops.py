@@ -19,7 +19,7 @@ def run(stops: list[str], pieces: list[str], *, include: bool = False) -> tuple[
 
 
 def expected(stops: list[str], text: str) -> tuple[str, str | None]:
-    """Character by character: the first stop string to be complete, and the longest of those complete together."""
+    """The reference, character by character: the first stop string to complete, the longest if several do at once."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -50,5 +50,5 @@ def test_an_included_stop_string_is_shown_whole() -> None:
     assert run(["END"], ["the E", "N", "D of it"], include=True) == ("the END", "END")
 
 
-def test_text_that_only_began_like_a_stop_string_comes_out_at_the_end() -> None:
+def test_a_partial_stop_string_comes_out_at_the_end() -> None:
     assert run(["\n\nUser:"], ["hello\n", "\nUse"]) == ("hello\n\nUse", None)

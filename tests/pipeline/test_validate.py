@@ -119,7 +119,7 @@ def nested(depth: int) -> Any:
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_a_chat_request_that_contradicts_itself_is_refused_by_field(fields: dict[str, Any], param: str) -> None:
+def test_a_contradictory_chat_request_is_rejected_by_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         validate_chat(chat(**fields))
     assert caught.value.param == param
@@ -149,7 +149,7 @@ def test_a_chat_request_that_contradicts_itself_is_refused_by_field(fields: dict
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_harmless_fields_pass(fields: dict[str, Any]) -> None:
+def test_fields_without_effect_are_accepted(fields: dict[str, Any]) -> None:
     validate_chat(chat(**fields))
 
 
@@ -170,7 +170,7 @@ def test_harmless_fields_pass(fields: dict[str, Any]) -> None:
     ],
     ids=lambda value: str(value)[:50],
 )
-def test_a_completion_request_that_contradicts_itself_is_refused_by_field(fields: dict[str, Any], param: str) -> None:
+def test_a_contradictory_completion_request_is_rejected_by_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         validate_completion(completion(**fields))
     assert caught.value.param == param
@@ -192,7 +192,7 @@ def test_an_embedding_needs_inputs_of_one_kind(value: Any) -> None:
         validate_embedding(msgspec.convert({"model": "m", "input": value}, EmbeddingRequest))
 
 
-def test_a_text_model_refuses_images_by_their_place() -> None:
+def test_a_text_model_rejects_images_by_path() -> None:
     image = {"type": "image_url", "image_url": {"url": "http://x"}}
     messages = [USER, {"role": "user", "content": [{"type": "text", "text": "see"}, image]}]
     with pytest.raises(InvalidRequest, match=r"messages\[1\].content\[1\]: .* not `image_url`"):

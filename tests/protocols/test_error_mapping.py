@@ -24,7 +24,7 @@ from dynamo.protocols.errors import (
 
 
 class Coded(Exception):
-    """An error of somebody else's library that has what an HttpError has."""
+    """An error of another library with the attributes of an HttpError."""
 
     code = 422
     message = "unprocessable"
@@ -64,11 +64,11 @@ def test_every_public_error_survives_the_wire(name: str) -> None:
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.integers(-(10**6), 10**6))
-def test_whatever_a_peer_names_is_an_error_of_ours(kind: str, message: str, status: int) -> None:
+def test_any_kind_from_a_peer_becomes_a_dynamo_error(kind: str, message: str, status: int) -> None:
     assert isinstance(from_wire(kind, message, status), DynamoException)
 
 
 @pytest.mark.parametrize(("code", "message"), [(-1, "x"), (600, "x"), (400, "x" * 8193)])
-def test_an_http_error_refuses_what_no_answer_can_carry(code: int, message: str) -> None:
+def test_an_http_error_rejects_an_invalid_status_or_a_long_message(code: int, message: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         HttpError(code, message)

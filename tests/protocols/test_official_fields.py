@@ -1,4 +1,4 @@
-"""Whatever field an official client can send is known here: taken, ignored on purpose, or refused by name."""
+"""Every field an official client can send is accepted, ignored on purpose, or rejected by name."""
 
 from __future__ import annotations
 

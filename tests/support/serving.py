@@ -23,9 +23,8 @@ from dynamo.model import HubConfig
 from dynamo.protocols.card import ModelInput, ModelType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Cancelled
-from dynamo.runtime import Context, DistributedRuntime, Endpoint, RuntimeConfig
+from dynamo.runtime import Context, DistributedRuntime, Endpoint, Local, RuntimeConfig
 from dynamo.runtime.discovery import Put
-from dynamo.runtime.distributed import Local
 from dynamo.runtime.names import instance_key
 from dynamo.runtime.stream import Outlet, Sink
 from dynamo.worker.serve import engine_handler

@@ -35,6 +35,10 @@ def environ_of(network: str, request: pytest.FixtureRequest) -> dict[str, str]:
     return environ
 
 
+SERVING_ENDPOINTS = ("generate", "endpoint")
+"""Where the workers of system tests take requests, their own and those of the guides."""
+
+
 class Process:
     """A child whose output lines can be waited for, in any order and also after they were printed."""
 
@@ -159,9 +163,10 @@ class Frontend:
         await until(draining)
 
     async def instances(self) -> list[int]:
-        """The workers the frontend knows, whatever each serves."""
+        """The workers the frontend can send requests to; one that has only registered an auxiliary endpoint is none."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as answer:
-            return sorted({instance["instance_id"] for instance in (await answer.json())["instances"]})
+            known = (await answer.json())["instances"]
+        return sorted({one["instance_id"] for one in known if one["endpoint"] in SERVING_ENDPOINTS})
 
     async def until_instances(self, count: int) -> None:
         """Wait until the frontend knows this many workers."""

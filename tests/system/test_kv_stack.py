@@ -49,6 +49,7 @@ async def test_a_prompt_returns_to_its_worker_through_any_frontend_until_that_is
     frontends = [await stack.frontend(*kv), await stack.frontend(*kv)]
     for frontend in frontends:
         await frontend.until_models("m")
+        await frontend.until_instances(2)
     first, cached = await ask(frontends[0])
     assert cached == 0
     async with asyncio.timeout(PATIENCE):

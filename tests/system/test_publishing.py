@@ -64,6 +64,8 @@ async def test_a_router_process_sends_a_prompt_where_it_is_cached(
         await here.endpoint(f"ns.router.{name}").client()
         for name in ("best_worker_id", "generate", "get_overlap_scores")
     ]
+    for client in (best, generate, scores):
+        await client.wait_for_instances()
     prompt = list(range(100, 140))
     request = {"token_ids": prompt, "stop_conditions": {"max_tokens": 4}}
     said = [item async for item in await generate.random(request, annotated=False)]

@@ -111,11 +111,11 @@ async def test_a_worker_that_leaves_says_so_while_it_finishes(stack: Stack) -> N
     frontend = await stack.frontend()
     await frontend.until_models("toy")
     await health_once(url, 200)
-    stream = await ask(frontend, "toy", "hold", stream=True)
+    stream = await ask(frontend, "toy", "forever", stream=True)
     await anext(aiter(stream))
     worker.signal(signal.SIGTERM)
     await health_once(url, 503)
-    worker.signal(signal.SIGUSR1)
+    await stream.close()
     assert await worker.ended() == 0
 
 

@@ -1,4 +1,4 @@
-"""What the model learns: every topic, and the conversations made of them."""
+"""Training data: generated questions by topic, and conversations built from them."""
 
 from .conversation import TOPICS, conversation
 from .dialogue import Dialogue

@@ -1,4 +1,4 @@
-"""Conversations for training: questions of all topics strung together, with system turns, tools, JSON and thinking."""
+"""Generates training conversations: questions of all topics in sequence, with system turns, tools, JSON and thinking."""
 
 from collections import defaultdict
 from random import Random

@@ -1276,7 +1276,7 @@ def _opened(openings: list[str], wordings: list[str]) -> tuple[str, ...]:
 
 
 def _asked(fact: Fact) -> list[Question]:
-    """One question per way of asking, so that the few whole questions are drawn as often as the many openings."""
+    """One question per kind of phrasing, so that each kind is drawn equally often, however many phrasings it has."""
     ways = [
         Forms(_opened(HOW, _known(fact.how)), _opened(HOW_HELD, _known(fact.how)[:2])),
         Forms(_opened(WHAT, _known(fact.what)), _opened(WHAT_HELD, _known(fact.what)[:1])),
@@ -1286,7 +1286,7 @@ def _asked(fact: Fact) -> list[Question]:
 
 
 def _reworded(fact: Fact) -> Question:
-    """The wordings held out whole: harder than a new opening around known words."""
+    """Whole wordings that are held out: harder than a new opening around a known wording."""
     held = (*_opened(HOW[:2], _new(fact.how)), *_opened(WHAT[:2], _new(fact.what)), *_new(fact.ask))
     return Question("Dynamo, new wordings", Forms((), held), (fact.answer,))
 
@@ -1299,7 +1299,7 @@ def _draw(rng: Random) -> Question:
     return rng.choice(rng.choice(_BY_FACT))
 
 
-# Words people swap freely; training swaps them too, so that a fact hangs on its meaning-bearing words.
+# Interchangeable words; training swaps them, so that the model attends to the words that carry the meaning.
 SYNONYMS = {
     "start": ("launch", "run", "fire up", "bring up", "start up", "spin up", "boot"),
     "run": ("start", "launch", "execute", "use"),

@@ -131,7 +131,7 @@ def _over_turns(rng: Random, held: bool, each: int) -> list[Item]:
 
 
 def exam(*, held: bool, each: int = 40, every: bool = False, seed: int = 1) -> list[Item]:
-    """`each` items of every topic, or with `every` all questions of the finite topics in all their phrasings."""
+    """`each` random items per topic; with `every`, all phrasings of all questions for topics that can list them."""
     rng = Random(f"{seed} {held}")
     return [
         *(_every(held) if every else ()),

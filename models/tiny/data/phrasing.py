@@ -1,4 +1,4 @@
-"""Turn a form into what a person types: lower case, missing marks, a please, a slip of the finger."""
+"""Varies a phrasing as people type it: lower case, missing punctuation, a please, a typo."""
 
 import re
 from random import Random
@@ -11,7 +11,7 @@ _KEYS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def plain(question: Question, form: str) -> str:
-    """The form as written, for examinations; a word to be copied keeps its case."""
+    """The phrasing as written, for examinations; a word to be copied keeps its case."""
     text = form.format(**question.slots)
     return text if question.exact and form.startswith("{") else upper_first(text)
 
@@ -73,7 +73,7 @@ _FILLERS = [
 
 
 def _rambling(rng: Random, form: str) -> str:
-    """What people wrap around a question, or lose in it."""
+    """Add or drop words as people do."""
     kind = rng.random()
     if kind < 0.35:
         opening = rng.choice(_OPENINGS)

@@ -1,4 +1,4 @@
-"""What every topic is made of: questions with one right answer and many ways to ask them."""
+"""Questions with their right answers and many phrasings, and topics made of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """Ways to ask; those in `held` are never shown in training."""
+    """Phrasings of a question; those in `held` are never trained on."""
 
     known: tuple[str, ...]
     held: tuple[str, ...] = ()
@@ -25,7 +25,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A finite topic lists its questions in `every`; an endless one only draws them."""
+    """A topic with a finite number of questions lists them in `every`; others can only draw random ones."""
 
     name: str
     weight: float

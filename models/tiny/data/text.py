@@ -1,4 +1,4 @@
-"""Repeating, spelling, counting letters and changing case: work on words the model has never seen."""
+"""Repeating, spelling, counting letters and changing case, on words the model has never seen."""
 
 from random import Random
 
@@ -139,7 +139,7 @@ UPPER = split(
 
 
 def made_up(rng: Random) -> str:
-    """A word nobody wrote down before, so that copying is learnt and not the words."""
+    """A random word, so that the model learns to copy instead of memorising words."""
     syllables = rng.randint(1, 3)
     return "".join(
         rng.choice(_CONSONANTS) + rng.choice(_VOWELS) + rng.choice(["", "", "n", "r", "s", "l"])

@@ -1,4 +1,4 @@
-"""Weather, time and addition by tool: call it when it is offered, use what it answers, say so when it is missing."""
+"""Weather, time and addition with tools: call an offered tool, use its result, and say so if it is not offered."""
 
 import json
 from random import Random
@@ -169,7 +169,7 @@ def _vary(rng: Random, tool: dict[str, Any], argument: str, descriptions: list[s
 
 
 def weather_report(rng: Random, place: str) -> tuple[str, str]:
-    """What the tool says, and the model's sentence about it."""
+    """The tool's result, and the model's sentence about it."""
     degrees, condition = rng.randint(-20, 45), rng.choice(CONDITIONS)
     shape = rng.randrange(8)
     key = rng.choice(["condition", "conditions", "weather", "description", "sky"])

@@ -1,4 +1,4 @@
-"""Questions outside everything the model was taught: it says so."""
+"""Questions outside the training topics, to which the model answers that it does not know."""
 
 from random import Random
 

@@ -127,7 +127,9 @@ class KvFeed:
         try:
             await self._component.runtime.start()
             await self._plane.announce()
-            await endpoint.serve(handler, SnapshotRequest, graceful_shutdown=False, on_found=self._settled.set)
+            await endpoint.serve(
+                handler, SnapshotRequest, graceful_shutdown=False, auxiliary=True, on_found=self._settled.set
+            )
         finally:
             self._settled.set()
             await handler.close()

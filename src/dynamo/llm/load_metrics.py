@@ -123,6 +123,6 @@ class LoadBoard:
         endpoint = self._component.endpoint(LOAD_ENDPOINT)
         try:
             await self._component.runtime.events.announce()
-            await endpoint.serve(handle, graceful_shutdown=False, on_found=self._settled.set)
+            await endpoint.serve(handle, graceful_shutdown=False, auxiliary=True, on_found=self._settled.set)
         finally:
             self._settled.set()

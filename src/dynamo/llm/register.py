@@ -8,11 +8,9 @@ import os
 from pathlib import Path
 from typing import Any, overload
 
-import msgspec
-
 from dynamo.model import HubConfig, ModelError, build_card, default_name, resolve
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
-from dynamo.runtime import Endpoint
+from dynamo.runtime import Endpoint, records
 from dynamo.runtime.names import CARDS, card_key
 
 log = logging.getLogger(__name__)
@@ -68,11 +66,11 @@ async def register_llm(*args: Any, **options: Any) -> None:
 
 async def register_card(endpoint: Endpoint, card: ModelCard) -> None:
     runtime = endpoint.runtime
-    value = msgspec.json.encode(card)
+    value = records.encode(card)
     try:
-        msgspec.json.decode(value, type=ModelCard)
-    except msgspec.ValidationError as error:
-        raise ModelError(f"cannot register model '{card.name}': nobody could read its card: {error}") from None
+        records.decode_card(value)
+    except ValueError as error:
+        raise ModelError(f"cannot register model '{card.name}': its card is invalid: {error}") from None
     await runtime.start()
     await _refuse_disagreement(endpoint, card)
     await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), value)
@@ -167,7 +165,7 @@ async def _refuse_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
     own = card_key(endpoint.id, endpoint.runtime.instance_id)
     for key, value in (await endpoint.runtime.discovery.get_prefix(CARDS)).items():
         try:
-            other = msgspec.json.decode(value, type=ModelCard)
+            other = records.decode_card(value)
         except ValueError:
             continue
         if key != own and _same_work(card, other) and other.checksum() != card.checksum():

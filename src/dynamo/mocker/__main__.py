@@ -20,9 +20,8 @@ from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.errors import InvalidArgument, StartError
-from dynamo.runtime import DistributedRuntime, EndpointId
+from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId
 from dynamo.runtime import RuntimeConfig as Network
-from dynamo.runtime.endpoint import Endpoint
 from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_NAMESPACE

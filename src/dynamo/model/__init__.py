@@ -1,4 +1,4 @@
-"""Where a model comes from, and what turns text into token ids and back."""
+"""Models: finding their files, tokenizer, chat template and card."""
 
 from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled

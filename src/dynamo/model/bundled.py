@@ -1,4 +1,4 @@
-"""The model that comes with this package, so that the first command needs nothing."""
+"""The model that comes with this package, so that a first command needs no download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FILES = ("config.json", "tokenizer.json", "model.safetensors")
 
 
 def bundled() -> Path:
-    """Its folder; ModelError where this installation was made without it."""
+    """The model's folder; raises ModelError if this installation does not include it."""
     folder = Path(str(files("dynamo.model") / NAME))
     if not all((folder / name).is_file() for name in _FILES):
         raise ModelError(f"this installation has no bundled model ({folder}): name a model, such as Qwen/Qwen3-0.6B")

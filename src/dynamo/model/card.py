@@ -1,4 +1,4 @@
-"""Cards: written by a worker that has the model, opened by a frontend that must speak to it."""
+"""Builds the card of a model on the worker, and loads tokenizer and template from a card on the frontend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.model import config as settings
+from dynamo.model import config as model_config
 from dynamo.model import gguf_tokenizer
 from dynamo.model.errors import ModelError
 from dynamo.model.files import checksum, find_files, read_object
@@ -23,7 +23,7 @@ _CUSTOM_TEMPLATE = "custom_template"
 
 
 class LoadedModel(Struct, frozen=True, kw_only=True):
-    """All that turns a request into token ids and an answer back into text."""
+    """What a frontend needs to turn requests into token ids and output back into text."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
@@ -46,7 +46,7 @@ def build_card(
     runtime_config: ModelRuntimeConfig | None = None,
     custom_template_path: str | Path | None = None,
 ) -> ModelCard:
-    """The card of a model on this machine; `context_length` may only shorten what the model can do."""
+    """The card of a model on this machine; `context_length` may only reduce the model's own."""
     if not name:
         raise ModelError("a model needs a name")
     paths = {_GGUF: local.path} if local.is_gguf else find_files(local.path)
@@ -70,7 +70,7 @@ def build_card(
 
 
 def open_card(card: ModelCard, config: HubConfig) -> LoadedModel:
-    """Load what a card describes, from the worker's own files where they can be seen, else from where it got them.
+    """Load the model a card describes, from the worker's paths if they exist here, else from the card's source.
 
     Blocks while it downloads and reads.
     """
@@ -81,10 +81,10 @@ def open_card(card: ModelCard, config: HubConfig) -> LoadedModel:
 
 
 def _find(card: ModelCard, config: HubConfig) -> dict[str, Path]:
-    given = {role: Path(file.path) for role, file in card.files.items()}
-    why = _mismatch(card, given)
+    paths = {role: Path(file.path) for role, file in card.files.items()}
+    why = _mismatch(card, paths)
     if why is None:
-        return given
+        return paths
     if card.source is None:
         raise ModelError(f"cannot open model {card.name}: {why}, and its card names no source to fetch it from")
     try:
@@ -94,8 +94,8 @@ def _find(card: ModelCard, config: HubConfig) -> dict[str, Path]:
             f"cannot open model {card.name}: {why}; fetching it from its source failed: {error}"
         ) from error
     found = {_GGUF: local.path} if local.is_gguf else find_files(local.path)
-    if _CUSTOM_TEMPLATE in given:
-        found[_CUSTOM_TEMPLATE] = given[_CUSTOM_TEMPLATE]
+    if _CUSTOM_TEMPLATE in paths:
+        found[_CUSTOM_TEMPLATE] = paths[_CUSTOM_TEMPLATE]
     again = _mismatch(card, found)
     if again is not None:
         raise ModelError(f"cannot open model {card.name}: {why}; from its source {card.source}: {again}")
@@ -116,14 +116,14 @@ def _load_folder(files: dict[str, Path], context_length: int | None) -> LoadedMo
     if "tokenizer" not in files:
         raise ModelError("the model's card has no tokenizer.json: it serves text, not tokens")
     tokenizer = Tokenizer.from_file(files["tokenizer"])
-    model, generation = read_object(files.get("config")), read_object(files.get("generation_config"))
+    config, generation = read_object(files.get("config")), read_object(files.get("generation_config"))
     text, special = read_object(files.get("tokenizer_config")), read_object(files.get("special_tokens_map"))
     return LoadedModel(
         tokenizer=tokenizer,
-        template=load_template(files, settings.special_tokens(text, special), files.get(_CUSTOM_TEMPLATE)),
-        eos_token_ids=settings.eos_token_ids(generation, model, text, special, tokenizer),
-        sampling=settings.sampling_defaults(generation),
-        context_length=context_length or settings.context_length(model, text),
+        template=load_template(files, model_config.special_tokens(text, special), files.get(_CUSTOM_TEMPLATE)),
+        eos_token_ids=model_config.eos_token_ids(generation, config, text, special, tokenizer),
+        sampling=model_config.sampling_defaults(generation),
+        context_length=context_length or model_config.context_length(config, text),
     )
 
 
@@ -146,7 +146,7 @@ def _load_gguf(files: dict[str, Path], context_length: int | None) -> LoadedMode
 def _model_context(paths: dict[str, Path]) -> int | None:
     if _GGUF in paths:
         return gguf_tokenizer.context_length(read_gguf(paths[_GGUF]))
-    return settings.context_length(read_object(paths.get("config")), read_object(paths.get("tokenizer_config")))
+    return model_config.context_length(read_object(paths.get("config")), read_object(paths.get("tokenizer_config")))
 
 
 def _effective_context(asked: int | None, possible: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""What the JSON files of a model say: how long a text may be, what ends one, how to sample."""
+"""Reads context length, end-of-sequence tokens and sampling defaults from a model's JSON files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Object = Mapping[str, Any]
 
 
 def context_length(config: Object, tokenizer_config: Object) -> int | None:
-    """The longest text, prompt and answer together, or None where the model does not say."""
-    for place in (config, _text_config(config)):
+    """The limit of tokens for prompt and answer together, or None if the files do not say."""
+    for source in (config, _text_config(config)):
         for key in _CONTEXT_KEYS:
-            if (length := _count(place.get(key))) is not None:
+            if (length := _count(source.get(key))) is not None:
                 return length
     length = _count(tokenizer_config.get("model_max_length"))
     return length if length is not None and length < _NO_LIMIT else None
@@ -40,14 +40,14 @@ def eos_token_ids(
     special_tokens_map: Object,
     tokenizer: Tokenizer,
 ) -> list[int]:
-    """Every id that ends an answer; the first file that names any decides, and the tokenizer's own is added."""
+    """The ids that end an answer: those of the first file that names any, and the tokenizer's own."""
     own = [
         id
-        for place in (tokenizer_config, special_tokens_map)
-        if (token := token_text(place.get("eos_token"))) is not None and (id := tokenizer.id_of(token)) is not None
+        for source in (tokenizer_config, special_tokens_map)
+        if (token := token_text(source.get("eos_token"))) is not None and (id := tokenizer.id_of(token)) is not None
     ][:1]
-    for place in (generation_config, config, _text_config(config)):
-        if ids := _ids(place.get("eos_token_id")):
+    for source in (generation_config, config, _text_config(config)):
+        if ids := _ids(source.get("eos_token_id")):
             return list(dict.fromkeys(ids + own))
     if not own:
         raise ModelError(
@@ -58,7 +58,7 @@ def eos_token_ids(
 
 
 def sampling_defaults(generation_config: Object) -> SamplingOptions:
-    """How the model's authors would sample where a client is silent; nothing where they say not to sample."""
+    """The model author's recommended sampling options; empty if `do_sample` is false."""
     if generation_config.get("do_sample") is False:
         return SamplingOptions()
     options = SamplingOptions()
@@ -73,17 +73,17 @@ def sampling_defaults(generation_config: Object) -> SamplingOptions:
 
 
 def special_tokens(tokenizer_config: Object, special_tokens_map: Object) -> dict[str, str]:
-    """bos_token, eos_token and the like, as templates write them."""
+    """`bos_token`, `eos_token` and the like, for use as template variables."""
     found: dict[str, str] = {}
-    for place in (special_tokens_map, tokenizer_config):
-        for name, value in place.items():
+    for source in (special_tokens_map, tokenizer_config):
+        for name, value in source.items():
             if name.endswith("_token") and (text := token_text(value)) is not None:
                 found[name] = text
     return found
 
 
 def token_text(value: Any) -> str | None:
-    """A special token is written as a string, or as an object that holds it with its flags."""
+    """The text of a special token, which is written as a string or as an object with flags."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""Token ids back into text, a few at a time, with nothing lost where a character is split over tokens.
+"""Decodes streams of token ids into text, also where a character is split over several tokens.
 
 Byte-level vocabularies (GPT-2's scheme: Llama 3, Qwen, DeepSeek …) are decoded by table: nearly every id stands for
 whole characters, so its text is looked up, and only the rest goes through bytes. All others use `DecodeStream`.
@@ -17,29 +17,29 @@ from tokenizers.decoders import DecodeStream
 
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 8
-# The longest character takes four byte tokens; a longer wait means the bytes will never become one.
-_LONGEST_WAIT = 8
+# A character takes at most four byte tokens; if more are pending, the bytes will never become one.
+_MAX_PENDING = 8
 
 
 class Decoder(Protocol):
-    """The text of one stream of ids. Each call returns what is certain so far, which may be nothing."""
+    """Decodes one stream of ids. Each call returns the text that is certain, which may be empty."""
 
     def push(self, ids: Sequence[int]) -> str: ...
 
     def push_escaped(self, ids: Sequence[int]) -> str:
-        """As `push`, but as it stands between the quotes of a JSON string."""
+        """As `push`, but escaped for a JSON string."""
 
     def flush(self) -> str:
-        """What is left at the end of the stream: a character that never became whole, as U+FFFD."""
+        """The rest at the end of the stream: an incomplete character, as U+FFFD."""
 
 
 def json_escaped(text: str) -> str:
-    """Text as it stands between the quotes of a JSON string."""
+    """Text escaped for a JSON string, without the quotes."""
     return msgspec.json.encode(text)[1:-1].decode()
 
 
 class ByteTables(Struct, frozen=True):
-    """What the ids of a byte-level vocabulary stand for; `text` and `escaped` leave out ids of partial characters."""
+    """Bytes and text of the ids of a byte-level vocabulary; ids of partial characters are only in `pieces`."""
 
     pieces: dict[int, bytes]
     text: dict[int, str]
@@ -58,7 +58,7 @@ class ByteTables(Struct, frozen=True):
         return cls(pieces, text, escaped)
 
     def without(self, special: frozenset[int]) -> ByteTables:
-        """The same tables with some ids standing for nothing."""
+        """The same tables with empty text for these ids."""
         return ByteTables(
             self.pieces | dict.fromkeys(special, b""),
             self.text | dict.fromkeys(special, ""),
@@ -67,7 +67,7 @@ class ByteTables(Struct, frozen=True):
 
 
 class ByteDecoder:
-    """Exactly `decode` of a byte-level vocabulary, in pieces; ids outside the vocabulary stand for nothing."""
+    """Gives exactly the text of `decode` for a byte-level vocabulary; ids outside the vocabulary have no text."""
 
     __slots__ = ("_carry", "_escaped", "_pieces", "_text")
 
@@ -110,12 +110,12 @@ class ByteDecoder:
 
 
 class StreamDecoder:
-    """Any other vocabulary, through `DecodeStream`, which is given the end of the prompt as context.
+    """Decodes any other vocabulary with `DecodeStream`, which is given the end of the prompt as context.
 
-    Without it the first word would lose its leading space, as a decoder takes it for the start of the text.
+    Without that context the first word would lose its leading space, as if it were the start of the text.
     """
 
-    __slots__ = ("_context", "_hidden", "_skip", "_stream", "_tokenizer", "_waiting")
+    __slots__ = ("_context", "_hidden", "_pending", "_skip", "_stream", "_tokenizer")
 
     def __init__(
         self, tokenizer: tokenizers.Tokenizer, prompt_ids: Sequence[int], skip_special: bool, special: frozenset[int]
@@ -125,7 +125,7 @@ class StreamDecoder:
         self._hidden = special if skip_special else frozenset[int]()
         self._context = self._usable([id for id in prompt_ids[-4 * _CONTEXT :] if self._shown(id)][-_CONTEXT:])
         self._stream = DecodeStream(self._context, skip_special)
-        self._waiting: list[int] = []
+        self._pending: list[int] = []
 
     def push(self, ids: Sequence[int]) -> str:
         return "".join([self._step(id) for id in ids if self._shown(id)])
@@ -134,35 +134,35 @@ class StreamDecoder:
         return json_escaped(self.push(ids))
 
     def flush(self) -> str:
-        if not self._waiting:
+        if not self._pending:
             return ""
         before = self._decode(self._context)
-        text = self._decode(self._context + self._waiting)
-        # A run of byte tokens can change the text before it: then what waits is read on its own.
-        text = text[len(before) :] if text.startswith(before) else self._decode(self._waiting)
-        self._waiting = []
+        text = self._decode(self._context + self._pending)
+        # A run of byte tokens can change the text before it: then the pending ids are decoded on their own.
+        text = text[len(before) :] if text.startswith(before) else self._decode(self._pending)
+        self._pending = []
         self._context = self._usable(self._context)
         self._stream = DecodeStream(self._context, self._skip)
         return text
 
     def _step(self, id: int) -> str:
-        self._waiting.append(id)
+        self._pending.append(id)
         try:
             text = self._stream.step(self._tokenizer, id)
         except Exception:  # the library raises a bare Exception where the new text no longer starts with the old
             return self.flush()
         if text is None:
-            return self.flush() if len(self._waiting) > _LONGEST_WAIT else ""
-        self._context = (self._context + self._waiting)[-_CONTEXT:]
-        self._waiting = []
+            return self.flush() if len(self._pending) > _MAX_PENDING else ""
+        self._context = (self._context + self._pending)[-_CONTEXT:]
+        self._pending = []
         return text
 
     def _shown(self, id: int) -> bool:
-        # What is no id at all would raise; what is no id of this vocabulary stands for nothing either way.
+        # The library raises for what is not a 32-bit id; other ids outside the vocabulary have no text.
         return 0 <= id <= 0xFFFFFFFF and id not in self._hidden
 
     def _usable(self, ids: list[int]) -> list[int]:
-        """The stream would repeat a context that ends inside a character."""
+        """Cut ids off until the context ends with a whole character: the stream would repeat a partial one."""
         while ids and self._decode(ids).endswith(_REPLACEMENT):
             ids = ids[:-1]
         return ids
@@ -172,8 +172,8 @@ class StreamDecoder:
 
 
 def byte_pieces(tokens: Mapping[int, str]) -> dict[int, bytes]:
-    """The bytes behind byte-level tokens: each character is one byte, or the token is not byte-level and itself."""
-    # Characters that stand for no byte are moved out of Latin-1's range, so that encoding the token fails.
+    """The bytes of each token: one per character, or for a token that is not byte-level, its UTF-8 encoding."""
+    # Latin-1 characters that stand for no byte are moved out of Latin-1, so that encoding such a token fails.
     table = dict.fromkeys(range(256), "\uffff")
     table |= {ord(character): chr(byte) for byte, character in enumerate(byte_characters())}
     pieces: dict[int, bytes] = {}
@@ -186,7 +186,7 @@ def byte_pieces(tokens: Mapping[int, str]) -> dict[int, bytes]:
 
 
 def byte_characters() -> str:
-    """GPT-2's printable stand-ins for the 256 bytes: a byte that prints is itself, the others follow from U+0100."""
+    """GPT-2's printable characters for the 256 bytes: printable bytes map to themselves, the others from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return "".join(chr(byte) if byte in printable else chr(next(spare)) for byte in range(256))

@@ -1,4 +1,4 @@
-"""What can be wrong with a model: always one line that says what was found and what to do about it."""
+"""Errors about models: one line that says what was found and how to fix it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dynamo.protocols.errors import StartError
 
 
 class ModelError(StartError):
-    """A model cannot be found, read or understood."""
+    """A model cannot be found, read or loaded."""
 
 
 class TemplateError(ModelError):
-    """A chat template refused the messages it was given; the text is the template's own where it raised one."""
+    """A chat template rejected its messages; the text is the template's own if it raised one."""

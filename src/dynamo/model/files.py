@@ -1,4 +1,4 @@
-"""The files of a model folder, by the role a card gives them."""
+"""Finds and reads the files of a model folder, by their role in the model card."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import xxhash
 from dynamo.model.errors import ModelError
 
 NAMED_TEMPLATE = "chat_template:"
-"""Role prefix of templates for a purpose, `chat_template:tool_use`."""
+"""Role prefix of named templates, such as `chat_template:tool_use`."""
 
 _SINGLE = {
     "config": ("config.json",),
@@ -25,7 +25,7 @@ _TEMPLATE_FOLDERS = ("additional_chat_templates", "chat_templates")
 
 
 def find_files(folder: Path) -> dict[str, Path]:
-    """Those files of a model folder that decide how text becomes tokens, by role."""
+    """The files of a model folder that determine how text becomes tokens, by role."""
     found = {}
     for role, names in _SINGLE.items():
         present = [folder / name for name in names if (folder / name).is_file()]
@@ -52,11 +52,11 @@ def read_text(path: Path) -> str:
 
 
 def read_object(path: Path | None) -> dict[str, Any]:
-    """A JSON object, or an empty one where the model has no such file."""
+    """The JSON object in a file; empty if the model has no such file."""
     if path is None:
         return {}
     try:
-        # Not msgspec: published configs hold NaN and Infinity, which are no JSON but which Python writes and reads.
+        # Not msgspec: published configs contain NaN and Infinity, which is not JSON but which Python's json reads.
         value = json.loads(read(path))
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not valid JSON: {error}") from error

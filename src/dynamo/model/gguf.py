@@ -1,4 +1,4 @@
-"""The metadata at the head of a GGUF file: keys and values, no tensors."""
+"""Reads the metadata of a GGUF file, without its tensors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Malformed(Exception):
 
 
 class _Cursor:
-    """Reads forward through bytes somebody else wrote; every length is checked against what is left."""
+    """Reads forward through untrusted bytes: every length is checked against what is left."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.at = 0

@@ -1,4 +1,4 @@
-"""The tokenizer, template and limits a GGUF file carries, in the form Hugging Face models have them."""
+"""Converts a GGUF file's tokenizer, templates and limits to their Hugging Face form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynamo.model.gguf import Gguf
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
 _KEY = "tokenizer.ggml."
-# A piece is split at every place to find its merges: this keeps a hostile file from making that take forever.
+# A piece is split at every position to find its merges: this bounds the time a hostile file can cost.
 _LONGEST_PIECE = 256
 
 _GPT2 = {"default", "gpt-2", "gpt2", "phi-2", "olmo"}
@@ -22,7 +22,7 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\
 
 
 def tokenizer_json(gguf: Gguf) -> str:
-    """What would be this model's tokenizer.json."""
+    """The equivalent tokenizer.json."""
     kind = gguf.metadata.get(_KEY + "model")
     try:
         match kind:
@@ -38,7 +38,7 @@ def tokenizer_json(gguf: Gguf) -> str:
         return tokenizer.to_str()
     except ModelError:
         raise
-    except Exception as error:  # all the library ever raises
+    except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"the tokenizer in the GGUF file is broken: {error}") from error
 
 
@@ -62,7 +62,7 @@ def special_tokens(gguf: Gguf) -> dict[str, str]:
 
 
 def templates(gguf: Gguf) -> dict[str, str]:
-    """The templates by name, `default` among them; empty for a model that cannot chat."""
+    """The chat templates by name; empty for a model that cannot chat."""
     key = "tokenizer.chat_template"
     found = {"default": gguf.metadata.get(key)}
     names = gguf.metadata.get("tokenizer.chat_templates")
@@ -129,7 +129,7 @@ def _sentencepiece(gguf: Gguf) -> Tokenizer:
 
 
 def _merges(tokens: list[str], vocab: dict[str, int], scores: list[float], kinds: list[int]) -> list[tuple[str, str]]:
-    """SentencePiece keeps no merges, only the score each piece was made with: the higher, the earlier."""
+    """SentencePiece stores scores instead of merges: the higher a piece's score, the earlier its merge."""
     ranked = []
     for id, piece in enumerate(tokens):
         if kinds[id] in (_UNKNOWN, _CONTROL, _BYTE) or not 1 < len(piece) <= _LONGEST_PIECE:

@@ -1,4 +1,4 @@
-"""OpenAI's message dicts in the shape a particular template takes them."""
+"""Converts OpenAI message dicts to the form a particular chat template accepts."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ _MEDIA_TYPES = {
 _PROBE = "a9Zk3probe"
 
 
-class Style(Struct, frozen=True, kw_only=True):
-    """What a template does with the parts of a message that models disagree on."""
+class MessageStyle(Struct, frozen=True, kw_only=True):
+    """What a template accepts where templates disagree."""
 
     takes_parts: bool
-    """Content may stay a list of parts; otherwise it must be one string."""
+    """Content may be a list of parts; otherwise it must be one string."""
     only_parts: bool
     """Content must be a list of parts."""
     takes_none: bool
-    """Content may be none; otherwise the template would print the word."""
+    """Content may be None; otherwise the template would print the word "None"."""
     arguments_as_string: bool
-    """A tool call's arguments may stay the JSON text they came as."""
+    """A tool call's arguments may be JSON text, as in the request."""
 
     @classmethod
-    def of(cls, source: str, render: Callable[[list[dict[str, Any]]], str]) -> Style:
-        """Find out by trying."""
+    def detect(cls, source: str, render: Callable[[list[dict[str, Any]]], str]) -> MessageStyle:
+        """Render probe messages and look at the results."""
 
-        def shows(content: Any) -> str:
+        def rendered(content: Any) -> str:
             try:
                 return render([{"role": "user", "content": content}])
             except TemplateError:
                 return ""
 
-        string = _PROBE in shows(_PROBE)
-        listed = shows([{"type": "text", "text": _PROBE}])
-        parts = _PROBE in listed and "'text'" not in listed and '"text"' not in listed
+        takes_string = _PROBE in rendered(_PROBE)
+        parts = rendered([{"type": "text", "text": _PROBE}])
+        takes_parts = _PROBE in parts and "'text'" not in parts and '"text"' not in parts
         as_string = bool(_ARGUMENTS_AS_STRING.search(source)) or _needs_string_arguments(render)
         return cls(
-            takes_parts=parts,
-            only_parts=parts and not string,
+            takes_parts=takes_parts,
+            only_parts=takes_parts and not takes_string,
             takes_none=_takes_none(render, "{}" if as_string else {}),
             arguments_as_string=as_string,
         )
@@ -62,34 +62,34 @@ class Style(Struct, frozen=True, kw_only=True):
 
 def _takes_none(render: Callable[[list[dict[str, Any]]], str], arguments: Any) -> bool:
     try:
-        return "None" not in render(_called(arguments, None))
+        return "None" not in render(_call_probe(arguments, None))
     except TemplateError:
         return False
 
 
 def _needs_string_arguments(render: Callable[[list[dict[str, Any]]], str]) -> bool:
-    """Some templates join the arguments to other strings without a look at what they are."""
+    """Some templates concatenate the arguments with strings, without checking their type."""
     try:
-        render(_called({"a": 1}, ""))
+        render(_call_probe({"a": 1}, ""))
     except TemplateError:
         try:
-            return '{"a": 1}' in render(_called('{"a": 1}', ""))
+            return '{"a": 1}' in render(_call_probe('{"a": 1}', ""))
         except TemplateError:
             pass
     return False
 
 
-def _called(arguments: Any, content: str | None) -> list[dict[str, Any]]:
+def _call_probe(arguments: Any, content: str | None) -> list[dict[str, Any]]:
     call = {"id": "call_12345", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
     return [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": content, "tool_calls": [call]}]
 
 
-def for_template(messages: Sequence[Mapping[str, Any]], style: Style) -> list[dict[str, Any]]:
+def messages_for_template(messages: Sequence[Mapping[str, Any]], style: MessageStyle) -> list[dict[str, Any]]:
     return [_message(message, index, style) for index, message in enumerate(messages)]
 
 
 def tools_for_template(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Tools whose schemas templates may walk through, even where the client left them out."""
+    """The tools with schemas filled in where the client left them out, because templates iterate over them."""
     return [_tool(tool, index) for index, tool in enumerate(tools)]
 
 
@@ -105,11 +105,11 @@ def _tool(tool: Any, index: int) -> dict[str, Any]:
     return {**tool, "function": {**function, "parameters": {"type": "object", "properties": {}, **parameters}}}
 
 
-def _message(message: Any, index: int, style: Style) -> dict[str, Any]:
+def _message(message: Any, index: int, style: MessageStyle) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise TemplateError(f"messages[{index}] must be an object")
     content = message.get("content")
-    # Templates ask whether a key is there, not what it holds: a field the client left empty must not be.
+    # Templates test whether a key exists, not its value: fields that are None must be absent.
     prepared = {key: value for key, value in message.items() if value is not None}
     prepared["content"] = content
     if isinstance(content, (list, tuple)):
@@ -149,7 +149,7 @@ def _joined(parts: list[dict[str, Any]], index: int) -> str:
     return "\n".join(part["text"] for part in parts)
 
 
-def _call(call: Any, style: Style) -> Any:
+def _call(call: Any, style: MessageStyle) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if style.arguments_as_string or not isinstance(function, Mapping):
         return call

@@ -1,4 +1,4 @@
-"""Jinja as Hugging Face speaks it, by minijinja where that gives the same text as jinja2, else by jinja2 sandboxed."""
+"""Renders chat templates: with minijinja if its output equals that of jinja2, else with sandboxed jinja2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dynamo.model.errors import ModelError, TemplateError
 
 log = logging.getLogger(__name__)
 
-# Training code marks what the model wrote by these tags; here they only group, and `if true` groups the same way.
+# Training code marks the model's own text with these tags; here they mean nothing, and `if true` takes their place.
 _GENERATION = re.compile(r"\{%([-+]?)\s*generation\s*([-+]?)%\}")
 _END_GENERATION = re.compile(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}")
 _NAME = "chat template"
@@ -30,7 +30,7 @@ class _Refusal(Exception):
 
 
 class Renderer:
-    """One template. Whatever goes wrong in it is a TemplateError."""
+    """One template. Any failure while rendering is a TemplateError."""
 
     def __init__(self, source: str, now: Callable[[], datetime] = datetime.now) -> None:
         self.source = source
@@ -48,7 +48,7 @@ class Renderer:
         return "jinja2" if self._fast is None else "minijinja"
 
     def prove(self, trials: Sequence[dict[str, Any]]) -> None:
-        """Render by minijinja from now on, if it turns each of these contexts into the text jinja2 makes of it."""
+        """Use minijinja from now on, if it renders all of these contexts exactly as jinja2 does."""
         now, self._now = self._now, lambda: _TRIAL_TIME
         self._fast = self._proven_minijinja(trials)
         self._now = now
@@ -57,7 +57,7 @@ class Renderer:
         if self._fast is not None:
             try:
                 return self._fast.render_template(_NAME, **context)
-            except Exception:  # jinja2 has the last word on what a template accepts, and words its refusal
+            except Exception:  # jinja2 decides what a template accepts, and has the error message
                 pass
         return self._render_reference(context)
 
@@ -66,7 +66,7 @@ class Renderer:
             return self._reference.render(**context)
         except _Refusal as error:
             raise TemplateError(str(error)) from None
-        except Exception as error:  # a template is a program: it can fail in any way a program can
+        except Exception as error:  # a template is a program and can raise anything
             raise TemplateError(f"the chat template failed: {error or type(error).__name__}") from error
 
     def _jinja2(self, source: str) -> jinja2.Template:
@@ -96,7 +96,7 @@ class Renderer:
                 continue
             try:
                 same = environment.render_template(_NAME, **trial) == expected
-            except Exception:  # `render` falls back in such a case, at the cost of both engines each time
+            except Exception:  # `render` would fall back each time, and pay for both engines
                 same = False
             if not same:
                 log.info("rendering with jinja2: minijinja renders this template differently")
@@ -118,6 +118,6 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes HTML and sorts keys, which would show the model another text than it was trained on."""
+    """Jinja's own filter escapes HTML and sorts keys: not the text the model was trained on."""
     pair = tuple(separators) if separators is not None else None
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=pair, sort_keys=sort_keys)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, a GGUF file, or a Hugging Face id."""
+"""Resolves a model's name (a folder, a GGUF file or a Hugging Face id) to files on this machine."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _HUB_PREFIX = "hf://"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _TRUE = {"1", "true", "yes", "on"}
 
-# A repository often holds its weights several times over; these copies no engine here loads.
+# Repositories often contain the weights in several formats; no engine here loads these.
 _OTHER_COPIES = ["original/*", "onnx/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.gguf"]
 _TEXT_ONLY = ["*.json", "*.jinja"]
 
 
 class HubConfig(Struct, frozen=True, kw_only=True):
-    """How to reach the Hugging Face hub, and where its files are kept."""
+    """How to reach the Hugging Face hub, and where to cache its files."""
 
     cache: Path
     token: str | None = None
@@ -32,7 +32,7 @@ class HubConfig(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> HubConfig:
-        """The variables huggingface_hub documents, by its own order of precedence."""
+        """Read the variables that huggingface_hub documents, in its order of precedence."""
         cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
         if not cache:
             root = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
@@ -58,7 +58,7 @@ class LocalModel(Struct, frozen=True, kw_only=True):
 
 
 def default_name(source: str) -> str:
-    """The name a model is served under when nobody chose one: the hub id, the folder's or the GGUF file's name."""
+    """The name a model is served under by default: the hub id, or the name of the folder or GGUF file."""
     if source.startswith(_HUB_PREFIX):
         return source.removeprefix(_HUB_PREFIX)
     path = Path(source).expanduser()
@@ -69,12 +69,10 @@ def default_name(source: str) -> str:
 
 
 def resolve(source: str, *, config: HubConfig, weights: bool = True, tokenizer: bool = True) -> LocalModel:
-    """Bring a model onto this machine; blocks while it downloads.
+    """The files of a model on this machine, downloaded if need be; blocks while it downloads.
 
-    `tiny` is the bundled one, unless a folder is called so.
-
-    `weights=False` fetches only what a frontend needs. `tokenizer=False` accepts a folder without tokenizer.json, for
-    engines that take text.
+    `tiny` is the bundled model, unless a folder has that name. `weights=False` fetches only what a frontend needs.
+    `tokenizer=False` accepts a folder without tokenizer.json, for engines that take text.
     """
     if not source or "\0" in source:
         raise ModelError("no model given: name a folder, a GGUF file or a Hugging Face id such as Qwen/Qwen3-0.6B")
@@ -147,7 +145,7 @@ def _is_path(source: str) -> bool:
 def _download(repo: str, config: HubConfig, weights: bool) -> Path:
     if not _HUB_ID.fullmatch(repo) or len(repo) > 96 or ".." in repo or "--" in repo:
         raise ModelError(f"neither a folder, a GGUF file nor a Hugging Face id: {repo} (an id looks like org/name)")
-    # Importing the hub client takes a quarter of a second; those with a local model never pay it.
+    # Importing the hub client takes a quarter of a second, which a local model does not need.
     from huggingface_hub import errors as hub
     from huggingface_hub import snapshot_download
 
@@ -173,6 +171,6 @@ def _download(repo: str, config: HubConfig, weights: bool) -> Path:
     except (hub.LocalEntryNotFoundError, hub.IncompleteSnapshotError) as error:
         why = "HF_HUB_OFFLINE is set" if config.offline else f"{config.endpoint} cannot be reached"
         raise ModelError(f"{repo} is not a folder here, not (fully) in the cache {config.cache}, and {why}") from error
-    except Exception as error:  # the hub client lets errors of its HTTP library, its cache and the disk through
+    except Exception as error:  # the hub client also raises errors of its HTTP library, its cache and the disk
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ModelError(f"cannot download {repo} from {config.endpoint}: {lines[0]}") from error

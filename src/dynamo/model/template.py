@@ -1,4 +1,4 @@
-"""Chat messages into the one text a model was trained on, by the template it ships."""
+"""Turns chat messages into a prompt, with the template that comes with the model."""
 
 from __future__ import annotations
 
@@ -9,32 +9,28 @@ from typing import Any
 
 from dynamo.model.errors import ModelError, TemplateError
 from dynamo.model.files import NAMED_TEMPLATE, read_object, read_text
-from dynamo.model.messages import Style, for_template, tools_for_template
+from dynamo.model.messages import MessageStyle, messages_for_template, tools_for_template
 from dynamo.model.rendering import Renderer
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
 _RESERVED = ("messages", "tools")
-# Both engines recurse over what they print; the deepest schemas in use are far from this.
-_DEEPEST = 64
-# No text holds it: private-use characters around a word nobody writes.
+# Both engines recurse over the values they print; real schemas are far less deep.
+_MAX_NESTING = 64
+# Private-use characters make sure that no message contains it.
 _CUT = "\ue0f5continue-here\ue0f5"
 
 
 class ChatTemplate:
-    """The templates of one model: the default one, and the one for requests with tools where the model has it."""
+    """The templates of one model: a default one, and for some models another for requests with tools."""
 
     def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str] | None = None) -> None:
         """Raises ModelError for a template that is not Jinja."""
         if not templates:
             raise ModelError("a chat template needs at least one template")
         self.special_tokens = dict(special_tokens or {})
-        self._forms = {name: _Form(source, self.special_tokens) for name, source in templates.items()}
-        self._default = self._forms.get(_DEFAULT) or next(iter(self._forms.values()))
-
-    @property
-    def sources(self) -> dict[str, str]:
-        return {name: form.renderer.source for name, form in self._forms.items()}
+        self._templates = {name: _Template(source, self.special_tokens) for name, source in templates.items()}
+        self._default = self._templates.get(_DEFAULT) or next(iter(self._templates.values()))
 
     @property
     def engine(self) -> str:
@@ -52,23 +48,23 @@ class ChatTemplate:
     ) -> str:
         """The prompt as text, special tokens written out: encode it with `add_special_tokens=False`.
 
-        `continue_final_message` leaves the last message open for the model to go on with, and takes the place of
+        `continue_final_message` leaves the last message open for the model to continue, and overrides
         `add_generation_prompt`. Raises TemplateError, which is always the caller's fault.
         """
         args = dict(template_args or {})
         for name in _RESERVED:
             if name in args:
                 raise TemplateError(f"template arguments must not set {name!r}")
-        form = self._forms.get(_TOOL_USE, self._default) if tools else self._default
-        prepared = for_template(messages, form.style)
+        template = self._templates.get(_TOOL_USE, self._default) if tools else self._default
+        prepared = messages_for_template(messages, template.style)
         for name, value in (("messages", prepared), ("tools", tools), ("documents", documents), ("arguments", args)):
-            if value and _nested_deeper(value, _DEEPEST):
-                raise TemplateError(f"{name} must not be nested more than {_DEEPEST} deep")
+            if value and _nested_deeper(value, _MAX_NESTING):
+                raise TemplateError(f"{name} must not be nested more than {_MAX_NESTING} deep")
         if continue_final_message:
             add_generation_prompt = False
             args.pop("add_generation_prompt", None)
             _mark_end(prepared)
-        text = form.renderer.render(
+        text = template.renderer.render(
             {
                 **self.special_tokens,
                 "messages": prepared,
@@ -91,20 +87,22 @@ def _nested_deeper(value: Any, limit: int) -> bool:
     return limit == 0 or any(_nested_deeper(item, limit - 1) for item in inner if isinstance(item, (dict, list)))
 
 
-class _Form:
-    """One template and what it takes."""
+class _Template:
+    """One template and the form of messages it accepts."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        silent = {**special_tokens, "tools": None, "documents": None, "add_generation_prompt": True}
+        defaults = {**special_tokens, "tools": None, "documents": None, "add_generation_prompt": True}
         self.renderer = Renderer(source)
-        self.style = Style.of(source, lambda messages: self.renderer.render({**silent, "messages": messages}))
-        self.renderer.prove([{**silent, **trial} for trial in _trials(self.style)])
+        self.style = MessageStyle.detect(
+            source, lambda messages: self.renderer.render({**defaults, "messages": messages})
+        )
+        self.renderer.prove([{**defaults, **trial} for trial in _trials(self.style)])
 
 
 def load_template(
     files: Mapping[str, Path], special_tokens: Mapping[str, str], custom: Path | None = None
 ) -> ChatTemplate | None:
-    """A model's template from its files by role; None for a model that has none and so cannot chat."""
+    """The templates in a model's files (by role), or only the custom one; None for a model that cannot chat."""
     if custom is not None:
         return ChatTemplate({_DEFAULT: read_text(custom)}, special_tokens)
     templates = _from_config(read_object(files.get("tokenizer_config")).get("chat_template"))
@@ -147,8 +145,8 @@ def _mark_end(messages: list[dict[str, Any]]) -> None:
             raise TemplateError("continue_final_message needs a final message that ends in text")
 
 
-def _trials(style: Style) -> Iterator[dict[str, Any]]:
-    """What both engines must render alike before the fast one is trusted with a template."""
+def _trials(style: MessageStyle) -> Iterator[dict[str, Any]]:
+    """The contexts on which both engines must agree before the fast one is used."""
     system = {"role": "system", "content": 'Be <brief> & "kind".'}
     user = {"role": "user", "content": "  What is 2+2? ‘ünï’ 你好 🎉\n"}
     reply = {"role": "assistant", "content": "It is 4."}
@@ -180,7 +178,7 @@ def _trials(style: Style) -> Iterator[dict[str, Any]]:
     }
     thought = {"role": "assistant", "content": "<think>\nhm\n</think>\n\nYes.", "reasoning_content": "hm"}
     called = {**call, "content": ""}
-    talks: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
+    conversations: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]] = [
         ([user], None),
         ([system, user], None),
         ([user, reply, user], None),
@@ -197,9 +195,9 @@ def _trials(style: Style) -> Iterator[dict[str, Any]]:
         {"add_generation_prompt": False},
         {"enable_thinking": False, "reasoning_effort": "low"},
     ]
-    for messages, tools in talks:
+    for messages, tools in conversations:
         try:
-            prepared = for_template(messages, style)
+            prepared = messages_for_template(messages, style)
         except TemplateError:
             continue
         yield from ({"messages": prepared, "tools": tools, **extra} for extra in extras)

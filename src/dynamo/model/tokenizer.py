@@ -1,4 +1,4 @@
-"""Text into token ids, by the fastest library that gives the right ones."""
+"""Encodes text as token ids, with fastokens if it agrees with Hugging Face tokenizers, else with the latter."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dynamo.model.files import read_text
 
 log = logging.getLogger(__name__)
 
-# Characters beyond which encoding would hold up the event loop longer than a hop to a thread and back costs.
+# Texts with more characters are encoded in a thread: they would block the event loop longer than the hop costs.
 _LONG_FOR_FASTOKENS = 64 * 1024
 _LONG_FOR_HF = 2 * 1024
 
-# Written out by a user, the name of a byte token is text like any other; fastokens takes it for the byte.
+# In a user's text the name of a byte token, such as <0x0A>, is plain text, but fastokens may read it as the byte.
 _BYTE_NAME = "<0x"
 _BYTE_NAMES_PROBE = "a<0x0A>b <0x41><0xE2>"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -42,12 +42,12 @@ _PROBES = (
 
 
 class Tokenizer:
-    """One model's vocabulary. Truncation and padding settings of tokenizer.json are ignored: a prompt is all of it."""
+    """One model's tokenizer. Truncation and padding settings of tokenizer.json are ignored: prompts are never cut."""
 
     def __init__(self, json: str) -> None:
         try:
             self._hf = tokenizers.Tokenizer.from_str(json)
-        except Exception as error:  # all the library ever raises
+        except Exception as error:  # the library raises nothing more specific
             raise ModelError(f"cannot load the tokenizer: {error}") from error
         self._hf.no_truncation()
         self._hf.no_padding()
@@ -74,20 +74,20 @@ class Tokenizer:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether tokens are written with GPT-2's stand-ins for bytes, rather than as text with `▁` for a space."""
+        """Whether tokens are written in GPT-2's byte characters, rather than as text with `▁` for a space."""
         return self._tables is not None
 
     @property
     def tokens(self) -> Mapping[int, str]:
-        """Every id and its token, as the vocabulary writes it."""
+        """The tokens by id, as the vocabulary writes them."""
         return self._tokens
 
     def to_json(self) -> str:
-        """The vocabulary as a tokenizer.json, as the library writes it today."""
+        """The tokenizer as the content of a tokenizer.json."""
         return self._hf.to_str()
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """NUL characters are dropped and lone surrogates become U+FFFD: no model has seen either."""
+        """NUL characters are dropped and lone surrogates become U+FFFD: no model was trained on either."""
         if "\0" in text:
             text = text.replace("\0", "")
         try:
@@ -96,7 +96,7 @@ class Tokenizer:
             return self._encode(_without_surrogates(text), add_special_tokens)
 
     async def encode_async(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """As `encode`, but long text is encoded in a thread, where the libraries run without the interpreter's lock."""
+        """As `encode`, but long text is encoded in a thread, where the libraries release the GIL."""
         if len(text) <= (_LONG_FOR_HF if self._fast is None else _LONG_FOR_FASTOKENS):
             return self.encode(text, add_special_tokens)
         return await asyncio.to_thread(self.encode, text, add_special_tokens)
@@ -111,7 +111,7 @@ class Tokenizer:
         return StreamDecoder(self._hf, prompt_ids, skip_special_tokens, self.special_ids)
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes a token adds in the middle of a text; none for an id outside the vocabulary."""
+        """The bytes a token adds in the middle of a text; empty for an id outside the vocabulary."""
         if self._tables is not None:
             return self._tables[False].pieces.get(id, b"")
         token = self._tokens.get(id, "")
@@ -122,9 +122,6 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         return self._hf.token_to_id(token)
 
-    def token_of(self, id: int) -> str | None:
-        return self._tokens.get(id)
-
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if self._fast is not None and (self._byte_names_agree or _BYTE_NAME not in text):
             ids: list[int] = self._fast.encode(text, add_special_tokens).ids
@@ -132,7 +129,7 @@ class Tokenizer:
         return self._hf_encode(text, add_special_tokens)
 
     def _hf_encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Unlike `encode`, the batch call releases the interpreter's lock, and leaves out offsets nobody asks for.
+        # Unlike `encode`, the batch call releases the GIL and skips the offsets.
         return self._hf.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def _proven_fastokens(self, json: str) -> fastokens.Tokenizer | None:
@@ -146,8 +143,8 @@ class Tokenizer:
                 if not self._same(fast, probe):
                     log.info("encoding with tokenizers: fastokens gives other ids for %r", probe[:60])
                     return None
-        except Exception as error:  # a tokenizer it cannot load raises one of several types
-            log.info("encoding with tokenizers: fastokens cannot take this one: %s", error)
+        except Exception as error:  # for a tokenizer it cannot load, it raises one of several types
+            log.info("encoding with tokenizers: fastokens cannot load this one: %s", error)
             return None
         return fast
 

@@ -115,7 +115,7 @@ class Postprocess:
         shown, end = self._cut(ids)
         self._push_text(self._decoder.push(shown))
         if end:
-            self._answer_ended(end, goes_on=self.count < count)
+            self._answer_ended(end, engine_continues=self.count < count)
 
     def item(self, output: EngineOutput) -> None:
         if self.done:
@@ -183,13 +183,13 @@ class Postprocess:
                     self._pending_logprobs.append((self._decoded_chars, logprobs[position]))
                 self._push_text(self._decoder.push(shown))
             if end and not self.done:
-                self._answer_ended(end, goes_on=end[0] == "length")
+                self._answer_ended(end, engine_continues=end[0] == "length")
             if self.done:
                 return
 
-    def _answer_ended(self, end: End, *, goes_on: bool) -> None:
-        """Stop the engine if it went on after the last token; otherwise let it send its last output."""
-        if goes_on:
+    def _answer_ended(self, end: End, *, engine_continues: bool) -> None:
+        """Stop the engine if it sent more than the last token; otherwise let it send its last output."""
+        if engine_continues:
             self._end_early(end)
         else:
             self._ended, self._plain = end, False
@@ -201,8 +201,9 @@ class Postprocess:
                 return ids[:position], ("length", None)
             self.count += 1
             if id in self._end_ids and self.count >= self._min_tokens:
-                own = id in self._stop_ids
-                return ids[: position + (own and self._include_stop)], ("stop", id if own else None)
+                from_client = id in self._stop_ids
+                shown = ids[: position + (from_client and self._include_stop)]
+                return shown, ("stop", id if from_client else None)
         return ids, None
 
     def _text_output(self, output: EngineOutput, text: str) -> None:

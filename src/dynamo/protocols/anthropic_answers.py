@@ -136,7 +136,7 @@ def stop_reason(finish_reason: str, stop_sequence: str | None = None) -> StopRea
 def message_of(
     chat: ChatCompletion, message_id: str, stop_sequence: str | None = None, hide_thinking: bool = False
 ) -> AnthropicMessage:
-    """The response to an Anthropic request, from that to the chat request it was translated to."""
+    """Convert the answer to the chat request that an Anthropic request was translated to."""
     choice = chat.choices[0]
     answer = choice.message
     content: list[ContentBlock] = []

@@ -96,7 +96,7 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
 
     @property
     def takes_requests(self) -> bool:
-        """Whether clients' requests may be sent to this worker: not if it only does a step for other workers."""
+        """Whether clients' requests may be sent to this worker: not if it only does prefill or encoding for others."""
         prefills = bool(self.model_type & ModelType.Prefill.value)
         return self.worker_type in (WorkerType.Aggregated, WorkerType.Decode) and not prefills
 

@@ -98,7 +98,7 @@ class ResponseObject(Struct, kw_only=True):
     user: str | None
 
     @staticmethod
-    def begun(request: ResponsesRequest, response_id: str, model: str, created: int) -> ResponseObject:
+    def in_progress(request: ResponsesRequest, response_id: str, model: str, created: int) -> ResponseObject:
         """The object before the first token."""
         # Clients' types require these fields of a tool and a format even where the request omitted them.
         tools = [{"parameters": None, "strict": None, **to_builtins(tool)} for tool in request.tools or ()]
@@ -126,7 +126,7 @@ class ResponseObject(Struct, kw_only=True):
             user=request.user,
         )
 
-    def ended(self, finish_reason: str, usage: CompletionUsage) -> None:
+    def finish(self, finish_reason: str, usage: CompletionUsage) -> None:
         """Set usage and status: `length` and `content_filter` mean incomplete, everything else completed."""
         self.usage = ResponsesUsage.of(usage)
         reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(finish_reason)
@@ -135,10 +135,10 @@ class ResponseObject(Struct, kw_only=True):
 
 
 def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletion) -> ResponseObject:
-    """The response to a Responses request, from that to the chat request it was translated to."""
+    """Convert the answer to the chat request that a Responses request was translated to."""
     choice = chat.choices[0]
-    response = ResponseObject.begun(request, response_id, chat.model, chat.created)
-    response.ended(choice.finish_reason, chat.usage)
+    response = ResponseObject.in_progress(request, response_id, chat.model, chat.created)
+    response.finish(choice.finish_reason, chat.usage)
     status: ItemStatus = "incomplete" if response.status == "incomplete" else "completed"
     output, message = response.output, choice.message
     if message.reasoning_content:

@@ -4,9 +4,9 @@ from dynamo.runtime.annotated import Annotated
 from dynamo.runtime.client import Client, Stream
 from dynamo.runtime.config import RuntimeConfig
 from dynamo.runtime.context import Context
-from dynamo.runtime.distributed import DistributedRuntime, Local
-from dynamo.runtime.endpoint import Component, Endpoint, Namespace
+from dynamo.runtime.distributed import Component, DistributedRuntime, Endpoint, Namespace
 from dynamo.runtime.names import EndpointId
+from dynamo.runtime.network import Local
 from dynamo.runtime.worker import dynamo_endpoint, dynamo_worker
 
 __all__ = [

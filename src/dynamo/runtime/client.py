@@ -1,10 +1,8 @@
-"""A client of one endpoint: knows its living instances and sends requests to one of them."""
+"""A client of one endpoint: knows its live instances and sends requests to one of them."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,15 +10,13 @@ from typing import Any
 
 from dynamo.protocols.errors import DynamoException, InvalidArgument, Unknown
 from dynamo.protocols.instance import Instance
-from dynamo.runtime import records
 from dynamo.runtime.annotated import Annotated
 from dynamo.runtime.context import Context
-from dynamo.runtime.discovery import Delete, Discovery, Put, Synced
+from dynamo.runtime.discovery import Discovery
 from dynamo.runtime.instances import InstanceSet
-from dynamo.runtime.names import INSTANCES, EndpointId, split_key
+from dynamo.runtime.membership import Member, Membership
+from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.base import Channel, RequestPlane
-
-log = logging.getLogger(__name__)
 
 
 class Client:
@@ -29,38 +25,18 @@ class Client:
     def __init__(self, endpoint: EndpointId, discovery: Discovery, plane: RequestPlane) -> None:
         self.endpoint = endpoint
         self.set = InstanceSet(str(endpoint), plane)
-        self._discovery = discovery
-        self._synced = asyncio.Event()
-        self._watcher: asyncio.Task[None] | None = None
+        self._members = Membership(discovery, self._changed, path=endpoint.path)
         self._turn = 0
 
     async def start(self) -> Client:
-        self._watcher = asyncio.create_task(self._watch())
-        await self._synced.wait()
+        await self._members.start()
         return self
 
     async def close(self) -> None:
-        if self._watcher:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        await self._members.close()
 
-    async def _watch(self) -> None:
-        async with contextlib.aclosing(self._discovery.watch(f"{INSTANCES}{self.endpoint.path}/")) as changes:
-            async for change in changes:
-                match change:
-                    case Put(key, value):
-                        self._put(key, value)
-                    case Delete(key):
-                        with contextlib.suppress(ValueError):
-                            self.set.remove(split_key(key)[1])
-                    case Synced():
-                        self._synced.set()
-
-    def _put(self, key: str, value: bytes) -> None:
-        try:
-            self.set.put(records.decode_at(key, value))
-        except ValueError as error:
-            log.warning("ignoring the instance record %s: %s", key, error)
+    def _changed(self, _: Member, after: Member) -> None:
+        self.set.update(after.instance_id, after.instance)
 
     def instance_ids(self) -> list[int]:
         return self.set.ids()
@@ -103,7 +79,7 @@ class Client:
 
 
 class Stream(AsyncIterator[Any]):
-    """What comes back, as an async iterator. `aclose`, or letting go of it unread, cancels at the worker."""
+    """The response as an async iterator. Closing it, or dropping it unread, cancels the request at the worker."""
 
     def __init__(self, inbox: Inbox, *, annotated: bool) -> None:
         self._inbox = inbox
@@ -132,7 +108,7 @@ class Stream(AsyncIterator[Any]):
 
 
 class Inbox:
-    """The sink below a `Stream`: what arrived and was not read yet."""
+    """The sink below a `Stream`: holds what has arrived and is not read yet."""
 
     def __init__(self, caller: Context | None) -> None:
         self.context = caller.detached(caller.id()) if caller else Context()

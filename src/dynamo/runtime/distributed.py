@@ -1,41 +1,30 @@
-"""One process's place on the network: its discovery, its planes, and the endpoints it serves or calls."""
+"""One process on the network: its runtime, and the endpoints it serves and calls."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar
 
-from dynamo.runtime import discovery as discovery_room
-from dynamo.runtime import events as events_room
+from dynamo.protocols.instance import Instance
+from dynamo.runtime import records
 from dynamo.runtime.client import Client
 from dynamo.runtime.config import RuntimeConfig
-from dynamo.runtime.discovery import Discovery, MemoryStore
-from dynamo.runtime.endpoint import Endpoint, Namespace
-from dynamo.runtime.events import EventPlane, MemoryBus
-from dynamo.runtime.names import EndpointId, check_part, new_instance_id
-from dynamo.runtime.nats import NatsConnection
-from dynamo.runtime.plane.base import RequestPlane
-from dynamo.runtime.plane.memory import MemoryHub, MemoryPlane
-from dynamo.runtime.plane.nats import NatsPlane
-from dynamo.runtime.plane.tcp import TcpPlane
-from dynamo.runtime.status import Status
+from dynamo.runtime.handler import GeneratorHandler, UserHandler
+from dynamo.runtime.names import EndpointId, check_part, instance_key, new_instance_id
+from dynamo.runtime.network import Local, Network
+from dynamo.runtime.plane.base import route_path
+from dynamo.runtime.plane.route import Route
+from dynamo.runtime.status import ServedEndpoint, Status, endpoint_labels
+from dynamo.runtime.stream import Handler
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class Local:
-    """What runtimes of one process share where others share a network."""
-
-    def __init__(self) -> None:
-        self.store = MemoryStore()
-        self.hub = MemoryHub()
-        self.bus = MemoryBus()
 
 
 class DistributedRuntime:
@@ -53,7 +42,7 @@ class DistributedRuntime:
         local: Local | None = None,
         status: Status | None = None,
     ) -> None:
-        """`status` is that of another runtime of this process: whose it is tells it, for both."""
+        """`status` is that of another runtime of this process, which then also reports the endpoints of this one."""
         del loop, enable_nats  # accepted for programs written against older signatures; both follow from the rest
         self.config = config or RuntimeConfig.from_env(
             os.environ,
@@ -64,35 +53,16 @@ class DistributedRuntime:
         self.instance_id = new_instance_id()
         self._own_status = Status(self.config.status) if status is None and self.config.status.on else None
         self.status = status or self._own_status
-        local = local or Local()
-        self._nats: NatsConnection | None = None
-        self.discovery: Discovery = discovery_room.connect(self.config.discovery, local.store)
-        self.plane: RequestPlane = self._make_plane(local)
-        self.events: EventPlane = events_room.event_plane(
-            self.config.events,
-            self.discovery,
-            bus=local.bus,
-            nats=self._nats_connection() if self.config.events.kind == "nats" else None,
-        )
+        self._network = Network(self.config, local or Local())
+        self.discovery = self._network.discovery
+        self.plane = self._network.plane
+        self.events = self._network.events
         self._starting: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._closing = AsyncExitStack()
         self._clients: list[Client] = []
         self._owned: set[asyncio.Task[None]] = set()
         self._shared: dict[Hashable, Any] = {}
-
-    def _make_plane(self, local: Local) -> RequestPlane:
-        match self.config.plane:
-            case "memory":
-                return MemoryPlane(local.hub)
-            case "nats":
-                return NatsPlane(self._nats_connection())
-        return TcpPlane(self.config.tcp)
-
-    def _nats_connection(self) -> NatsConnection:
-        """One connection serves both planes."""
-        if self._nats is None:
-            self._nats = NatsConnection(self.config.nats)
-        return self._nats
 
     async def start(self) -> None:
         """Reach discovery and the planes; raises an error that names what was tried and the fix."""
@@ -102,13 +72,14 @@ class DistributedRuntime:
 
     async def _start(self) -> None:
         if self._own_status:
-            # First, so that whoever asks is told that it is not ready yet.
-            await self._own_status.start()
-        await self.discovery.start()
-        if self._nats:
-            await self._nats.start()
-        await self.plane.start()
-        await self.events.start()
+            # Imported here: only a process that reports its status needs an HTTP server.
+            from dynamo.runtime.status.server import StatusServer
+
+            server = StatusServer(self._own_status)
+            self._closing.push_async_callback(server.close)
+            # Before the network is reached, so that probes are answered meanwhile: not ready yet.
+            await server.start()
+        await self._network.start()
 
     def namespace(self, name: str) -> Namespace:
         return Namespace(self, check_part("namespace", name))
@@ -127,12 +98,12 @@ class DistributedRuntime:
         return self.instance_id
 
     def set_health_status(self, ready: bool) -> None:
-        """Whether this process is well, as its program sees it; told by the status server, where there is one."""
+        """Set whether the program considers itself healthy; the status server, if there is one, reports it."""
         if self.status:
-            self.status.tell(ready)
+            self.status.set_program_health(ready)
 
     def own(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
-        """Run what stands beside the endpoints; `close` ends it. A failure before that is logged under `what`."""
+        """Run `work` beside the endpoints until `close`. A failure before that is logged under the name `what`."""
         task = asyncio.create_task(work)
         self._owned.add(task)
         task.add_done_callback(partial(self._disown, what))
@@ -144,14 +115,14 @@ class DistributedRuntime:
             log.error("%s ended: %s", what, error, exc_info=error)
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What all who use this runtime and ask for the same key share; made at the first asking."""
+        """The one object of this key in this runtime; `make` creates it on first use."""
         if key not in self._shared:
             self._shared[key] = make()
-        made: T = self._shared[key]
-        return made
+        found: T = self._shared[key]
+        return found
 
     def shutdown(self) -> None:
-        """Leave discovery, finish what runs, return from every `serve_endpoint`."""
+        """Leave discovery, finish running requests, return from every `serve_endpoint`."""
         self._stopping.set()
 
     @property
@@ -172,9 +143,8 @@ class DistributedRuntime:
         await asyncio.gather(*owned, return_exceptions=True)
         for client in self._clients:
             await client.close()
-        for part in (self.events, self.plane, self.discovery, self._nats, self._own_status):
-            if part:
-                await part.close()
+        await self._network.close()
+        await self._closing.aclose()
 
     async def __aenter__(self) -> DistributedRuntime:
         await self.start()
@@ -182,3 +152,137 @@ class DistributedRuntime:
 
     async def __aexit__(self, *_: Any) -> None:
         await self.close()
+
+
+class Namespace:
+    """A pipeline, usually a model."""
+
+    def __init__(self, runtime: DistributedRuntime, name: str) -> None:
+        self._runtime = runtime
+        self.name = name
+
+    def component(self, name: str) -> Component:
+        return Component(self._runtime, self.name, check_part("component", name))
+
+
+class Component:
+    """A load-balanced service of a pipeline: backend, prefill, router."""
+
+    def __init__(self, runtime: DistributedRuntime, namespace: str, name: str) -> None:
+        self.runtime = runtime
+        self.namespace = namespace
+        self.name = name
+
+    async def create_service(self) -> None:
+        """Kept for programs that call it: a component needs no creation, its endpoints register themselves."""
+
+    def endpoint(self, name: str) -> Endpoint:
+        return Endpoint(self.runtime, EndpointId(self.namespace, self.name, name))
+
+
+class Endpoint:
+    """What one instance serves under a name, and how others call it."""
+
+    def __init__(self, runtime: DistributedRuntime, endpoint_id: EndpointId) -> None:
+        self.runtime = runtime
+        self.id = endpoint_id
+        self._record: bytes | None = None
+
+    def __str__(self) -> str:
+        return str(self.id)
+
+    def connection_id(self) -> int:
+        return self.runtime.instance_id
+
+    async def client(self) -> Client:
+        return await self.runtime.client(self.id)
+
+    async def serve_endpoint(
+        self,
+        handler: UserHandler,
+        graceful_shutdown: bool = True,
+        metrics_labels: list[tuple[str, str]] | None = None,
+        health_check_payload: dict[str, Any] | None = None,
+    ) -> None:
+        """Serve `handler`, an async generator of (request[, context]), until the runtime shuts down.
+
+        `metrics_labels` are added to the metrics of this endpoint. With a `health_check_payload` the process is ready
+        only while this endpoint is; if health checks are enabled it is sent to `handler` while the endpoint is idle.
+        """
+        generator = GeneratorHandler(handler)
+        try:
+            await self.serve(
+                generator,
+                graceful_shutdown=graceful_shutdown,
+                metrics_labels=metrics_labels or (),
+                health_check_payload=health_check_payload,
+            )
+        finally:
+            await generator.close()
+
+    async def serve(
+        self,
+        handler: Handler,
+        request_type: Any = Any,
+        *,
+        graceful_shutdown: bool = True,
+        auxiliary: bool = False,
+        on_found: Callable[[], None] | None = None,
+        metrics_labels: Sequence[tuple[str, str]] = (),
+        health_check_payload: Any = None,
+    ) -> None:
+        """Serve a handler that pushes. Ends in order: leave discovery, refuse new requests, finish running ones.
+
+        `on_found` is called once others can find the endpoint. An `auxiliary` endpoint supports another one: a process
+        is not ready while it serves nothing else. The rest is as for `serve_endpoint`.
+        """
+        runtime = self.runtime
+        labels = endpoint_labels(self.id, runtime.instance_id, metrics_labels)
+        served: ServedEndpoint | None = None
+        if status := runtime.status:
+            served = ServedEndpoint(
+                self.id.name, labels, handler, request_type, health_check_payload, status.config, auxiliary=auxiliary
+            )
+            # Before anything is awaited: of endpoints served together none makes the process ready before the others.
+            status.add(served)
+        await runtime.start()
+        route = Route(
+            route_path(self.id, runtime.instance_id), handler, request_type, served.counts if served else None
+        )
+        address = await runtime.plane.serve(route)
+        self._record = records.encode(
+            Instance(
+                instance_id=runtime.instance_id,
+                namespace=self.id.namespace,
+                component=self.id.component,
+                endpoint=self.id.name,
+                transport=runtime.plane.transport,
+                address=address,
+            )
+        )
+        try:
+            await self.register_endpoint_instance()
+            log.info("serving %s as instance %x", self.id, runtime.instance_id)
+            if served:
+                served.begin()
+            if on_found:
+                on_found()
+            await runtime.wait_for_shutdown()
+        finally:
+            if served:
+                await served.end()
+            await self.unregister_endpoint_instance()
+            route.close()
+            if graceful_shutdown:
+                await route.drain(runtime.config.graceful_shutdown_timeout)
+            route.kill()
+
+    async def register_endpoint_instance(self) -> None:
+        """Be found again after `unregister_endpoint_instance`."""
+        if self._record is None:
+            raise RuntimeError(f"{self.id} is not served yet")
+        await self.runtime.discovery.put(instance_key(self.id, self.runtime.instance_id), self._record)
+
+    async def unregister_endpoint_instance(self) -> None:
+        """Stop being found; requests that run or still arrive are served."""
+        await self.runtime.discovery.delete(instance_key(self.id, self.runtime.instance_id))

@@ -1,4 +1,4 @@
-"""The instances somebody may send to: which are there, which are fit, and the way to each."""
+"""The instances that requests may be sent to: which exist, which are usable, and the channel to each."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dynamo.runtime.plane.base import Channel, RequestPlane
 log = logging.getLogger(__name__)
 
 INHIBITED_SECONDS = 5.0
-"""How long an instance that failed is passed over, unless discovery says something new about it first."""
+"""How long an instance that failed is passed over, unless discovery reports a change of it first."""
 
 Choose = Callable[[Sequence[int]], int]
-Follower = Callable[[int, Instance | None], None]
-"""Told an instance that came or changed, or, with None, the id of one that left."""
+OnChange = Callable[[int, Instance | None], None]
+"""Called with an instance that joined or changed, or with the id of one that left and None."""
 
 
 class InstanceSet:
-    """Kept true by whoever watches discovery."""
+    """Kept up to date by its owner, who follows discovery."""
 
     def __init__(self, name: str, plane: RequestPlane) -> None:
         self.name = name
@@ -29,8 +29,8 @@ class InstanceSet:
         self._instances: dict[int, Instance] = {}
         self._channels: dict[int, Channel] = {}
         self._inhibited: dict[int, float] = {}
-        self._changed = asyncio.Event()
-        self._followers: list[Follower] = []
+        self._added = asyncio.Event()
+        self._followers: list[OnChange] = []
         self._ids: tuple[int, ...] | None = ()
 
     def __len__(self) -> int:
@@ -39,35 +39,49 @@ class InstanceSet:
     def __contains__(self, instance_id: int) -> bool:
         return instance_id in self._instances
 
+    def update(self, instance_id: int, instance: Instance | None) -> None:
+        """Set what discovery says of this instance now; None if it left."""
+        if instance is None:
+            self.remove(instance_id)
+        else:
+            self.put(instance)
+
     def put(self, instance: Instance) -> None:
-        """Add or replace an instance; a ValueError says why it cannot be used from here."""
+        """Add or replace an instance. One of another transport cannot be reached from here and is left out."""
+        instance_id = instance.instance_id
         if instance.transport != self._plane.transport:
-            raise ValueError(f"it is served over {instance.transport}, this process uses {self._plane.transport}")
-        self._inhibited.pop(instance.instance_id, None)
-        if self._instances.get(instance.instance_id) != instance:
-            self._instances[instance.instance_id] = instance
-            self._channels[instance.instance_id] = self._plane.channel(instance)
-            self._tell(instance.instance_id, instance)
-        self._changed.set()
-        self._changed.clear()
+            here = self._plane.transport
+            log.warning(
+                "cannot use instance %x of %s: it is served over %s, this process uses %s",
+                instance_id, self.name, instance.transport, here,
+            )  # fmt: skip
+            self.remove(instance_id)
+            return
+        self._inhibited.pop(instance_id, None)
+        if self._instances.get(instance_id) != instance:
+            self._instances[instance_id] = instance
+            self._channels[instance_id] = self._plane.channel(instance)
+            self._notify(instance_id, instance)
+        self._added.set()
+        self._added.clear()
 
     def remove(self, instance_id: int) -> None:
-        """Out of rotation; streams that run on its connection go on."""
+        """Take it out of rotation; running streams on its connection continue."""
         known = self._instances.pop(instance_id, None)
         self._channels.pop(instance_id, None)
         self._inhibited.pop(instance_id, None)
         if known is not None:
-            self._tell(instance_id, None)
+            self._notify(instance_id, None)
 
-    def tell_again(self, instance_id: int) -> None:
-        """What else is known of an instance has changed: whoever follows should look again."""
+    def refresh(self, instance_id: int) -> None:
+        """Report the instance to followers again: something else about it, such as its card, has changed."""
         if known := self._instances.get(instance_id):
-            self._tell(instance_id, known)
+            self._notify(instance_id, known)
 
-    def follow(self, follower: Follower) -> Callable[[], None]:
-        """Tell of all that are there now and of every change; returns a function that ends it."""
+    def follow(self, follower: OnChange) -> Callable[[], None]:
+        """Report all current instances and every change to `follower`; returns a function that ends it."""
         self._followers.append(follower)
-        for instance_id, instance in self._instances.items():
+        for instance_id, instance in tuple(self._instances.items()):
             follower(instance_id, instance)
 
         def end() -> None:
@@ -76,7 +90,7 @@ class InstanceSet:
 
         return end
 
-    def _tell(self, instance_id: int, instance: Instance | None) -> None:
+    def _notify(self, instance_id: int, instance: Instance | None) -> None:
         self._ids = None
         for follower in tuple(self._followers):
             follower(instance_id, instance)
@@ -89,13 +103,13 @@ class InstanceSet:
 
     async def wait(self) -> list[int]:
         while not self._instances:
-            await self._changed.wait()
+            await self._added.wait()
         return self.ids()
 
     def routable(self, avoid: Collection[int] = ()) -> list[int]:
-        """The instances to choose from: not draining, not failed a moment ago, not in `avoid`.
+        """The instances to choose from: not draining, not recently failed, not in `avoid`.
 
-        When all of them failed a moment ago, trying again beats refusing.
+        If all of them failed recently, all are returned: trying again beats refusing.
         """
         living = [id for id, channel in self._channels.items() if id not in avoid and not channel.draining]
         if not self._inhibited:
@@ -104,7 +118,7 @@ class InstanceSet:
         return [id for id in living if self._inhibited.get(id, 0.0) < now] or living
 
     def fit(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
-        """As `routable`, without asking each whether it drains: whoever chooses asks the one chosen."""
+        """Like `routable`, without asking each instance whether it drains: the caller asks the one it chooses."""
         if not self._inhibited and not avoid:
             if self._ids is None:
                 self._ids = tuple(self._instances)
@@ -128,7 +142,7 @@ class InstanceSet:
         return channel
 
     async def open(self, choose: Choose) -> tuple[int, Channel]:
-        """A chosen, connected instance; one that cannot be reached is passed over for the next, until none is left."""
+        """Choose an instance and connect to it; if it cannot be reached choose among the others, until none is left."""
         failed: set[int] = set()
         last: DynamoException | None = None
         while routable := self.routable(failed):
@@ -147,7 +161,7 @@ class InstanceSet:
         raise self.nobody(last) from last
 
     def nobody(self, last: DynamoException | None = None) -> Unavailable:
-        """What to tell a request that nobody can take; `last` is why the last one tried could not be reached."""
+        """The error for a request without an instance; `last` is why the last one tried could not be reached."""
         if last:
             return Unavailable(f"no instance of {self.name} can be reached: {last.message}")
         return Unavailable(f"no instance of {self.name} is there to serve this")

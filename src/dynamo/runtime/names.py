@@ -41,7 +41,7 @@ class EndpointId(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> EndpointId:
-        """Read `dyn://a.b.c`, defaulting what is missing: one part is a component, two a namespace and a component."""
+        """Read `dyn://a.b.c`, with defaults for missing parts: one is a component, two add a namespace."""
         parts = [part for part in re.split(r"[./]", text.strip().removeprefix(SCHEME)) if part]
         match parts:
             case []:
@@ -70,7 +70,7 @@ def check_part(part: str, value: str) -> str:
 
 
 def new_instance_id() -> int:
-    """A number nobody else has: 63 random bits, so that every language and store can hold it."""
+    """A unique number: 63 random bits, so that every language and store can hold it."""
     return secrets.randbits(63) or 1
 
 
@@ -86,5 +86,7 @@ def split_key(key: str) -> tuple[EndpointId, int]:
     """The endpoint and instance a key of this module names; ValueError for any other key."""
     match key.split("/"):
         case ["v1", "instances" | "mdc", namespace, component, endpoint, instance]:
-            return EndpointId(namespace, component, endpoint), int(instance, 16)
+            instance_id = int(instance, 16)
+            if f"{instance_id:x}" == instance:  # one instance has one key
+                return EndpointId(namespace, component, endpoint), instance_id
     raise ValueError(f"not the key of an instance: {key!r}")

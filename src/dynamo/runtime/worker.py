@@ -9,6 +9,7 @@ from typing import Any, overload
 
 import msgspec
 
+from dynamo.protocols.errors import InvalidArgument
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.handler import takes_context
 from dynamo.runtime.logging import configure_dynamo_logging
@@ -81,6 +82,14 @@ def dynamo_endpoint(
 
 
 def parse(model: type[Any], value: Any) -> Any:
+    """The request as `model`; raises InvalidArgument if it does not fit."""
+    try:
+        return _parse(model, value)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(str(error)) from error
+
+
+def _parse(model: type[Any], value: Any) -> Any:
     if hasattr(model, "model_validate"):
         return model.model_validate_json(value) if isinstance(value, str | bytes) else model.model_validate(value)
     if isinstance(value, str | bytes) and model not in (str, bytes):

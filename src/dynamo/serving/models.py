@@ -1,15 +1,13 @@
-"""Which models can be served right now: cards and instances from discovery, joined by name."""
+"""The models that can be served now: workers from discovery, grouped by the model name on their card."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
 from msgspec import structs
 
 from dynamo.model import HubConfig, LoadedModel, ModelError, open_card
@@ -19,10 +17,9 @@ from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import Router, RouterConfig, make_router
-from dynamo.runtime import DistributedRuntime, records
-from dynamo.runtime.discovery import Delete, Put, Synced
+from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
-from dynamo.runtime.names import CARDS, INSTANCES, split_key
+from dynamo.runtime.membership import Member, Membership
 from dynamo.runtime.plane.base import Channel
 from dynamo.serving.overrides import Override, Overrides
 
@@ -30,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class ServedModel:
-    """One model name: the card its workers agree on, their instances, and the way to them."""
+    """One model name: the card its workers agree on, and the router to them."""
 
     def __init__(
         self, card: ModelCard, router: Router, loaded: LoadedModel | None, times: PromptTimes | None = None
@@ -40,56 +37,70 @@ class ServedModel:
         self.created = int(time.time())
         self.router = router
         self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
-        """None for a worker that takes text: it does its own."""
+        """None for workers that take text and tokenize it themselves."""
 
 
-class Group:
-    """All cards of one name. The first one that came decides; those that disagree with it wait outside."""
+class ModelGroup:
+    """All workers of one model name. The oldest card is served; a worker with a differing card gets no requests."""
 
     def __init__(self, name: str, instances: InstanceSet) -> None:
         self.name = name
         self.instances = instances
-        self.cards: dict[str, tuple[str, ModelCard]] = {}
-        self.checksum: str | None = None
+        self.members: dict[str, Member] = {}
+        self.served_checksum: str | None = None
         self.model: ServedModel | None = None
         self.loading: asyncio.Task[None] | None = None
         self.error: ModelError | None = None
         """Why its card cannot be opened here."""
-        self._count: Counter[str] = Counter()
+        self._checksums: dict[str, str] = {}
+        self._workers_by_checksum: Counter[str] = Counter()
         self._runtimes: dict[int, ModelRuntimeConfig] = {}
 
-    def put(self, place: str, card: ModelCard, checksum: str) -> None:
-        self.remove(place)
-        self.cards[place] = (checksum, card)
-        self._count[checksum] += 1
-        self._runtimes[_instance_of(place)] = card.runtime_config
+    @property
+    def ready(self) -> bool:
+        return self.model is not None and len(self.instances) > 0
 
-    def remove(self, place: str) -> None:
-        known = self.cards.pop(place, None)
-        if known:
-            self._count[known[0]] -= 1
-            self._runtimes.pop(_instance_of(place), None)
+    def add(self, member: Member, card: ModelCard) -> None:
+        checksum = card.checksum()
+        self.members[member.path] = member
+        self._checksums[member.path] = checksum
+        self._workers_by_checksum[checksum] += 1
+        self._runtimes[member.instance_id] = card.runtime_config
+
+    def remove(self, member: Member) -> None:
+        del self.members[member.path]
+        self._workers_by_checksum[self._checksums.pop(member.path)] -= 1
+        self._runtimes.pop(member.instance_id, None)
+        self.instances.remove(member.instance_id)
+
+    def update(self, member: Member) -> None:
+        """Send requests to this worker exactly while its address is known and its card is the one being served."""
+        self.members[member.path] = member
+        if member.instance is None:
+            self.instances.remove(member.instance_id)
+        elif self.agrees(member):
+            self.instances.put(member.instance)
 
     def elect(self) -> ModelCard | None:
-        """A new card to serve by: the oldest one there is, when nobody has the one chosen before any more."""
-        if self.checksum is not None and self._count[self.checksum]:
+        """Make the oldest card the one to serve and return it, if no worker has the card served until now."""
+        if self.served_checksum is not None and self._workers_by_checksum[self.served_checksum]:
             return None
-        self.checksum = None
-        for checksum, card in self.cards.values():
-            self.checksum = checksum
-            return card
+        for path, member in self.members.items():
+            self.served_checksum = self._checksums[path]
+            return member.card
+        self.served_checksum = None
         return None
 
-    def agrees(self, place: str) -> bool:
-        return self.cards[place][0] == self.checksum
+    def agrees(self, member: Member) -> bool:
+        return self._checksums[member.path] == self.served_checksum
 
     def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
-        """What the card of this instance says of its engine: other than its tokenizer, that may differ."""
+        """The engine's sizes on this worker's own card: they may differ between workers of one model."""
         return self._runtimes.get(instance_id) or ModelRuntimeConfig()
 
 
 class Models:
-    """Follows discovery from `start` to `close`; what it says is the last known truth, also during an outage."""
+    """Follows discovery from `start` to `close`; during an outage the last known models are served."""
 
     def __init__(
         self,
@@ -102,37 +113,40 @@ class Models:
         self._runtime = runtime
         self._router = router
         self._hub = hub
-        self._serves_namespace = serves_namespace
         self._times = times
         self._overrides = Overrides(runtime.instance_id)
-        self._groups: dict[str, Group] = {}
-        self._names: dict[str, str] = {}
-        self._values: dict[str, bytes] = {}
-        self._records: dict[str, Instance] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._groups: dict[str, ModelGroup] = {}
+        self._members = Membership(
+            runtime.discovery, self._member_changed, cards=True, serves_namespace=serves_namespace
+        )
         self._closing: set[asyncio.Task[None]] = set()
-        self._synced = {CARDS: asyncio.Event(), INSTANCES: asyncio.Event()}
-        self._more = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        """Returns when everything that was there is known and can be served."""
-        self._tasks = [asyncio.create_task(self._watch(prefix)) for prefix in self._synced]
-        for synced in self._synced.values():
-            await synced.wait()
-        loading = [group.loading for group in self._groups.values() if group.loading]
-        await asyncio.gather(*loading)
+        """Return once all current workers are known and their models are loaded."""
+        await self._members.start()
+        # A card that changes meanwhile cancels its loading and begins another.
+        while loading := [task for task in self._loading() if not task.done()]:
+            done, _ = await asyncio.wait(loading)
+            for task in done:
+                if not task.cancelled():
+                    task.result()
 
     async def close(self) -> None:
-        loading = [group.loading for group in self._groups.values() if group.loading]
-        for task in (*self._tasks, *loading):
+        await self._members.close()
+        loading = self._loading()
+        for task in loading:
             task.cancel()
-        await asyncio.gather(*self._tasks, *loading, return_exceptions=True)
+        await asyncio.gather(*loading, return_exceptions=True)
         for group in self._groups.values():
-            self._end(group)
+            self._close_router(group)
         await asyncio.gather(*self._closing)
 
-    def _end(self, group: Group) -> None:
-        """The model is no longer served; requests that run keep their places."""
+    def _loading(self) -> list[asyncio.Task[None]]:
+        return [group.loading for group in self._groups.values() if group.loading]
+
+    def _close_router(self, group: ModelGroup) -> None:
+        """Stop serving the model; running requests keep their bookings."""
         if group.model:
             task = asyncio.create_task(group.model.router.close())
             self._closing.add(task)
@@ -140,16 +154,16 @@ class Models:
         group.model = None
 
     def served(self) -> list[ServedModel]:
-        return [group.model for group in self._groups.values() if group.model and len(group.instances)]
+        return [group.model for group in self._groups.values() if group.model and group.ready]
 
     def set_thresholds(self, name: str, values: Mapping[str, int | float]) -> None:
-        """From now on; also when the model comes again after its workers were gone."""
+        """From now on, also after all workers of the model have left and others join."""
         self._overrides.set(name, values)
         self._apply_overrides()
 
-    def merge_overrides(self, told: list[Override]) -> list[Override]:
-        """Take over what others were told later than we; returns all that is set now."""
-        self._overrides.merge(told)
+    def merge_overrides(self, overrides: Iterable[Override]) -> list[Override]:
+        """Take over what other processes set later than this one; returns all overrides in effect."""
+        self._overrides.merge(overrides)
         self._apply_overrides()
         return self._overrides.all()
 
@@ -162,146 +176,95 @@ class Models:
 
     def readiness(self) -> dict[str, bool]:
         """Every model that workers have registered, and whether a request to it would be served."""
-        return {
-            name: group.model is not None and len(group.instances) > 0
-            for name, group in self._groups.items()
-            if group.cards
-        }
+        return {name: group.ready for name, group in self._groups.items() if group.members}
 
     @property
     def router_id(self) -> int:
-        """Who chooses here, as others know it."""
+        """The id under which other routers know this one."""
         return self._runtime.instance_id
 
     async def wait_for(self, name: str | None = None) -> ServedModel:
-        """The model of that name, or any, as soon as it can be served; ModelError where it never will be."""
+        """The model of that name, or any, as soon as it is served; raises ModelError if its card cannot be opened."""
         while True:
-            self._more.clear()
+            self._changed.clear()
             group = self._groups.get(name) if name else None
             if group and group.error:
                 raise group.error
             for model in self.served():
                 if name in (None, model.name):
                     return model
-            await self._more.wait()
+            await self._changed.wait()
 
     def instances(self) -> list[Instance]:
-        return list(self._records.values())
+        """All instances of all endpoints, whether they serve a model or not."""
+        return [member.instance for member in self._members if member.instance]
 
     def channel(self, instance: Instance) -> Channel:
-        """The way to any instance, whether it serves a model or not."""
         return self._runtime.plane.channel(instance)
 
     def get(self, name: str) -> ServedModel:
         group = self._groups.get(name)
-        if group and group.model and len(group.instances):
+        if group and group.model and group.ready:
             return group.model
-        if group and group.cards:
+        if group and group.members:
             raise Unavailable(f"The model '{name}' is not ready to serve requests yet. Please retry shortly.")
         names = sorted(model.name for model in self.served())
         there = f"Served here: {', '.join(names)}." if names else "No model is served here yet."
         raise ModelNotFound(f"The model '{name}' does not exist. {there}")
 
-    async def _watch(self, prefix: str) -> None:
-        changed = self._card_changed if prefix == CARDS else self._instance_changed
-        async with contextlib.aclosing(self._runtime.discovery.watch(prefix)) as changes:
-            async for change in changes:
-                if not isinstance(change, Synced) and not self._concerns_us(change.key.removeprefix(prefix)):
-                    continue
-                match change:
-                    case Put(key, value):
-                        changed(key.removeprefix(prefix), key, value)
-                    case Delete(key):
-                        changed(key.removeprefix(prefix), key, None)
-                    case Synced():
-                        self._synced[prefix].set()
+    def _member_changed(self, before: Member, after: Member) -> None:
+        if before.card != after.card:
+            group = self._group_of(before)
+            if group:
+                group.remove(before)
+                self._settle(group)
+            self._add(after)
+        elif group := self._group_of(after):
+            group.update(after)
+        self._changed.set()
 
-    def _concerns_us(self, place: str) -> bool:
-        return self._serves_namespace(place.partition("/")[0])
+    def _group_of(self, member: Member) -> ModelGroup | None:
+        group = self._groups.get(member.card.name) if member.card else None
+        return group if group and member.path in group.members else None
 
-    def _instance_changed(self, place: str, key: str, value: bytes | None) -> None:
-        if value is None:
-            self._records.pop(place, None)
-        else:
-            try:
-                self._records[place] = records.decode_at(key, value)
-            except ValueError as error:
-                log.warning("ignoring the instance record %s: %s", key, error)
-                return
-        self._join(place)
-
-    def _card_changed(self, place: str, key: str, value: bytes | None) -> None:
-        old = self._names.get(place)
-        if old is not None and value is not None and self._values.get(place) == value:
-            return  # registered again after an outage: nothing is new
-        self._names.pop(place, None)
-        self._values.pop(place, None)
-        if old is not None:
-            group = self._groups[old]
-            with contextlib.suppress(ValueError):
-                group.instances.remove(split_key(key)[1])
-            group.remove(place)
-            self._settle(group)
-        if value is None:
-            return
-        try:
-            split_key(key)
-            card = msgspec.json.decode(value, type=ModelCard)
-            checksum = card.checksum()
-            _ = card.type
-        except (ValueError, RecursionError) as error:
-            log.warning("ignoring the model card %s: %s", key, error)
+    def _add(self, member: Member) -> None:
+        card = member.card
+        if card is None:
             return
         if not card.takes_requests:
-            log.info("the worker at %s works for others (%s): it gets no requests", place, card.worker_type.value)
+            log.info("the worker at %s works for others (%s): it gets no requests", member.path, card.worker_type.value)
             return
-        group = self._groups.setdefault(card.name, Group(card.name, InstanceSet(card.name, self._runtime.plane)))
-        self._names[place] = card.name
-        self._values[place] = value
-        group.put(place, card, checksum)
+        group = self._groups.get(card.name)
+        if group is None:
+            group = self._groups[card.name] = ModelGroup(card.name, InstanceSet(card.name, self._runtime.plane))
+        group.add(member, card)
         self._settle(group)
-        if not group.agrees(place):
+        if not group.agrees(member):
             log.warning(
                 "refusing the worker at %s: its card for '%s' (%s) differs from the one being served (%s)",
-                place, card.name, checksum, group.checksum,
+                member.path, card.name, card.checksum(), group.served_checksum,
             )  # fmt: skip
-        self._join(place)
+        group.update(member)
 
-    def _settle(self, group: Group) -> None:
-        """Choose the card to serve by again, where the old one has no worker left."""
+    def _settle(self, group: ModelGroup) -> None:
+        """Elect a card again if the last worker with the served one has left, and load the model anew."""
         card = group.elect()
-        if card is None and group.checksum is not None:
+        if card is None and group.served_checksum is not None:
             return
         if group.loading:
             group.loading.cancel()
         group.loading = None
         if group.model:
             log.info("model '%s' is gone: its last worker left", group.name)
-        self._end(group)
+        self._close_router(group)
         group.error = None
         if card is None:
             return
         group.loading = asyncio.create_task(self._load(group, card))
-        for place in group.cards:
-            self._join(place)
+        for member in tuple(group.members.values()):
+            group.update(member)
 
-    def _join(self, place: str) -> None:
-        name = self._names.get(place)
-        if name is None:
-            return
-        group = self._groups[name]
-        record = self._records.get(place)
-        if record is not None and group.agrees(place):
-            try:
-                group.instances.put(record)
-                self._more.set()
-            except ValueError as error:
-                log.warning("cannot use the worker at %s: %s", place, error)
-        elif record is None:
-            with contextlib.suppress(ValueError):
-                group.instances.remove(_instance_of(place))
-
-    async def _load(self, group: Group, card: ModelCard) -> None:
+    async def _load(self, group: ModelGroup, card: ModelCard) -> None:
         loaded: LoadedModel | None = None
         if card.model_input is ModelInput.Tokens:
             try:
@@ -309,15 +272,11 @@ class Models:
             except ModelError as error:
                 log.error("cannot serve model '%s': %s", group.name, error)
                 group.error = error
-                self._more.set()
+                self._changed.set()
                 return
         router = make_router(self._router, card, group.instances, self._runtime, group.runtime_of)
         router.start()
         group.model = ServedModel(card, router, loaded, self._times)
         self._apply_overrides()
-        self._more.set()
+        self._changed.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))
-
-
-def _instance_of(place: str) -> int:
-    return int(place.rpartition("/")[2], 16)

@@ -1,4 +1,4 @@
-"""Thresholds that were set over HTTP, by the model they are for, whether or not it is served at the moment."""
+"""Thresholds set over HTTP, by model name, whether or not the model is served at the moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class Override(Struct, frozen=True, array_like=True):
-    """One threshold of one model, as one process was told to set it."""
+    """One threshold of one model: the value, and when and by which process it was set."""
 
     model: str
     field: str
@@ -18,12 +18,12 @@ class Override(Struct, frozen=True, array_like=True):
     process: int
 
     @property
-    def age(self) -> tuple[int, int]:
+    def version(self) -> tuple[int, int]:
         return self.at, self.process
 
 
 class Overrides:
-    """The newest setting wins wherever processes compare theirs, so that in the end all have the same."""
+    """When processes exchange their overrides the newest wins, so that in the end all have the same."""
 
     def __init__(self, process: int) -> None:
         self._process = process
@@ -33,14 +33,15 @@ class Overrides:
         now = time.time_ns()
         self.merge(Override(model, field, value, now, self._process) for field, value in values.items())
 
-    def merge(self, told: Iterable[Override]) -> None:
-        for one in told:
-            known = self._newest.get((one.model, one.field))
-            if known is None or known.age < one.age:
-                self._newest[one.model, one.field] = one
+    def merge(self, overrides: Iterable[Override]) -> None:
+        for override in overrides:
+            key = (override.model, override.field)
+            known = self._newest.get(key)
+            if known is None or known.version < override.version:
+                self._newest[key] = override
 
     def of(self, model: str) -> dict[str, int | float]:
-        return {field: one.value for (name, field), one in self._newest.items() if name == model}
+        return {field: override.value for (name, field), override in self._newest.items() if name == model}
 
     def all(self) -> list[Override]:
         return list(self._newest.values())

@@ -128,7 +128,7 @@ async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
     async def serve() -> None:
         place = component_of(endpoint).endpoint(CLEAR_ENDPOINT)
         try:
-            await place.serve(GeneratorHandler(clear), graceful_shutdown=False, on_found=settled.set)
+            await place.serve(GeneratorHandler(clear), graceful_shutdown=False, auxiliary=True, on_found=settled.set)
         finally:
             settled.set()
 

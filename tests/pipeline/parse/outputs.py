@@ -1,4 +1,4 @@
-"""Runs outputs through parsers and puts the events back together, so that tests compare what a client would see."""
+"""Runs outputs through parsers and joins the events, so that tests compare what a client would see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Merged = list[tuple[str, ...]]
 
 
 def merged(events: Iterable[Event]) -> Merged:
-    """The events in order, neighbours of one kind joined."""
+    """The events in order, with adjacent ones of one kind joined."""
     out: Merged = []
     for event in events:
         match event:
@@ -42,7 +42,7 @@ def parse(tools: str | None, reasoning: str | None, pieces: Iterable[str], **opt
 
 
 class Seen:
-    """What a client makes of the events."""
+    """The events as a client would put them together."""
 
     def __init__(self, events: Merged) -> None:
         self.text = "".join(event[1] for event in events if event[0] == "text")
@@ -56,7 +56,7 @@ class Seen:
 
 
 def see(tools: str | None, reasoning: str | None, text: str, **options: Any) -> Seen:
-    """Parses the text whole and character by character, and insists that both agree."""
+    """Parses the text at once and character by character, and asserts that both agree."""
     whole = parse(tools, reasoning, [text], **options)
     assert parse(tools, reasoning, text, **options) == whole
     return Seen(whole)

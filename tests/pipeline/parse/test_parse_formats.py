@@ -25,14 +25,14 @@ def test_two_calls_in_one_output_are_both_found(tools: str) -> None:
 
 
 @pytest.mark.parametrize("tools", [name for name in TWO_CALLS if name not in ("llama3_json", "pythonic", "harmony")])
-def test_text_around_calls_stays_and_the_whitespace_after_them_goes(tools: str) -> None:
+def test_text_around_calls_is_kept_and_the_whitespace_after_them_dropped(tools: str) -> None:
     seen = see(tools, None, f"One moment.\n\n{TWO_CALLS[tools]}\n\nThere you go. ")
     assert len(seen.calls) == 2
     assert seen.text == "One moment.\n\nThere you go. "
 
 
 @pytest.mark.parametrize("tools", TWO_CALLS)
-def test_whitespace_before_calls_goes_if_nothing_else_came_before(tools: str) -> None:
+def test_whitespace_before_calls_is_dropped_if_no_text_came_before(tools: str) -> None:
     seen = see(tools, None, f" \n{TWO_CALLS[tools]}\n")
     assert len(seen.calls) == 2
     assert seen.text == ""
@@ -73,7 +73,7 @@ def test_an_alias_reads_like_the_format_it_names(alias: str) -> None:
     assert see(alias, None, TWO_CALLS["hermes"]).calls == see("hermes", None, TWO_CALLS["hermes"]).calls
 
 
-def test_an_unknown_format_is_refused_with_the_list_of_valid_ones() -> None:
+def test_an_unknown_format_is_rejected_with_the_list_of_valid_ones() -> None:
     with pytest.raises(ValueError, match=r"tool call format 'hermse'; valid: .*\bhermes\b.*\bqwen3_coder\b"):
         make_parser("hermse", None)
     with pytest.raises(ValueError, match=r"reasoning format 'thinker'; valid: .*\bbasic\b.*\bstep3\b"):
@@ -90,7 +90,7 @@ def test_every_listed_format_makes_a_parser() -> None:
             assert make_parser(tools, reasoning).feed("") == []
 
 
-def test_special_tokens_are_kept_for_formats_made_of_them() -> None:
+def test_special_tokens_are_kept_for_formats_that_use_them() -> None:
     assert skip_special_tokens(None, None)
     assert skip_special_tokens("glm47", "qwen3")
     assert not skip_special_tokens("harmony", None)
@@ -99,7 +99,7 @@ def test_special_tokens_are_kept_for_formats_made_of_them() -> None:
     assert not skip_special_tokens(None, "mistral")
 
 
-def test_a_prompt_that_ends_with_the_opening_starts_the_output_inside() -> None:
+def test_output_starts_inside_reasoning_if_the_prompt_opens_it() -> None:
     assert opens_reasoning("qwen3", "<|im_start|>assistant\n<think>\n")
     assert not opens_reasoning("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert opens_reasoning("gpt_oss", "<|start|>assistant<|channel|>analysis<|message|>")
@@ -267,6 +267,6 @@ def test_a_message_to_a_built_in_tool_is_reasoning() -> None:
     assert (seen.calls, seen.reasoning) == ([], "print(1)")
 
 
-def test_a_function_message_is_text_where_nobody_asked_for_calls() -> None:
+def test_a_function_message_is_text_if_calls_are_not_parsed() -> None:
     text = "<|channel|>commentary to=functions.f<|message|>{}"
     assert see(None, "gpt_oss", text + "<|call|>").text == text

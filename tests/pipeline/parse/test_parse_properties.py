@@ -63,7 +63,7 @@ def seeds(tools: str | None, reasoning: str | None) -> list[str]:
 
 @st.composite
 def outputs(draw: st.DrawFn, tools: str | None, reasoning: str | None) -> str:
-    """Something like an output of these formats: slices of good ones, loose parts and noise."""
+    """Similar to output in these formats: slices of valid ones, single parts and noise."""
     slices = [
         st.tuples(st.integers(0, len(seed)), st.integers(0, len(seed))).map(
             lambda ends, seed=seed: seed[min(ends) : max(ends)]
@@ -115,7 +115,7 @@ def test_text_without_a_marker_character_passes_unchanged(tools: str) -> None:
 
 @pytest.mark.parametrize("tools", [name for name in TWO_CALLS if name != "harmony"])
 def test_nothing_is_lost_of_an_output_without_calls(tools: str) -> None:
-    """Where no call comes out, the text does, to the last character."""
+    """Without a call, all of the text comes out unchanged."""
 
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(outputs(tools, None))
@@ -127,13 +127,13 @@ def test_nothing_is_lost_of_an_output_without_calls(tools: str) -> None:
     check()
 
 
-def test_lone_surrogates_do_no_harm() -> None:
+def test_lone_surrogates_are_parsed_without_an_error() -> None:
     for tools, text in TWO_CALLS.items():
         parse(tools, None, [text.replace("Zürich", "\ud800").replace("f", "\udfff")])
         parse(tools, None, [text.replace("Zürich", "\\ud800").replace('"f"', '"\\udfff"')])
 
 
-def test_deep_nesting_does_no_harm() -> None:
+def test_deep_nesting_is_parsed_without_an_error() -> None:
     deep = "[" * 5000
     parse("hermes", None, [f'<tool_call>{{"arguments": {{"a": {deep}{"]" * 5000}}}, "name": "f"}}'])
     parse("pythonic", None, [f"[f(a={deep}{']' * 5000})]"])

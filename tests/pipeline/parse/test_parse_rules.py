@@ -107,19 +107,19 @@ def test_what_only_looks_like_a_call_comes_out_as_text(tools: str, text: str) ->
     assert (seen.calls, seen.text) == ([], text)
 
 
-def test_a_call_is_found_right_after_something_that_was_none() -> None:
+def test_a_call_is_found_right_after_text_that_looked_like_one() -> None:
     seen = see("hermes", None, 'Use <tool_call>, as in <tool_call> <tool_call>{"name": "f"}</tool_call>.')
     assert (seen.text, seen.calls) == ("Use <tool_call>, as in <tool_call> .", [("f", "{}")])
 
 
-def test_a_later_element_that_is_no_call_comes_out_as_text() -> None:
+def test_a_later_element_that_is_not_a_call_comes_out_as_text() -> None:
     seen = see("jamba", None, '<tool_calls>[{"name": "f", "arguments": {}}, {"x": 1}]</tool_calls>')
     assert (seen.calls, seen.text) == ([("f", "{}")], ', {"x": 1}]</tool_calls>')
     seen = see("llama3_json", None, '{"name": "f", "parameters": {}}; and more')
     assert (seen.calls, seen.text) == ([("f", "{}")], "; and more")
 
 
-def test_a_call_that_goes_wrong_ends_there_and_the_rest_is_text() -> None:
+def test_a_call_that_becomes_invalid_ends_there_and_the_rest_is_text() -> None:
     seen = see("hermes", None, '<tool_call>{"name": "f", "arguments": {"a": 1</tool_call>Hello')
     assert (seen.calls, seen.text) == ([("f", '{"a": 1')], "Hello")
     seen = see("qwen3_coder", None, "<function=f>\n<parameter=a>\n1\n</parameter>\noops</function>")
@@ -142,9 +142,7 @@ def test_a_call_that_goes_wrong_ends_there_and_the_rest_is_text() -> None:
         ("pythonic", "[f(a=1,", '{"a": 1'),
     ],
 )
-def test_an_unfinished_call_keeps_arguments_that_nobody_can_mistake_for_whole(
-    tools: str, text: str, arguments: str
-) -> None:
+def test_an_unfinished_call_keeps_incomplete_json_arguments(tools: str, text: str, arguments: str) -> None:
     seen = see(tools, None, text)
     assert (seen.calls, seen.text) == ([("f", arguments)], "")
 

@@ -21,7 +21,7 @@ from dynamo.pipeline.parse.values import json_value, types_of
         (" a ", '" a "'),
     ],
 )
-def test_without_a_schema_a_value_is_what_it_looks_like(text: str, expected: str) -> None:
+def test_without_a_schema_a_value_gets_the_type_it_looks_like(text: str, expected: str) -> None:
     assert json_value(text, frozenset()) == expected
 
 
@@ -40,7 +40,7 @@ def test_without_a_schema_a_value_is_what_it_looks_like(text: str, expected: str
         ("[1]", {"array", "string"}, "[1]"),
     ],
 )
-def test_with_a_schema_a_value_is_what_the_schema_allows(text: str, types: set[str], expected: str) -> None:
+def test_with_a_schema_a_value_gets_a_type_the_schema_allows(text: str, types: set[str], expected: str) -> None:
     assert json_value(text, frozenset(types)) == expected
 
 

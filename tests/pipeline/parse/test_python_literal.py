@@ -36,7 +36,7 @@ def test_a_literal_means_the_same_in_json(value: object) -> None:
         ("true", "true"),
     ],
 )
-def test_spellings_json_does_not_know_are_translated(text: str, expected: str) -> None:
+def test_python_spellings_are_translated_to_json(text: str, expected: str) -> None:
     assert literal_to_json(text) == expected
 
 
@@ -59,6 +59,6 @@ def test_spellings_json_does_not_know_are_translated(text: str, expected: str) -
         r"'\Uffffffff'",
     ],
 )
-def test_anything_else_is_refused(text: str) -> None:
+def test_anything_but_a_literal_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         literal_to_json(text)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo.runtime.discovery import Delete, DiscoveryError, EtcdConfig, EtcdDiscovery, Put, Synced
+from dynamo.runtime.discovery.etcd import gateway, registration
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Lines, Outage
 from dynamo.runtime.discovery.etcd.messages import range_end
 from dynamo.runtime.discovery.etcd.watch import EtcdWatch
@@ -49,7 +50,7 @@ async def keys(server: Etcd) -> dict[bytes, bytes]:
 
 @asynccontextmanager
 async def joined(*endpoints: str, ttl: int = 10, **options: Any) -> AsyncIterator[EtcdDiscovery]:
-    """With a `ttl` that a stalled machine does not miss; tests that wait for an expiry choose a shorter one."""
+    """A participant. A busy machine may lose a short lease, so only tests that wait for its end have one."""
     discovery = EtcdDiscovery(EtcdConfig(endpoints=endpoints, lease_ttl=ttl, **options))
     await discovery.start()
     try:
@@ -89,7 +90,7 @@ async def test_a_killed_process_disappears(shared_etcd: Etcd) -> None:
 
 
 async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_are_told(etcd: Etcd) -> None:
-    async with joined(etcd.url, ttl=2, return_grace=6.0) as frontend, joined(etcd.url, ttl=2) as worker:
+    async with joined(etcd.url, ttl=2, return_grace=5.0) as frontend, joined(etcd.url) as worker:
         leaver = EtcdDiscovery(EtcdConfig(endpoints=(etcd.url,), lease_ttl=2))
         await leaver.start()
         await worker.put("v1/worker", b"1")
@@ -111,7 +112,7 @@ async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_a
 
 
 async def test_a_store_emptied_between_reading_and_watching_is_noticed(etcd: Etcd) -> None:
-    async with joined(etcd.url, ttl=4) as frontend, joined(etcd.url, ttl=4) as worker:
+    async with joined(etcd.url, ttl=2) as frontend, joined(etcd.url) as worker:
         await worker.put("v1/a", b"1")
         async with aclosing(frontend.watch("v1/")) as changes:
             await snapshot(changes)
@@ -146,7 +147,7 @@ async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> Non
 async def test_an_etcd_that_stood_still_beyond_the_leases_costs_the_living_nothing(etcd: Etcd) -> None:
     assert etcd.process
     async with (
-        joined(etcd.url, ttl=2, return_grace=4.0) as frontend,
+        joined(etcd.url, ttl=2, return_grace=5.0) as frontend,
         joined(etcd.url, ttl=2) as worker,
         joined(etcd.url, ttl=2) as leaver,
     ):
@@ -244,18 +245,18 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
             async with super().stream(path, body) as lines:
                 yield lines
 
-    gateway = Compacting(config)
-    gateway.open()
+    compacting = Compacting(config)
+    compacting.open()
     async with AsyncExitStack() as stack, joined(shared_etcd.url, prefix="compacted/") as worker:
-        stack.push_async_callback(gateway.close)
+        stack.push_async_callback(compacting.close)
         for key in ("a", "c", "d"):
             await worker.put(key, b"1")
-        async with aclosing(EtcdWatch(gateway, config, "", asyncio.Event()).changes()) as changes:
+        async with aclosing(EtcdWatch(compacting, config, "", asyncio.Event()).changes()) as changes:
             assert await changes_until(changes, Synced()) == [Put("a", b"1"), Put("c", b"1"), Put("d", b"1"), Synced()]
             async with asyncio.timeout(PATIENCE):
                 told = {await anext(changes) for _ in range(3)}
             assert told == {Put("a", b"2"), Put("b", b"2"), Delete("c")}
-            assert gateway.compacted
+            assert compacting.compacted
             await worker.put("e", b"1")
             assert await changes_until(changes, Put("e", b"1")) == [Put("e", b"1")]
 
@@ -265,12 +266,12 @@ class Proxy:
 
     def __init__(self, target: int) -> None:
         self.target = target
-        self.port = free_port()
         self._links: list[tuple[asyncio.Task[None], asyncio.StreamWriter]] = []
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Proxy:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -438,8 +439,9 @@ async def test_a_login_at_an_etcd_without_users_is_harmless(shared_etcd: Etcd) -
 async def test_a_value_etcd_refuses_is_an_error_and_costs_the_others_nothing(
     shared_etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # An etcd that takes long to read so much must not be mistaken for one that does not answer.
-    monkeypatch.setattr("dynamo.runtime.discovery.etcd.gateway.CALL_LIMIT", PATIENCE)
+    # A busy etcd takes a while to read and refuse megabytes; a `put` that is not answered in time reports no refusal.
+    monkeypatch.setattr(gateway, "CALL_LIMIT", PATIENCE)
+    monkeypatch.setattr(registration, "PATIENCE", PATIENCE)
     async with joined(shared_etcd.url, ttl=600, prefix="large/") as worker:
         with pytest.raises(DiscoveryError, match=r"etcd refuses huge: .*(too large|larger than max)"):
             await worker.put("huge", bytes(1_700_000))

@@ -12,6 +12,7 @@ import pytest
 
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.events import EventPlane, EventPlaneConfig, EventPlaneError, MemoryBus, event_plane
+from dynamo.runtime.events import zmq as zmq_events
 from dynamo.runtime.nats import NatsConnection
 from dynamo.runtime.nats_config import NatsConfig
 from support.services import Nats
@@ -22,8 +23,12 @@ MakePlane = Callable[[], Awaitable[EventPlane]]
 
 
 @pytest.fixture(params=["memory", "zmq", "nats"])
-async def make_plane(request: pytest.FixtureRequest, shared_nats: Nats) -> AsyncIterator[MakePlane]:
+async def make_plane(
+    request: pytest.FixtureRequest, shared_nats: Nats, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[MakePlane]:
     """Planes of one cluster, each as if in a process of its own."""
+    # Every publisher here is alive, so `subscribe` may wait for each of them, however busy the machine is.
+    monkeypatch.setattr(zmq_events, "JOIN_SECONDS", PATIENCE)
     bus, store = MemoryBus(), MemoryStore()
     async with AsyncExitStack() as stack:
 

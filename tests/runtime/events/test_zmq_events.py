@@ -150,8 +150,9 @@ async def test_more_subjects_than_are_remembered_still_arrive(
 
 
 async def test_garbage_from_a_foreign_subscriber_is_ignored(
-    cluster: Cluster, context: zmq.Context[zmq.Socket[bytes]]
+    cluster: Cluster, context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(zmq_events, "JOIN_SECONDS", PATIENCE)
     async with cluster.plane() as publisher, cluster.plane() as subscriber:
         heard = asyncio.Event()
         await subscriber.subscribe("a", lambda *_: heard.set())

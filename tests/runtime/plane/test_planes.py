@@ -210,7 +210,36 @@ async def test_what_a_handler_raises_arrives_typed(
     assert sink.items == [1]
     assert type(sink.error) is type(expected)
     assert sink.error.message == expected.message
-    assert "boom" in caplog.text or not isinstance(raised, RuntimeError)
+    refused = isinstance(raised, DynamoException)
+    logged = [record.exc_info[1] for record in caplog.records if record.levelname == "ERROR" and record.exc_info]
+    assert logged == ([] if refused else [raised])
+
+
+async def test_an_item_that_cannot_be_encoded_is_logged_as_an_error_of_the_handler(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def yields_an_object(request: Any) -> AsyncIterator[Any]:
+        yield object()
+
+    sink = await call(await pair.serve(GeneratorHandler(yields_an_object)), None)
+    assert type(sink.error) is InvalidArgument
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info
+    assert "request plane" in record.message
+
+
+async def test_a_handler_that_cannot_be_called_is_logged_with_its_traceback(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def takes_nothing() -> AsyncIterator[Any]:
+        yield 1
+
+    sink = await call(await pair.serve(GeneratorHandler(takes_nothing)), None)
+    assert type(sink.error) is InvalidArgument
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info
+    assert "TypeError" in record.message
+    assert "takes_nothing" in record.message
 
 
 async def test_a_killed_context_reaches_the_handler_and_fails_the_stream(pair: Pair) -> None:
@@ -231,7 +260,7 @@ async def test_a_killed_context_reaches_the_handler_and_fails_the_stream(pair: P
         assert isinstance(sink.error, Cancelled)
         await seen.wait()
         assert pair.route
-        await pair.route.idle()
+        await pair.route.drain(10)
 
 
 async def test_a_stopped_context_lets_the_handler_finish_in_order(pair: Pair) -> None:
@@ -476,3 +505,29 @@ async def test_a_path_that_is_not_served_has_left(pair: Pair) -> None:
     strange = pair.client.channel(other)
     await strange.open()
     assert isinstance((await call(strange, None)).error, EngineShutdown)
+
+
+async def test_endpoints_that_are_served_at_the_same_moment_are_all_reached(pair: Pair) -> None:
+    def telling(name: str) -> GeneratorHandler:
+        async def tell(request: Any) -> AsyncIterator[Any]:
+            yield name
+
+        return GeneratorHandler(tell)
+
+    names = ["a", "b", "c"]
+    routes = [Route(route_path(EndpointId("ns", "comp", name), 7), telling(name)) for name in names]
+    addresses = await asyncio.gather(*(pair.server.serve(route) for route in routes))
+    assert len(set(addresses)) == 1
+    for name, address in zip(names, addresses, strict=True):
+        channel = pair.client.channel(
+            Instance(
+                instance_id=7,
+                namespace="ns",
+                component="comp",
+                endpoint=name,
+                transport=pair.server.transport,
+                address=address,
+            )
+        )
+        await channel.open()
+        assert (await call(channel, None)).items == [name]

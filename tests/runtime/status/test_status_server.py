@@ -17,10 +17,11 @@ from msgspec import structs
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint, RuntimeConfig
+from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.status import StatusConfig
 from support.sinks import Kept
 from support.toys import metrics_once, samples
-from support.waiting import until
+from support.waiting import PATIENCE, until
 
 PAYLOAD = {"say": "hello"}
 
@@ -112,6 +113,37 @@ async def test_a_worker_is_ready_once_it_serves(worker: Start) -> None:
         assert (await one.get("/live"))[0] == 200
         async with one.http.get(f"{one.url}/other") as answer:
             assert (answer.status, await answer.text()) == (404, "Route not found")
+
+
+async def test_an_auxiliary_endpoint_alone_does_not_make_a_worker_ready(worker: Start) -> None:
+    async with worker() as one:
+        found = asyncio.Event()
+        beside = one.runtime.endpoint("ns.backend.beside")
+        one.tasks.append(asyncio.create_task(beside.serve(GeneratorHandler(hello), auxiliary=True, on_found=found.set)))
+        await found.wait()
+        status, body = await one.get()
+        assert (status, body["endpoints"]) == (503, {"beside": "ready"})
+        await one.serve(hello)
+        await one.body_once(200, {"beside": "ready", "generate": "ready"})
+
+
+async def test_a_worker_is_not_ready_before_every_endpoint_it_serves_is_registered(
+    worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with worker() as one:
+        slow, go_on = one.runtime.endpoint("ns.backend.slow"), asyncio.Event()
+        register = slow.register_endpoint_instance
+
+        async def register_late() -> None:
+            await go_on.wait()
+            await register()
+
+        monkeypatch.setattr(slow, "register_endpoint_instance", register_late)
+        one.tasks.append(asyncio.create_task(slow.serve_endpoint(hello)))
+        await one.serve(hello)
+        await one.body_once(503, {"generate": "ready", "slow": "notready"})
+        go_on.set()
+        await one.body_once(200, {"generate": "ready", "slow": "ready"})
 
 
 async def test_paths_and_the_first_status_can_be_chosen(worker: Start) -> None:
@@ -273,7 +305,33 @@ async def test_an_answer_that_tells_an_error_is_none(worker: Start, answer: dict
         assert (await one.get())[0] == 503
 
 
-async def test_an_endpoint_that_answers_others_is_not_tried(worker: Start) -> None:
+class Pauses:
+    """Stands in for `asyncio.sleep`: a pause of `SECONDS` ends when the test says so."""
+
+    SECONDS = 1234.5
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._sleep = asyncio.sleep
+        self._begun = asyncio.Semaphore(0)
+        self._over = asyncio.Semaphore(0)
+        monkeypatch.setattr(asyncio, "sleep", self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == self.SECONDS:
+            self._begun.release()
+            await self._over.acquire()
+        else:
+            await self._sleep(seconds)
+
+    async def begun(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            await self._begun.acquire()
+
+    def end(self) -> None:
+        self._over.release()
+
+
+async def test_an_endpoint_that_answers_others_is_not_tried(worker: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = 0
 
     async def handler(request: Any) -> AsyncIterator[Any]:
@@ -281,14 +339,19 @@ async def test_an_endpoint_that_answers_others_is_not_tried(worker: Start) -> No
         tried += request == PAYLOAD
         yield "hello"
 
-    async with worker(probes=True, idle=0.5) as one:
+    pauses = Pauses(monkeypatch)
+    async with worker(probes=True, idle=Pauses.SECONDS) as one:
         client = await one.serve(handler, health_check_payload=PAYLOAD)
-        await one.body_once(200)
-        before, loop = tried, asyncio.get_running_loop()
-        several_pauses = loop.time() + 1.5
-        while loop.time() < several_pauses:
+        await pauses.begun()
+        assert tried == 1
+        for _ in range(5):
             assert [item async for item in await client.generate({}, annotated=False)] == ["hello"]
-        assert tried == before
+            pauses.end()
+            await pauses.begun()
+        assert tried == 1
+        pauses.end()
+        await pauses.begun()
+        assert tried == 2, "nobody was answered in the last pause"
 
 
 async def test_runtimes_of_one_process_are_told_together(worker: Start) -> None:

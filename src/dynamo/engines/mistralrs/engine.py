@@ -1,7 +1,7 @@
-"""The engine: a bounded pool of threads, each of which follows one answer, and one way back to the event loop.
+"""The engine: a bounded pool of threads that each read one answer, and a queue back to the event loop.
 
-mistral.rs batches the answers itself. Its calls block, and its `Runner` can only be entered by one thread at a time:
-sending is done under a lock and returns at once; the iterator it returns is then followed without one.
+mistral.rs batches the answers itself. Its calls block, and its `Runner` can only be used by one thread at a time, so a
+request is sent under a lock, which takes no time; the iterator it returns is then read without the lock.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from dynamo.engines.base import EngineError, EngineInfo, Running
-from dynamo.engines.mistralrs.answer import MistralRsStream
 from dynamo.engines.mistralrs.load import MistralRsArgs, describe, load
 from dynamo.engines.mistralrs.options import plan
+from dynamo.engines.mistralrs.stream import MistralRsStream
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.engines.registry import EngineSpec
 from dynamo.protocols.card import ModelInput
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class MistralRsEngine:
-    """mistral.rs behind token ids. No more than `max_seqs` answers run at a time; the others wait their turn here."""
+    """mistral.rs with token ids in and out. At most `max_seqs` answers run at a time; the others are queued here."""
 
     model_input = ModelInput.Tokens
 
@@ -43,23 +43,23 @@ class MistralRsEngine:
         self._spec = spec
         self._model = spec.model
         self._args = MistralRsArgs.from_spec(spec)
-        self._answers: set[MistralRsStream] = set()
+        self._streams: set[MistralRsStream] = set()
         self._send = threading.Lock()
-        self._told_of_seed = False
+        self._seed_logged = False
         self._runner: Any = None
 
     async def start(self) -> EngineInfo:
-        # Loading holds the interpreter's lock for most of its time, so nothing else runs meanwhile: start before
-        # serving. The thread is for the rest of it, as reading a large file.
+        # Loading holds the GIL most of the time, so nothing else runs meanwhile: start before serving. The thread is
+        # for the rest of it, such as reading a large file.
         begun = time.perf_counter()
         version = importlib.metadata.version("mistralrs")
         log.info("loading %s with mistralrs %s", self._model.path, version)
-        self._room = tempfile.TemporaryDirectory(prefix="dynamo-mistralrs-", ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="dynamo-mistralrs-", ignore_cleanup_errors=True)
         try:
             self.context_length = await asyncio.to_thread(self._load)
         except BaseException:
             self._runner = None
-            self._room.cleanup()
+            self._folder.cleanup()
             raise
         self._outbox = Outbox(asyncio.get_running_loop())
         self._pool = ThreadPoolExecutor(self._args.max_seqs, thread_name_prefix="mistralrs")
@@ -73,7 +73,7 @@ class MistralRsEngine:
         described = describe(self._spec)
         ends = described.eos_token_ids
         self._vocabulary = Vocabulary(described.tokenizer, ends[0] if ends else None, rename=not self._model.is_gguf)
-        self._runner = load(self._model, self._args, self._vocabulary, Path(self._room.name))
+        self._runner = load(self._model, self._args, self._vocabulary, Path(self._folder.name))
         possible = self._runner.max_sequence_length() or described.context_length
         asked = self._spec.context_length
         if asked is None:
@@ -85,7 +85,7 @@ class MistralRsEngine:
         return asked
 
     def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
-        """Begin one answer; one that cannot be given fails its sink at once."""
+        """Start one answer; if the request is invalid, its sink fails at once."""
         if self._runner is None:
             sink.fail(EngineShutdown("mistralrs is not running"))
             return _NOT_RUNNING
@@ -94,34 +94,34 @@ class MistralRsEngine:
         except InvalidArgument as error:
             sink.fail(error)
             return _NOT_RUNNING
-        if request.sampling_options.seed is not None and not self._told_of_seed:
-            self._told_of_seed = True
+        if request.sampling_options.seed is not None and not self._seed_logged:
+            self._seed_logged = True
             log.info("mistralrs cannot seed single requests: seeds are accepted and have no effect")
-        answer = MistralRsStream(planned, self._vocabulary, sink, self._open, self._outbox.post, self._answers.discard)
-        self._answers.add(answer)
-        answer.waiting = self._pool.submit(answer.follow)
-        return answer
+        stream = MistralRsStream(planned, self._vocabulary, sink, self._open, self._outbox.post, self._streams.discard)
+        self._streams.add(stream)
+        stream.queued = self._pool.submit(stream.follow)
+        return stream
 
     def _open(self, parameters: dict[str, Any]) -> Any:
         import mistralrs
 
-        asked = mistralrs.ChatCompletionRequest(**parameters)
+        request = mistralrs.ChatCompletionRequest(**parameters)
         with self._send:
-            return self._runner.send_chat_completion_request(asked)
+            return self._runner.send_chat_completion_request(request)
 
     async def stop(self) -> None:
         if self._runner is None:
             return
-        for answer in tuple(self._answers):
-            answer.fail(EngineShutdown("engine shutting down"))
-        # A thread notices at its next token that nobody wants it.
+        for stream in tuple(self._streams):
+            stream.fail(EngineShutdown("engine shutting down"))
+        # A thread ends at its next token.
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self._runner = None
-        await asyncio.to_thread(self._room.cleanup)
+        await asyncio.to_thread(self._folder.cleanup)
 
 
 class Outbox:
-    """From the threads to the event loop: however many threads have something to say, the loop is woken once."""
+    """A queue from the threads to the event loop, which is woken once for all that is in it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -129,14 +129,14 @@ class Outbox:
         self._woken = False
 
     def post(self, deliver: Callable[[Any], None], what: Any) -> None:
-        """Have `deliver(what)` called on the loop, in order."""
+        """Call `deliver(what)` on the event loop, in order."""
         self._posted.append((deliver, what))
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        # Cleared first: what is posted from here on wakes the loop again, or is taken in this round.
+        # Cleared first: whatever is posted from now on wakes the loop again, or is still delivered in this round.
         self._woken = False
         while self._posted:
             deliver, what = self._posted.popleft()

@@ -1,4 +1,4 @@
-"""Bring a model into mistral.rs: what the user may say about it, the files it is shown, and why it would not load."""
+"""Loads a model into mistral.rs: engine arguments, the files it reads, and errors in one line."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _REPLACED = {
     "tokenizer.model",
     "tokenizer_config.json",
 }
-# Below this many bytes of weights the threads of a step wait for each other longer than they compute.
+# With fewer bytes of weights, threads wait for each other longer than they compute.
 _SMALL = 128 << 20
 _STACK_TRACE = re.compile(r"^\s*(0: |stack backtrace:)", re.MULTILINE)
 
 
 class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """`--extra-engine-args` of this engine, under the names mistral.rs gives them."""
+    """`--extra-engine-args` of this engine, named as in mistral.rs."""
 
     max_seqs: Annotated[int, Meta(ge=1, le=4096)] = 32
     prefix_cache_n: Annotated[int, Meta(ge=0)] = 16
@@ -62,7 +62,7 @@ class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 def describe(spec: EngineSpec) -> LoadedModel:
-    """The tokenizer and the ends of the model, from its own files or those given with --model-config."""
+    """Tokenizer and end tokens of the model, from its own files or those given with --model-config."""
     local = spec.model_config or spec.model
     if local is None:
         raise EngineError("mistralrs needs a model: a folder, a GGUF file or a Hugging Face id")
@@ -74,8 +74,8 @@ def describe(spec: EngineSpec) -> LoadedModel:
 
 
 def import_library(weights: int) -> Any:
-    """The library reads these when it is first used; whatever the user has set stays."""
-    # Its log goes to stdout, where the answers of a pipe belong; what goes wrong is raised as well.
+    """Set the environment variables that the library reads on its first use, unless the user has set them."""
+    # Its log goes to stdout, which is for answers in a pipe; its errors are raised as well.
     os.environ.setdefault("RUST_LOG", "off")
     if weights < _SMALL:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")
@@ -86,55 +86,55 @@ def import_library(weights: int) -> Any:
     return mistralrs
 
 
-def load(local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, room: Path) -> Any:
-    """The loaded `Runner`. Its files are written to `room`, which must stay while it lives."""
+def load(local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, folder: Path) -> Any:
+    """The loaded `Runner`. Its files are written to `folder`, which must stay while it lives."""
     library = import_library(weights_size(local.path))
-    (room / "prompt.jinja").write_text(_TEMPLATE)
+    (folder / "prompt.jinja").write_text(_TEMPLATE)
     try:
         return library.Runner(
-            _which(library, local, args, vocabulary, room),
+            _which(library, local, args, vocabulary, folder),
             max_seqs=args.max_seqs,
             prefix_cache_n=args.prefix_cache_n,
             in_situ_quant=args.in_situ_quant,
-            jinja_explicit=str(room / "prompt.jinja"),
+            jinja_explicit=str(folder / "prompt.jinja"),
             token_source="none",
         )
     except EngineError:
         raise
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic in the library is no Exception
+    except BaseException as error:  # a panic in the library is not an Exception
         raise EngineError(f"mistralrs cannot load {local.path}: {one_line(error)}") from error
 
 
 def weights_size(path: Path) -> int:
-    """In bytes on disk."""
+    """Bytes on disk."""
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin", "*.pt*") for file in path.glob(pattern))
 
 
 def one_line(error: BaseException) -> str:
-    """What the library says, without the stack trace that follows."""
-    said = _STACK_TRACE.split(str(error), maxsplit=1)[0]
-    return " ".join(said.split())[:500] or type(error).__name__
+    """The library's message, without the stack trace that follows it."""
+    message = _STACK_TRACE.split(str(error), maxsplit=1)[0]
+    return " ".join(message.split())[:500] or type(error).__name__
 
 
-def _which(library: Any, local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, room: Path) -> Any:
+def _which(library: Any, local: LocalModel, args: MistralRsArgs, vocabulary: Vocabulary, folder: Path) -> Any:
     dtype = getattr(library.ModelDType, args.dtype.capitalize() if args.dtype == "auto" else args.dtype.upper())
     if local.is_gguf:
         if args.arch is not None:
             raise EngineError("mistralrs arguments: 'arch' is for folders; a GGUF file names its own")
-        (room / "tokenizer.json").write_bytes(vocabulary.tokenizer_json())
+        (folder / "tokenizer.json").write_bytes(vocabulary.tokenizer_json())
         return library.Which.GGUF(
             quantized_model_id=str(local.path.parent),
             quantized_filename=local.path.name,
             dtype=dtype,
-            tokenizer_json=str(room / "tokenizer.json"),
+            tokenizer_json=str(folder / "tokenizer.json"),
         )
-    shown = room / (local.path.name or "model")
-    _shadow(local.path, shown, vocabulary)
-    return library.Which.Plain(model_id=str(shown), arch=_architecture(library, args.arch), dtype=dtype)
+    shadow = folder / (local.path.name or "model")
+    _shadow(local.path, shadow, vocabulary)
+    return library.Which.Plain(model_id=str(shadow), arch=_architecture(library, args.arch), dtype=dtype)
 
 
 def _architecture(library: Any, name: str | None) -> Any:
@@ -147,15 +147,15 @@ def _architecture(library: Any, name: str | None) -> Any:
     return getattr(library.Architecture, found)
 
 
-def _shadow(folder: Path, shown: Path, vocabulary: Vocabulary) -> None:
-    """A folder with the model's weights and our tokenizer."""
-    shown.mkdir()
+def _shadow(folder: Path, shadow: Path, vocabulary: Vocabulary) -> None:
+    """Create `shadow` with links to the model's weights and with our tokenizer."""
+    shadow.mkdir()
     for file in folder.iterdir():
         if file.is_file() and file.name not in _REPLACED:
             try:
-                (shown / file.name).symlink_to(file.resolve())
-            except OSError:  # file systems and Windows accounts without links
-                shutil.copyfile(file, shown / file.name)
+                (shadow / file.name).symlink_to(file.resolve())
+            except OSError:  # no symbolic links on this file system
+                shutil.copyfile(file, shadow / file.name)
     try:
         config = msgspec.json.decode((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
@@ -167,6 +167,6 @@ def _shadow(folder: Path, shown: Path, vocabulary: Vocabulary) -> None:
     if vocabulary.end is not None:
         config["eos_token_id"] = vocabulary.end
         names["eos_token"] = vocabulary.ends[vocabulary.end]
-    (shown / "config.json").write_bytes(msgspec.json.encode(config))
-    (shown / "tokenizer_config.json").write_bytes(msgspec.json.encode(names))
-    (shown / "tokenizer.json").write_bytes(vocabulary.tokenizer_json())
+    (shadow / "config.json").write_bytes(msgspec.json.encode(config))
+    (shadow / "tokenizer_config.json").write_bytes(msgspec.json.encode(names))
+    (shadow / "tokenizer.json").write_bytes(vocabulary.tokenizer_json())

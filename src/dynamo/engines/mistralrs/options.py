@@ -1,4 +1,4 @@
-"""What a request asks, in the words of mistral.rs. Pure functions; what it cannot do is refused by name."""
+"""Pure functions that turn an engine request into mistral.rs's parameters, and reject what it does not support."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.protocols.errors import InvalidArgument
 
-# Added to a logit, it keeps a token from ever being sampled; infinity would become NaN in a penalty.
+# Added to a logit, it prevents a token from being sampled; infinity would become NaN in a penalty.
 _NEVER = -1e9
 
-# mistral.rs takes 1 to mean that there is no bound.
+# mistral.rs treats 1 as unset.
 _HIGHEST_MIN_P = 1 - 1e-6
 
 
 class Plan(Struct, frozen=True):
-    """One request as it will be run."""
+    """How one request is run."""
 
     prompt: list[int]
     ends: frozenset[int]
-    """Ids that end the answer; none where the end is to be ignored."""
+    """Ids that end the answer; empty with `ignore_eos`."""
     stop_ids: frozenset[int]
-    """Those of them that the client named."""
+    """Ids among them that the client named."""
     max_tokens: int
     min_tokens: int
     logprobs: int | None
     parameters: dict[str, Any]
-    """The keyword arguments of mistral.rs that hold for the whole answer."""
+    """The keyword arguments for mistral.rs that are the same for the whole answer."""
     bias: dict[int, float]
 
-    def request(self, vocabulary: Vocabulary, made: list[int], limit: int, *, may_end: bool) -> dict[str, Any]:
-        """The keyword arguments for up to `limit` tokens after the prompt and what has been made of the answer."""
+    def request(self, vocabulary: Vocabulary, generated: list[int], limit: int, *, may_end: bool) -> dict[str, Any]:
+        """The keyword arguments for up to `limit` tokens after the prompt and the tokens generated so far."""
         bias = self.bias if may_end else self.bias | dict.fromkeys(vocabulary.ends, _NEVER)
         return {
             **self.parameters,
-            "messages": [{"role": "user", "content": vocabulary.prompt(self.prompt + made)}],
+            "messages": [{"role": "user", "content": vocabulary.prompt(self.prompt + generated)}],
             "max_tokens": limit,
             "logit_bias": bias or None,
             "stop_seqs": list(vocabulary.ends.values()) if may_end and vocabulary.ends else None,
@@ -49,7 +49,7 @@ class Plan(Struct, frozen=True):
 
 
 def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: int) -> Plan:
-    """Raises InvalidArgument for what mistral.rs cannot do and for a prompt its context has no room for."""
+    """Raises InvalidArgument for unsupported options and for a prompt that does not fit into the context."""
     sampling, stops = request.sampling_options, request.stop_conditions
     _refuse(request)
     if not request.token_ids:
@@ -70,7 +70,7 @@ def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: i
         if stops.min_tokens or stops.ignore_eos:
             option = "min_tokens" if stops.min_tokens else "ignore_eos"
             raise InvalidArgument(f"mistralrs cannot combine {option} with guided decoding")
-        bias = dict.fromkeys(vocabulary.marks, _NEVER) | bias
+        bias = dict.fromkeys(vocabulary.markers, _NEVER) | bias
     stop_ids = frozenset(stops.stop_token_ids or ())
     ends = stop_ids.union(stops.stop_token_ids_hidden or (), request.eos_token_ids)
     logprobs = request.output_options.logprobs
@@ -93,13 +93,13 @@ def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: i
     )
 
 
-def guided(asked: dict[str, Any] | None) -> dict[str, str]:
-    """`guided_decoding` as mistral.rs's grammar and grammar_type; nothing where nothing is asked."""
-    if not asked:
+def guided(guidance: dict[str, Any] | None) -> dict[str, str]:
+    """`guided_decoding` as mistral.rs's `grammar` and `grammar_type`; empty without guidance."""
+    if not guidance:
         return {}
-    if asked.get("whitespace_pattern") is not None:
+    if guidance.get("whitespace_pattern") is not None:
         raise InvalidArgument("mistralrs cannot follow guided_whitespace_pattern")
-    match asked:
+    match guidance:
         case {"json": schema} if schema is not None:
             text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
             return {"grammar": text, "grammar_type": "json_schema"}
@@ -109,11 +109,11 @@ def guided(asked: dict[str, Any] | None) -> dict[str, str]:
             return {"grammar": "|".join(f"({_escaped(each)})" for each in choices), "grammar_type": "regex"}
         case {"grammar": str() as grammar}:
             return {"grammar": grammar, "grammar_type": "lark"}
-    raise InvalidArgument(f"mistralrs cannot follow guided_decoding with {', '.join(map(str, asked)) or 'nothing'}")
+    raise InvalidArgument(f"mistralrs cannot follow guided_decoding with {', '.join(map(str, guidance)) or 'nothing'}")
 
 
 def _escaped(text: str) -> str:
-    """`re.escape` also escapes spaces and others that only Python's syntax lets one escape."""
+    """Unlike `re.escape`, escapes only characters that may be escaped in syntaxes other than Python's."""
     return re.sub(r"([\\.+*?()|\[\]{}^$/])", r"\\\1", text).replace("\n", r"\n")
 
 
@@ -129,9 +129,9 @@ def _sampling(options: SamplingOptions) -> dict[str, Any]:
     }
 
 
-def _bias(asked: dict[str, float] | None) -> dict[int, float]:
+def _bias(logit_bias: dict[str, float] | None) -> dict[int, float]:
     try:
-        bias = {int(id): float(value) for id, value in (asked or {}).items()}
+        bias = {int(id): float(value) for id, value in (logit_bias or {}).items()}
     except (TypeError, ValueError):
         raise InvalidArgument("logit_bias: keys must be token ids and values numbers") from None
     if any(id < 0 or id >= 1 << 32 or not math.isfinite(value) for id, value in bias.items()):
@@ -141,13 +141,13 @@ def _bias(asked: dict[str, float] | None) -> dict[int, float]:
 
 def _refuse(request: PreprocessedRequest) -> None:
     sampling = request.sampling_options
-    asked = {
+    unsupported = {
         "use_beam_search": sampling.use_beam_search,
         "best_of": (sampling.best_of or 1) > 1,
         "prompt_logprobs": request.output_options.prompt_logprobs is not None,
         "a LoRA adapter": request.routing is not None and request.routing.lora_name,
         "kv_transfer_params": request.kv_transfer_params,
     }
-    for name, wanted in asked.items():
-        if wanted:
+    for name, requested in unsupported.items():
+        if requested:
             raise InvalidArgument(f"mistralrs does not support {name}")

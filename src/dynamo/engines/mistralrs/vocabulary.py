@@ -1,12 +1,12 @@
-"""Token ids through a text-only API.
+"""Passes token ids through mistral.rs's text-only API.
 
-mistral.rs takes a prompt as text and says of a sampled token only its bytes. So it is given a tokenizer of our making:
-the model's own tokens, but a prompt is their texts with a separator between, each of which is one token whatever its
-neighbours are; and no token is "special", as it would leave those out of what it reports. Ids survive both ways, also
-those of half a character and of special tokens. Text without separators is cut as the model's own tokenizer would,
-nearly: that is how its grammars read what they force.
+mistral.rs takes a prompt as text and reports only the bytes of a sampled token. So we give it a tokenizer of our own
+with the model's tokens. A prompt is the texts of its tokens with a separator between them, so that each text becomes
+exactly one token, whatever its neighbours are. No token is "special", because mistral.rs does not report special ones.
+Thus ids are preserved both ways, even those of partial characters and of special tokens. Text without separators is
+split nearly as by the model's own tokenizer: that is how grammars tokenize the text they force.
 
-Only the ends of an answer stay special, hence unreported: grammars must know them as such.
+Only the tokens that end an answer stay special, and so are not reported: grammars must recognise them as such.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from dynamo.model.detokenize import byte_characters
 from dynamo.protocols.errors import InvalidArgument
 
 _GRAMMAR_ENDS = ("</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "<｜end▁of▁sentence｜>")
-"""The names by which the grammar library of mistral.rs knows the token that ends an answer."""
+"""The names by which mistral.rs's grammar library recognises the token that ends an answer."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
 
-_STAND_INS = byte_characters()
-_BYTES = {ord(character): chr(byte) for byte, character in enumerate(_STAND_INS)}
-# 0xFE is no byte of any text, so a token of this name is none of the vocabulary's others.
-_NO_TEXT = _STAND_INS[0xFE]
+_BYTE_CHARACTERS = byte_characters()
+_BYTES = {ord(character): chr(byte) for byte, character in enumerate(_BYTE_CHARACTERS)}
+# The byte 0xFE occurs in no UTF-8 text, so a name that begins with it cannot collide with a token of the model.
+_NO_TEXT = _BYTE_CHARACTERS[0xFE]
 
-# How the bytes of half a character are written: as these characters of three bytes each, which the tokenizer's
-# normalizer turns back. The first 64 end in the very byte they stand for, so it needs no rule for each of them.
+# Bytes of partial characters are written as these characters of three bytes each, which the tokenizer's normalizer
+# turns back. The first 64 end in the very byte they stand for, so the normalizer needs only one rule for all of them.
 _SEPARATOR = "\ue000"
 _LOOSE = {byte: chr(0xE100 + byte - 0x80) for byte in range(0x80, 0x100)}
 
 
 class Vocabulary:
-    """The tokens of a model in the tokenizer that mistral.rs is given.
+    """A model's tokens, as the tokenizer that mistral.rs is given.
 
-    A GGUF file's tokens must keep their names (`rename=False`): mistral.rs compares. Then a token whose name has no
-    bytes of its own stays unreported, and grammars need the model to have one of the ends they know.
+    A GGUF file's tokens must keep their names (`rename=False`), because mistral.rs compares them. Then a token whose
+    name has no bytes of its own is not reported, and grammars work only if the model has an end token they recognise.
     """
 
     def __init__(self, tokenizer: Tokenizer, end: int | None, *, rename: bool) -> None:
@@ -53,22 +53,22 @@ class Vocabulary:
             self._rename(names)
         self._names = names
         self.ends: dict[int, str] = {} if self.end is None else {self.end: names[self.end]}
-        """The ends of an answer that mistral.rs knows, by id."""
+        """Names of the tokens that end an answer in mistral.rs, by id."""
         self.grammar_end = next((name for name in self.ends.values() if name in _GRAMMAR_ENDS), None)
         if self.grammar_end is None:
             ids = {name: id for id, name in names.items()}
             self.grammar_end = next((name for name in _GRAMMAR_ENDS if name in ids), None)
             if self.grammar_end is not None:
                 self.ends[ids[self.grammar_end]] = self.grammar_end
-        self.marks = sorted(tokenizer.special_ids.difference(self.ends))
-        """Special tokens, which no grammar should take for text."""
+        self.markers = sorted(tokenizer.special_ids.difference(self.ends))
+        """Special tokens, which must not match as text in a grammar."""
         self._special = dict(self.ends)
         self._texts: dict[int, str] = {}
         self._ids: dict[bytes, int] = {}
         self._index()
 
     def prompt(self, ids: Iterable[int]) -> str:
-        """The text that becomes these very ids."""
+        """The text that is tokenized as exactly these ids."""
         texts = self._texts
         try:
             return self._scheme.separator.join([texts[id] for id in ids])
@@ -76,7 +76,7 @@ class Vocabulary:
             raise InvalidArgument(f"token id {error} is not in the model's vocabulary") from None
 
     def id_of(self, piece: bytes) -> int | None:
-        """The token that a report of these bytes means."""
+        """The token that mistral.rs reports as these bytes."""
         return self._ids.get(piece)
 
     def tokenizer_json(self) -> bytes:
@@ -105,7 +105,7 @@ class Vocabulary:
         )
 
     def _rename(self, names: dict[int, str]) -> None:
-        """Give the end a name grammars know, and one of its own to each token that would not be reported."""
+        """Give the end token a name that grammars recognise, and new names to tokens that would not be reported."""
         end_name = _GRAMMAR_ENDS[0]
         for id in range(max(names, default=-1) + 1):
             name = names.get(id)
@@ -124,7 +124,7 @@ class Vocabulary:
                 self._texts[id] = name
                 continue
             self._texts[id] = scheme.text(name, piece)
-            # A byte token has a twin in the character's own token, which is the one models use.
+            # A byte token may have the same bytes as the character's own token, which is the one models use.
             if _is_reported(piece) and (piece not in self._ids or not _BYTE_TOKEN.fullmatch(name)):
                 self._ids[piece] = id
 
@@ -133,16 +133,16 @@ class ByteLevel:
     """GPT-2's scheme: a token's name has one character for each byte."""
 
     separator = _SEPARATOR
-    normalized_separator = "".join(_STAND_INS[byte] for byte in _SEPARATOR.encode())
+    normalized_separator = "".join(_BYTE_CHARACTERS[byte] for byte in _SEPARATOR.encode())
     mark = _NO_TEXT
     byte_fallback = False
 
     @property
     def normalizers(self) -> list[dict[str, Any]]:
-        loose = {byte: "".join(_STAND_INS[part] for part in text.encode()) for byte, text in _LOOSE.items()}
+        loose = {byte: "".join(_BYTE_CHARACTERS[part] for part in text.encode()) for byte, text in _LOOSE.items()}
         return [
             {"type": "ByteLevel"},
-            *(_replace(loose[byte], _STAND_INS[byte]) for byte in range(0xC0, 0x100)),
+            *(_replace(loose[byte], _BYTE_CHARACTERS[byte]) for byte in range(0xC0, 0x100)),
             _replace(loose[0x80][:2], ""),
         ]
 
@@ -151,8 +151,8 @@ class ByteLevel:
         return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
     def piece(self, name: str) -> bytes | None:
-        """The bytes mistral.rs reports for a token of this name, if it does."""
-        return name.translate(_BYTES).encode("latin-1") if name and name.strip(_STAND_INS) == "" else None
+        """The bytes that mistral.rs reports for a token of this name; None if it reports none."""
+        return name.translate(_BYTES).encode("latin-1") if name and name.strip(_BYTE_CHARACTERS) == "" else None
 
     def text(self, name: str, piece: bytes) -> str:
         try:
@@ -193,7 +193,7 @@ class SentencePiece:
 
 
 def _is_reported(piece: bytes | None) -> bool:
-    """0xFF at the beginning is how the library marks special tokens."""
+    """The library marks special tokens with a leading 0xFF."""
     return piece is not None and not piece.startswith(b"\xff")
 
 

@@ -31,7 +31,7 @@ class ResponsesStream:
     """
 
     def __init__(self, request: ResponsesRequest, response_id: str, model: str, created: int) -> None:
-        self._response = ResponseObject.begun(request, response_id, model, created)
+        self._response = ResponseObject.in_progress(request, response_id, model, created)
         self._sequence = 0
         self._open: Literal["text", "reasoning", "tool"] | None = None
         self._tool = -1
@@ -70,7 +70,7 @@ class ResponsesStream:
 
     def finish(self, reason: str, usage: CompletionUsage) -> bytes:
         """`reason` is a chat finish reason: stop, length, tool_calls or content_filter."""
-        self._response.ended(reason, usage)
+        self._response.finish(reason, usage)
         incomplete = self._response.status == "incomplete"
         ended = self._end_item("incomplete" if incomplete else "completed")
         return ended + self._whole("response.incomplete" if incomplete else "response.completed")

@@ -1,4 +1,4 @@
-"""The loop between plain text and calls, the same for every format that marks its calls."""
+"""The loop over plain text and calls, the same for every format with markers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .source import NotACall, Reading, Source, marker_search
 
 
 class Grammar(Protocol):
-    """How the calls of one format begin, read and end."""
+    """How calls of one format begin, are read and end."""
 
     @property
     def open(self) -> tuple[tuple[str, ...], ...]: ...
@@ -19,48 +19,48 @@ class Grammar(Protocol):
     def bare(self) -> str: ...
 
     def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
-        """Read what follows the opening; NotACall as soon as it cannot be a call."""
+        """Read what follows the opening; raises NotACall as soon as it cannot be a call."""
         ...
 
 
 def read_content(src: Source, grammar: Grammar, sink: ParsedSink) -> Reading[None]:
     markers = tuple(dict.fromkeys(opening[0] for opening in grammar.open))
     search = marker_search(markers)
-    # Until text or a call has come out, whitespace is held: before a call it is only the model clearing its throat.
+    # Leading whitespace is held until it is followed by text; before a call it is meaningless and dropped.
     yield from src.skip_space()
-    fresh = True
+    at_start = True
     if grammar.bare and (yield from src.peek()) == grammar.bare:
         if (yield from _call(src, grammar, sink, bare=True)):
-            fresh = False
+            at_start = False
         else:
             src.pos = 0
     while True:
-        if fresh:
+        if at_start:
             yield from src.skip_space()
         found = search(src.buf, src.pos)
         at = found.start() if found else len(src.buf)
-        if not fresh or at > src.pos:
+        if not at_start or at > src.pos:
             sink.text(src.buf[:at])
             src.pos = at
             src.drop()
-            fresh = False
+            at_start = False
         if found and found[0] in markers:
             if not (yield from _call(src, grammar, sink, bare=False)):
                 length = src.buf.index(found[0]) + len(found[0])
                 sink.text(src.buf[:length])
                 src.pos = length
                 src.drop()
-            fresh = False
+            at_start = False
         elif src.ended:
             sink.text(src.buf)
             src.buf = ""
             return
         else:
-            yield None if found or fresh else (search, Text)
+            yield None if found or at_start else (search, Text)
 
 
 def _call(src: Source, grammar: Grammar, sink: ParsedSink, bare: bool) -> Reading[bool]:
-    """Read a call or several that belong together; False, with all the text still there, if it is not one."""
+    """Read one call, or several in one block; returns False and consumes nothing if it is not a call."""
     before = sink.calls
     try:
         if not bare:

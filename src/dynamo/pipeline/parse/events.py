@@ -1,4 +1,4 @@
-"""What comes out of a parser, and the one place where it is collected."""
+"""The events a parser produces, and the sink that collects them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ToolStart(Struct, frozen=True, gc=False):
 
 
 class ToolArgs(Struct, frozen=True, gc=False):
-    """A piece of the JSON object that call `index` is given."""
+    """A piece of the JSON arguments of call `index`."""
 
     index: int
     fragment: str

@@ -1,23 +1,23 @@
-"""Every format by name, as data."""
+"""Tables of all tool call and reasoning formats."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from .json_calls import JsonCalls, NamedCall, Step
+from .json_calls import HeaderStep, JsonCalls, NamedCall
 from .pythonic import PythonicCalls
 from .reasoning import ThinkingMarkers
 from .xml_calls import XmlCalls
 
 
-class Channelled:
-    """The channels of gpt-oss, which tell reasoning, calls and content apart by themselves."""
+class HarmonyFormat:
+    """Both a tool call and a reasoning format; read by `HarmonyReader`."""
 
 
-CHANNELLED: Final = Channelled()
+HARMONY: Final = HarmonyFormat()
 
-ToolFormat = JsonCalls | XmlCalls | PythonicCalls | NamedCall | Channelled
-ReasoningFormat = ThinkingMarkers | Channelled
+ToolFormat = JsonCalls | XmlCalls | PythonicCalls | NamedCall | HarmonyFormat
+ReasoningFormat = ThinkingMarkers | HarmonyFormat
 
 _SEP = "<｜tool▁sep｜>"
 _DEEPSEEK_OPEN = (("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), ("<｜tool▁call▁begin｜>",))
@@ -31,14 +31,18 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
     "llama3_json": JsonCalls(open=(("<|python_tag|>",),), bare="{", arrays=False, separator=";"),
     "mistral": JsonCalls(
         open=(("[TOOL_CALLS]",),),
-        header=(Step(word="name"), Step("[CALL_ID]", word="id", optional=True), Step("[ARGS]", optional=True)),
+        header=(
+            HeaderStep(word="name"),
+            HeaderStep("[CALL_ID]", word="id", optional=True),
+            HeaderStep("[ARGS]", optional=True),
+        ),
     ),
     "deepseek_v3": JsonCalls(
         open=_DEEPSEEK_OPEN,
         close=("```", *_DEEPSEEK_CLOSE),
         objects=False,
         arrays=False,
-        header=(Step("function"), Step(_SEP, word="name"), Step("```json", optional=True)),
+        header=(HeaderStep("function"), HeaderStep(_SEP, word="name"), HeaderStep("```json", optional=True)),
         empty_end=_DEEPSEEK_CLOSE[0],
     ),
     "deepseek_v3_1": JsonCalls(
@@ -46,7 +50,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         close=_DEEPSEEK_CLOSE,
         objects=False,
         arrays=False,
-        header=(Step(word="name"), Step(_SEP)),
+        header=(HeaderStep(word="name"), HeaderStep(_SEP)),
         empty_end=_DEEPSEEK_CLOSE[0],
     ),
     "kimi_k2": JsonCalls(
@@ -58,7 +62,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         close=("<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
         objects=False,
         arrays=False,
-        header=(Step(word="id"), Step("<|tool_call_argument_begin|>")),
+        header=(HeaderStep(word="id"), HeaderStep("<|tool_call_argument_begin|>")),
         empty_end="<|tool_call_end|>",
     ),
     "qwen3_coder": XmlCalls(
@@ -77,7 +81,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         end=("</tool_call>",),
     ),
     "pythonic": PythonicCalls(open=(("<|python_start|>",),), close=("<|python_end|>",)),
-    "harmony": CHANNELLED,
+    "harmony": HARMONY,
 }
 
 TOOL_ALIASES: Final[dict[str, str]] = {
@@ -97,7 +101,7 @@ REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
     ),
     "kimi": ThinkingMarkers(open=("◁think▷",), close=("◁/think▷",)),
     "mistral": ThinkingMarkers(open=("[THINK]",), close=("[/THINK]",)),
-    "gpt_oss": CHANNELLED,
+    "gpt_oss": HARMONY,
 }
 
 REASONING_ALIASES: Final[dict[str, str]] = {
@@ -113,9 +117,9 @@ REASONING_ALIASES: Final[dict[str, str]] = {
 }
 
 GUIDED_CALLS: Final = JsonCalls(open=(), bare="[", objects=False)
-"""What an engine writes that is held to at least one call: an array of {"name", "parameters"}."""
+"""Output that guided decoding constrains to calls: an array of {"name", "parameters"}."""
 
-# Formats whose markers are, at least in some of their models, special tokens: decoding must not skip those.
+# Formats whose markers are special tokens in at least some models: decoding must not skip those.
 SPECIAL_TOOL_MARKERS: Final = frozenset(
     {"hermes", "jamba", "mistral", "kimi_k2", "llama3_json", "pythonic", "harmony", "qwen3_coder"}
 )

@@ -1,4 +1,4 @@
-"""Messages on channels, as gpt-oss writes them: the channel says who a message is for."""
+"""Harmony, the format of gpt-oss: each message names a channel, which tells reasoning, calls and text apart."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _NOT_SPACE = re.compile(r"[^\s<]*+")
 
 
-class Channels:
-    """Reads one output: analysis is reasoning, a message to a function is a call, all the rest is text.
+class HarmonyReader:
+    """Reads one output: the analysis channel is reasoning, a message to a function is a call, all the rest is text.
 
-    With `calls` off, a message to a function is text too, header included.
+    Without `calls`, a message to a function is text too, header included.
     """
 
     def __init__(self, sink: ParsedSink, text: Callable[[str], None], calls: bool) -> None:
@@ -71,7 +71,7 @@ class Channels:
         src.drop()
 
     def _body(self, src: Source, kind: type[Text] | type[ThoughtText]) -> Reading[None]:
-        """Text of one kind up to the next marker, of which only one that ends a message is consumed."""
+        """Text of one kind up to the next marker, which is consumed only if it ends a message."""
         emit = self._text if kind is Text else self._sink.reasoning
         search = marker_search(_OUTSIDE)
         while True:
@@ -94,7 +94,7 @@ class Channels:
             self._sink.start(name)
             try:
                 yield from stream_object(src, self._sink)
-            except NotACall:  # what is left follows as text
+            except NotACall:  # the rest follows as text
                 src.pos = 0
             yield from src.skip_space()
             yield from _end(src)
@@ -116,7 +116,7 @@ def _end(src: Source) -> Reading[None]:
 
 
 def _first_lead(src: Source) -> Reading[int]:
-    """How much of the output is surely the beginning of a header.
+    """The length of the part of a header that begins the output.
 
     The prompt ends with the role, so the output may begin inside a header: ` to=functions.f<|channel|>…`.
     """
@@ -135,7 +135,7 @@ def _first_lead(src: Source) -> Reading[int]:
 
 
 def _header(src: Source) -> Reading[int]:
-    """How long the header is that begins the text; 0 if it is none."""
+    """The length of the header at the beginning of the text; 0 if there is none."""
     search = marker_search(_IN_HEADER)
     while True:
         found = search(src.buf, src.pos)

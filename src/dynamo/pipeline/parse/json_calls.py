@@ -1,4 +1,4 @@
-"""Calls written as JSON: objects with a name and arguments, alone or in an array, or a header before the arguments."""
+"""Calls written as JSON: objects with name and arguments, alone or in an array, or arguments after a header."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _CALL_KEYS = frozenset({"type", "id", "name", "arguments", "parameters"})
 _NUMBERED_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?P<number>:\d+)?", re.DOTALL)
 
 
-class Step(Struct, frozen=True):
-    """One element of a header: a literal, then (if named) a word that is the call's `name` or `id`."""
+class HeaderStep(Struct, frozen=True):
+    """One element of a header: a literal, then optionally a word that is the call's `name` or `id`."""
 
     literal: str = ""
     word: str = ""
@@ -25,10 +25,10 @@ class Step(Struct, frozen=True):
 
 
 class JsonCalls(Struct, frozen=True, kw_only=True):
-    """`open` lists the ways a call begins, each a sequence of markers; `close` what may follow it, in this order.
+    """`open` lists the ways a call begins, each a sequence of markers; `close` lists what may follow it, in this order.
 
-    `bare` is the character that begins a call at the very start of the output without any marker; `empty_end` the one
-    of `close` that, right after a header, shows that the call has no arguments.
+    `bare` is the character that begins a call without a marker, at the start of the output only. `empty_end` is the
+    closing marker that, right after a header, means the call has no arguments.
     """
 
     open: tuple[tuple[str, ...], ...]
@@ -36,7 +36,7 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
     bare: str = ""
     objects: bool = True
     arrays: bool = True
-    header: tuple[Step, ...] = ()
+    header: tuple[HeaderStep, ...] = ()
     empty_end: str = ""
     separator: str = ""
 
@@ -107,7 +107,7 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
 
 
 class NamedCall(Struct, frozen=True, kw_only=True):
-    """A call whose name is known beforehand: the output is held to be its arguments and nothing else."""
+    """A call whose name is known beforehand: the output consists of its arguments only."""
 
     name: str
     open: tuple[tuple[str, ...], ...] = ()
@@ -138,7 +138,7 @@ def stream_object(src: Source, sink: ParsedSink) -> Reading[None]:
 
 
 def _object(src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
-    """One call. A bare object is only taken for one if nothing but a call looks like it."""
+    """One call. A bare object with any key that a call does not have is text."""
     name = call_id = arguments = None
     started = False
     src.pos += 1
@@ -218,7 +218,7 @@ def _decoded(raw: str) -> str:
 
 
 def _arguments(raw: str) -> str:
-    """The arguments as an object: some models write null for none, or put the object into a string."""
+    """The arguments as an object: some models write null for no arguments, or put the object into a string."""
     if raw.startswith('"'):
         raw = _decoded(raw).strip()
         if raw and not isinstance(parsed_json(raw), dict):

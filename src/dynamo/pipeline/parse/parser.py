@@ -1,4 +1,4 @@
-"""Builds the parser a model needs and drives it, one piece of text at a time."""
+"""Builds the parser for a model's output formats, and feeds it text piece by piece."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from . import formats
 from .content import read_content
 from .events import Event, ParsedSink, Text, ThoughtText
-from .formats import Channelled, ReasoningFormat, ToolFormat
-from .harmony import Channels
+from .formats import HarmonyFormat, ReasoningFormat, ToolFormat
+from .harmony import HarmonyReader
 from .json_calls import NamedCall
 from .reasoning import ThinkingMarkers, read_thinking
-from .source import Quick, Reading, Source, marker_search
+from .source import Bypass, Reading, Source, marker_search
 
 F = TypeVar("F")
 
@@ -27,7 +27,7 @@ def reasoning_formats() -> list[str]:
 
 
 def skip_special_tokens(tools: str | None, reasoning: str | None) -> bool:
-    """Whether the text for these formats may be decoded without special tokens."""
+    """Whether output in these formats may be decoded without special tokens."""
     _tool_format(tools)
     _reasoning_format(reasoning)
     return (
@@ -37,11 +37,11 @@ def skip_special_tokens(tools: str | None, reasoning: str | None) -> bool:
 
 
 def opens_reasoning(reasoning: str | None, prompt: str) -> bool:
-    """Whether a rendered prompt ends with the opening of this reasoning format, so that the output starts inside."""
+    """Whether a prompt ends with the opening marker of this reasoning format, so that the output starts inside it."""
     form = _reasoning_format(reasoning)
     if form is None:
         return False
-    endings = ("<|channel|>analysis<|message|>",) if isinstance(form, Channelled) else form.open
+    endings = ("<|channel|>analysis<|message|>",) if isinstance(form, HarmonyFormat) else form.open
     return prompt.rstrip().endswith(endings)
 
 
@@ -58,7 +58,7 @@ def make_parser(
     tool_schemas: Mapping[str, dict[str, Any]] | None = None,
     new_id: Callable[[], str] = new_call_id,
 ) -> OutputParser:
-    """A parser for one output. `tool_schemas` holds the JSON schema of each tool's parameters by its name."""
+    """A parser for one output. `tool_schemas` maps each tool's name to the JSON schema of its parameters."""
     return OutputParser(
         _tool_format(tools), _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, tool_names, tool_schemas)
     )
@@ -67,7 +67,7 @@ def make_parser(
 def make_forced_parser(
     name: str | None, reasoning: str | None, *, in_reasoning: bool = False, new_id: Callable[[], str] = new_call_id
 ) -> OutputParser:
-    """A parser for an output that was held to be a call of the tool `name`, or of any tools where that is None."""
+    """A parser for output that guided decoding constrains to a call of the tool `name`, or of any tool if None."""
     form = formats.GUIDED_CALLS if name is None else NamedCall(name=name)
     return OutputParser(form, _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, None, None))
 
@@ -81,7 +81,7 @@ class OutputParser:
         self._sink = sink
         self._content = _content_stage(tools, reasoning, in_reasoning, sink)
         self._thinking = _thinking_stage(tools, reasoning, in_reasoning, sink, self._to_content)
-        self._quick: Quick | None = None
+        self._bypass: Bypass | None = None
         self._finished = False
 
     @property
@@ -89,9 +89,9 @@ class OutputParser:
         return self._sink.calls > 0
 
     def feed(self, text: str) -> list[Event]:
-        quick = self._quick
-        if quick is not None and quick[0](text) is None and text:
-            return [quick[1](text)]
+        bypass = self._bypass
+        if bypass is not None and bypass[0](text) is None and text:
+            return [bypass[1](text)]
         if self._finished:
             raise ValueError("this output has already ended")
         if not text:
@@ -101,15 +101,15 @@ class OutputParser:
         else:
             self._thinking.push(text)
             self._leave_thinking_if_over()
-        self._quick = self._bypass()
+        self._bypass = self._next_bypass()
         return self._sink.take()
 
     def finish(self) -> list[Event]:
-        """The output has ended: give out all that was held back."""
+        """The output has ended: return everything that was held back."""
         if self._finished:
             return []
         self._finished = True
-        self._quick = None
+        self._bypass = None
         if self._thinking is not None:
             self._thinking.end()
             self._leave_thinking_if_over()
@@ -129,21 +129,21 @@ class OutputParser:
             self._thinking = None
             self._to_content(rest)
 
-    def _bypass(self) -> Quick | None:
+    def _next_bypass(self) -> Bypass | None:
         if self._thinking is None:
-            return (marker_search(()), Text) if self._content is None else self._content.quick
-        quick = self._thinking.quick
-        if quick is not None and quick[1] is not ThoughtText and self._content is not None:
+            return (marker_search(()), Text) if self._content is None else self._content.bypass
+        bypass = self._thinking.bypass
+        if bypass is not None and bypass[1] is not ThoughtText and self._content is not None:
             return None
-        return quick
+        return bypass
 
 
 class _Stage:
-    """A grammar at work on its own source."""
+    """A grammar that reads from its own source."""
 
     def __init__(self, source: Source, reading: Reading[None]) -> None:
         self.source = source
-        self.quick: Quick | None = None
+        self.bypass: Bypass | None = None
         self.over = False
         self._reading = reading
 
@@ -157,9 +157,9 @@ class _Stage:
 
     def _advance(self) -> None:
         try:
-            self.quick = next(self._reading)
+            self.bypass = next(self._reading)
         except StopIteration:
-            self.quick = None
+            self.bypass = None
             self.over = True
 
 
@@ -169,9 +169,9 @@ def _content_stage(
     if tools is None:
         return None
     src = Source()
-    if isinstance(tools, Channelled):
+    if isinstance(tools, HarmonyFormat):
         inside = in_reasoning and not isinstance(reasoning, ThinkingMarkers)
-        return _Stage(src, Channels(sink, sink.text, calls=True).read(src, inside))
+        return _Stage(src, HarmonyReader(sink, sink.text, calls=True).read(src, inside))
     return _Stage(src, read_content(src, tools, sink))
 
 
@@ -185,9 +185,9 @@ def _thinking_stage(
     src = Source()
     if isinstance(reasoning, ThinkingMarkers):
         return _Stage(src, read_thinking(src, reasoning, in_reasoning or reasoning.always, sink.reasoning))
-    if reasoning is None or isinstance(tools, Channelled):
+    if reasoning is None or isinstance(tools, HarmonyFormat):
         return None
-    return _Stage(src, Channels(sink, text, calls=False).read(src, in_reasoning))
+    return _Stage(src, HarmonyReader(sink, text, calls=False).read(src, in_reasoning))
 
 
 def _tool_format(name: str | None) -> ToolFormat | None:

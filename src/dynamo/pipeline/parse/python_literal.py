@@ -1,4 +1,4 @@
-"""Python literals as JSON text, without evaluating anything."""
+"""Converts Python literals to JSON text, without evaluating anything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASC
 
 
 def literal_to_json(text: str) -> str:
-    """A Python literal as JSON text; ValueError if it is anything but a literal JSON can hold."""
+    """A Python literal as JSON text; raises ValueError for anything else, or if JSON cannot express it."""
     tokens: list[tuple[str, str]] = []
     at = 0
     while True:

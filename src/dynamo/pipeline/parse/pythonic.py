@@ -31,7 +31,7 @@ class PythonicCalls(Struct, frozen=True, kw_only=True):
 
 
 def _call(src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
-    """One call, taken for one as soon as its first argument is complete: `[f(x) …` may still be prose."""
+    """One call, recognised once its first argument is complete: up to there `[f(x) …` may still be prose."""
     name = yield from _identifier(src)
     if bare and sink.rules_out(name):
         raise NotACall

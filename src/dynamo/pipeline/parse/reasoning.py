@@ -1,4 +1,4 @@
-"""Splits what a model thinks from what it says, before anything else looks at the text."""
+"""Separates reasoning between markers from the content after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .source import Reading, Source, marker_search
 
 
 class ThinkingMarkers(Struct, frozen=True, kw_only=True):
-    """`always` is for models whose prompt opens the thinking, so that their output only closes it."""
+    """`always` is for models whose prompt opens the reasoning, so that the output only closes it."""
 
     open: tuple[str, ...]
     close: tuple[str, ...]
@@ -21,9 +21,9 @@ class ThinkingMarkers(Struct, frozen=True, kw_only=True):
 def read_thinking(
     src: Source, thinking: ThinkingMarkers, inside: bool, reasoning: Callable[[str], None]
 ) -> Reading[None]:
-    """Reads up to the end of the thinking; what is left in `src` then, and all that follows, is content.
+    """Reads up to the end of the reasoning; the rest of `src` is content.
 
-    Reasoning is only looked for at the start: an answer that mentions the marker is an answer.
+    The marker counts only at the start: later, an answer may mention it.
     """
     yield from src.skip_space()
     if not (yield from src.one_of(thinking.open)) and not inside:

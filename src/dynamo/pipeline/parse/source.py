@@ -1,7 +1,7 @@
-"""Text that arrives in pieces, read as if it were all there.
+"""Reads text that arrives in pieces as if it were complete.
 
-Grammars are generators: they yield whenever the answer depends on text that has not arrived, so they read top to bottom
-and cannot tell where the text was cut. They yield a `Quick` when text without a marker may bypass them, else None.
+Grammars are generators that yield whenever they need text that has not arrived, so they read top to bottom and do not
+depend on where the text was cut. They yield a `Bypass` if text without a marker may bypass them, else None.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import TypeAlias, TypeVar
 
 from .events import Text, ThoughtText
 
-Quick: TypeAlias = tuple[Callable[[str], "re.Match[str] | None"], type[Text] | type[ThoughtText]]
+Bypass: TypeAlias = tuple[Callable[[str], "re.Match[str] | None"], type[Text] | type[ThoughtText]]
 T = TypeVar("T")
-Reading: TypeAlias = Generator[Quick | None, None, T]
+Reading: TypeAlias = Generator[Bypass | None, None, T]
 
 SPACE = re.compile(r"\s*+")
 WORD = re.compile(r"[\w.:/-]*+")
 
 
 class NotACall(Exception):
-    """What follows the last `drop` is not (or no longer) a call: it is text."""
+    """The text since the last `drop` is not, or no longer, a call."""
 
 
 class Source:
-    """A cursor over the text still undecided; `drop` gives up the right to go back to before it."""
+    """A cursor over the undecided text; `drop` discards the text before the cursor."""
 
     __slots__ = ("buf", "ended", "pos")
 
@@ -51,7 +51,7 @@ class Source:
         return self.buf[self.pos]
 
     def take(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """All that matches a possessive character class from here on."""
+        """The longest match of a possessive character class at the cursor."""
         start = self.pos
         while True:
             found = pattern.match(self.buf, self.pos)
@@ -64,7 +64,7 @@ class Source:
         yield from self.take(SPACE)
 
     def one_of(self, literals: tuple[str, ...]) -> Reading[str]:
-        """Consume whichever of the literals stands here and return it; "" if none does."""
+        """Consume and return the literal at the cursor; "" if there is none."""
         while True:
             rest = len(self.buf) - self.pos
             undecided = False
@@ -82,7 +82,7 @@ class Source:
             raise NotACall
 
     def until(self, literal: str) -> Reading[str | None]:
-        """The text before the literal, both consumed; None, with all of it left, if the output ends first."""
+        """Consume the text up to and including the literal, and return the text; None if the output ends first."""
         start = self.pos
         seen = start
         while (at := self.buf.find(literal, seen)) < 0:
@@ -96,7 +96,7 @@ class Source:
 
 @lru_cache(maxsize=64)
 def marker_search(literals: tuple[str, ...]) -> Callable[..., re.Match[str] | None]:
-    """A search for the first place where a literal stands, or where one may be starting at the end of the text."""
+    """A search for the first literal, or for a prefix of one at the end of the text."""
     parts = [re.escape(literal) for literal in literals]
     for literal in literals:
         prefix = ""
@@ -104,10 +104,10 @@ def marker_search(literals: tuple[str, ...]) -> Callable[..., re.Match[str] | No
             prefix = f"(?:{re.escape(char)}{prefix})?"
         if len(literal) > 1:
             parts.append(rf"{re.escape(literal[0])}{prefix}\Z")
-    return re.compile("|".join(parts)).search if parts else _nothing
+    return re.compile("|".join(parts)).search if parts else _no_match
 
 
-def _nothing(text: str, pos: int = 0) -> re.Match[str] | None:
+def _no_match(text: str, pos: int = 0) -> re.Match[str] | None:
     return None
 
 
@@ -121,10 +121,10 @@ _CLOSER = {"{": "}", "[": "]", "(": ")"}
 
 
 class Span:
-    """Finds where one value ends, however the text is cut: it follows strings and brackets and looks at nothing else.
+    """Finds the end of one value in text that arrives in pieces, by tracking only strings and brackets.
 
-    A JSON value (object, array or string) ends with its own last character; with `stops` (Python arguments) the value
-    ends before a stop character outside all brackets.
+    A JSON value (object, array or string) ends with its last character; with `stops` (Python arguments) the value ends
+    before a stop character outside all brackets.
     """
 
     __slots__ = ("_closers", "_openers", "_quote", "_quotes", "_stops", "broken", "done")
@@ -139,7 +139,7 @@ class Span:
         self._openers = "{[(" if stops else "{["
 
     def scan(self, buf: str, pos: int) -> int:
-        """Go on from `pos`; return how far the value reaches in this text."""
+        """Continue from `pos`; returns the position up to which the text belongs to the value."""
         while pos < len(buf):
             if self._quote:
                 found = _STRING_BODY[self._quote].match(buf, pos)

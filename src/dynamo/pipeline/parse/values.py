@@ -1,4 +1,4 @@
-"""Values that a format writes down without JSON, as JSON text."""
+"""Converts argument values that a format does not write as JSON into JSON text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .python_literal import json_string, literal_to_json
 
 
 def parsed_json(text: str) -> object:
-    """The value, or `msgspec.UNSET` where the text is not JSON."""
+    """The value, or `msgspec.UNSET` if the text is not JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -18,7 +18,7 @@ def parsed_json(text: str) -> object:
 
 
 def types_of(schema: dict[str, Any] | None, key: str) -> frozenset[str]:
-    """The JSON types a tool's schema allows for this parameter; empty if it does not say."""
+    """The JSON types that a tool's schema allows for this parameter; empty if it names none."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return frozenset(_types(properties.get(key))) if isinstance(properties, dict) else frozenset()
 
@@ -59,10 +59,10 @@ def _json_types(value: object) -> tuple[str, ...]:
 
 
 def json_value(text: str, types: frozenset[str]) -> str:
-    """The value as JSON text: what the schema allows it to be, and a string where it can be nothing else.
+    """The value as JSON text, of a type that the schema allows; a string if nothing else fits.
 
-    Without a schema, numbers, booleans, null, objects and arrays are taken for what they look like; quoted text keeps
-    its quotes, for these formats do not quote strings.
+    Without a schema, text that looks like a number, boolean, null, object or array becomes that value. Quoted text
+    keeps its quotes, because these formats do not quote strings.
     """
     if types == {"string"}:
         return json_string(text)

@@ -1,4 +1,4 @@
-"""Calls written as tags, one per parameter, whose values carry no type of their own."""
+"""Calls written as tags, one per parameter, with untyped values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .values import json_value, types_of
 
 
 class XmlCalls(Struct, frozen=True, kw_only=True):
-    """`name_close` ends the function's name; without one the name ends where the first key or the call's end stands."""
+    """`name_close` ends the function's name; without it the name ends at the first key or the end of the call."""
 
     open: tuple[tuple[str, ...], ...]
     close: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
             start = src.pos
             value = yield from src.until(self.value[1])
             if value is None:
-                # An open string keeps the cut visible: nobody can take half a value for a whole one.
+                # Left unclosed, so that a value that was cut off cannot be mistaken for a complete one.
                 src.pos = len(src.buf)
                 sink.args(f"{lead}{json_string(key)}: {json_string(self._unpadded(src.buf[start:]))[:-1]}")
                 src.drop()

@@ -93,6 +93,10 @@ def as_builtin(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__} cannot travel over the request plane")
 
 
+class Unencodable(InvalidArgument):
+    """A value that the request plane cannot carry."""
+
+
 _payload_encoder = msgspec.msgpack.Encoder(enc_hook=as_builtin)
 
 
@@ -101,7 +105,7 @@ def encode_payload(value: Any) -> Raw:
     try:
         return Raw(_payload_encoder.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArgument(f"value cannot travel over the request plane: {error}") from error
+        raise Unencodable(f"value cannot travel over the request plane: {error}") from error
 
 
 def encode_request(request: Any) -> tuple[Raw, bytes]:

@@ -70,6 +70,7 @@ class NatsPlane:
         self._by_inbox: dict[str, Pipe] = {}
         self._pool = LinkPool(self._connect)
         self._links = 0
+        self._takes_requests = False
         self._subscriptions: list[NatsSubscription] = []
         self._forget_state = nats.on_state(self._on_state)
 
@@ -82,9 +83,10 @@ class NatsPlane:
         self._subscriptions.append(self._nats.subscribe(f"dynamo.streams.{self._id}.*", self._from_worker))
 
     async def serve(self, route: Route) -> str:
-        if not self._routes:
+        if not self._takes_requests:
+            self._takes_requests = True
             self._subscriptions.append(self._nats.subscribe(self.subject, self._from_client))
-            await self._nats.flush()
+        await self._nats.flush()
         self._routes[route.path] = route
         route.on_close.append(lambda: self._tell_draining(route.path))
         return self.subject

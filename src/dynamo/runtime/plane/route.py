@@ -1,4 +1,4 @@
-"""What a worker serves under one path: the handler, and the requests it is busy with."""
+"""What a worker serves under one path: the handler, and its running requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.context import Context
-from dynamo.runtime.plane.frames import unpack
+from dynamo.runtime.plane.frames import Unencodable, unpack
 from dynamo.runtime.status.counts import EndpointCounts
 from dynamo.runtime.stream import Handler, Outlet
 
@@ -21,21 +21,21 @@ log = logging.getLogger(__name__)
 
 
 class Route:
-    """Open until `close`; `idle` waits for what runs, `kill` ends it."""
+    """Open until `close`; `drain` waits for the requests that run then, `kill` ends them."""
 
     def __init__(
         self, path: str, handler: Handler, request_type: Any = Any, counts: EndpointCounts | None = None
     ) -> None:
         self.path = path
         self.counts = counts
-        """None where nobody asks for them."""
+        """None in a process that reports no status."""
         self.request_type = request_type
         self.open = True
         self.on_close: list[Callable[[], None]] = []
         self._decoder = msgspec.msgpack.Decoder(request_type)
         self._handler = handler
         self._active: dict[Context, tuple[Outlet, float]] = {}
-        """Where each goes, and since when it runs, if that is counted."""
+        """The outlet of each running request and, if requests are counted, when it began."""
         self._idle: asyncio.Future[None] | None = None
 
     @property
@@ -43,7 +43,7 @@ class Route:
         return len(self._active)
 
     def start_raw(self, payload: msgspec.Raw, tokens: bytes, context: Context, outlet: Outlet) -> None:
-        """Start a request that came as bytes, its prompt apart."""
+        """Start a request that arrived as bytes, with its prompt packed separately."""
         try:
             request = self._decoder.decode(payload)
             if tokens:
@@ -57,7 +57,7 @@ class Route:
         self.start(request, context, outlet, len(payload) + len(tokens))
 
     def start(self, request: Any, context: Context, outlet: Outlet, size: int = 0) -> None:
-        """`size` is that of the request in bytes, where it came as such."""
+        """`size` is the length of the request in bytes, if it arrived as bytes."""
         if self.counts is None:
             self._active[context] = outlet, 0.0
         else:
@@ -74,7 +74,7 @@ class Route:
             outlet.fail(from_exception(error))
 
     def finished(self, context: Context, error: DynamoException | None = None) -> None:
-        """Called by the outlet, once, when the stream has ended in whatever way."""
+        """Called once by the outlet when the stream has ended, in whatever way."""
         _, began = self._active.pop(context, (None, 0.0))
         if began and self.counts is not None:
             failed = error is not None and not isinstance(error, Cancelled)
@@ -88,14 +88,21 @@ class Route:
             callback()
         self.on_close.clear()
 
-    async def idle(self) -> None:
-        if self._active:
-            self._idle = asyncio.get_running_loop().create_future()
-            await self._idle
+    async def drain(self, limit: float) -> None:
+        """Wait up to `limit` seconds until the running requests are finished."""
+        if not self._active:
+            return
+        log.info("leaving: waiting up to %g s for %d running requests", limit, self.active)
+        self._idle = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(limit):
+                await self._idle
+        except TimeoutError:
+            log.warning("%d requests did not finish within %g s and are ended now", self.active, limit)
 
     def kill(self) -> None:
         for context, (outlet, _) in tuple(self._active.items()):
-            # First, as a handler that ends in order would make half an answer look like a whole one.
+            # Before the context is killed: a handler that then ends in order would make a partial answer look complete.
             try:
                 outlet.fail(EngineShutdown("this worker left before the answer was complete"))
             except Exception:
@@ -104,7 +111,7 @@ class Route:
 
 
 def give_tokens(request: Any, tokens: bytes) -> None:
-    """Put the prompt back where it was taken out: as it came for our own engines, as a list for anyone else."""
+    """Put the packed prompt back into the request: as an array for our own engines, as a list for user handlers."""
     if isinstance(request, PreprocessedRequest):
         request.token_ids = unpack(tokens)
     elif isinstance(request, dict):
@@ -114,8 +121,12 @@ def give_tokens(request: Any, tokens: bytes) -> None:
 
 
 def log_failure(context: Context, error: BaseException) -> None:
-    """An engine's own failure is logged where it happened, with its trace; what the caller did wrong is not."""
-    if isinstance(error, DynamoException | ValueError | TypeError):
-        log.debug("request %s failed: %s", context.id(), error)
+    """Log a handler's own failure with its traceback; a request that it refused deliberately is not an error here.
+
+    A refusal is an exception of our tree. Any other exception, and an item that cannot be encoded, is a fault of the
+    handler, even where the caller is answered as for a bad request.
+    """
+    if isinstance(error, DynamoException) and not isinstance(error, Unencodable):
+        log.debug("request %s was refused: %s", context.id(), error)
     else:
-        log.error("request %s failed: %s: %s", context.id(), type(error).__name__, error, exc_info=error)
+        log.error("the handler of request %s raised %s: %s", context.id(), type(error).__name__, error, exc_info=error)

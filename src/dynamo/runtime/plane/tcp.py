@@ -50,6 +50,7 @@ class TcpPlane:
         self._config = config
         self._routes: dict[str, Route] = {}
         self._server: asyncio.Server | None = None
+        self._listening = asyncio.Lock()
         self._inbound: set[ServerLink] = set()
         self._open: set[_Protocol] = set()
         self._pool = LinkPool(self._connect)
@@ -58,8 +59,9 @@ class TcpPlane:
         """Nothing to do: the listener opens with the first route, connections with the first request."""
 
     async def serve(self, route: Route) -> str:
-        if self._server is None:
-            await self._listen()
+        async with self._listening:
+            if self._server is None:
+                await self._listen()
         self._routes[route.path] = route
         route.on_close.append(lambda: self._tell_draining(route.path))
         return self.address

@@ -1,4 +1,4 @@
-"""What a worker tells of itself to machines that ask over HTTP: whether it is well, and what it has done."""
+"""The health and metrics that a worker process reports over HTTP."""
 
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import EndpointCounts, endpoint_labels

@@ -1,4 +1,4 @@
-"""Tries an endpoint from which nothing good has come for a while, to know whether it still would answer."""
+"""Health checks: sends a request to an endpoint that has answered nothing for a while, to see whether it still can."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Canary:
         counts: EndpointCounts,
         config: StatusConfig,
     ) -> None:
-        """Raises InvalidArgument where `payload` is not a request of this endpoint."""
+        """Raises InvalidArgument if `payload` is not a valid request of this endpoint."""
         self._name = name
         self._handler = handler
         self._request_type = request_type
@@ -39,7 +39,7 @@ class Canary:
         self._request()
 
     async def run(self, judged: Callable[[bool], None]) -> None:
-        """Tells `judged` what it finds, at first at once, then after each time nothing good was seen for a while."""
+        """Check at once and then after every idle period; calls `judged` with whether the endpoint is ready."""
         was = None
         while True:
             ready = await self._answers()
@@ -50,7 +50,7 @@ class Canary:
             was = await self._silence(judged) or ready
 
     async def _silence(self, judged: Callable[[bool], None]) -> bool:
-        """Wait for a pause in which nothing good was seen; returns whether anything was before it."""
+        """Wait for a period without a good answer; returns whether there was one before it."""
         seen, good = self._seen(), False
         while True:
             await asyncio.sleep(self._config.idle)
@@ -61,7 +61,7 @@ class Canary:
             judged(True)
 
     def _seen(self) -> tuple[int, float]:
-        """Changes with every good answer, and while one is under way."""
+        """Changes with every good answer, and while one is being sent."""
         return self._counts.good, self._counts.response_bytes.value
 
     async def _answers(self) -> bool:
@@ -79,17 +79,17 @@ class Canary:
             context.kill()
 
     def _request(self) -> Any:
-        """Each time a new one: handlers may change what they are given."""
+        """A new request each time: handlers may change the one they are given."""
         if self._request_type is Any:
             return deepcopy(self._payload)
         try:
             return msgspec.convert(self._payload, self._request_type)
         except msgspec.ValidationError as error:
-            raise InvalidArgument(f"health_check_payload is no request of this endpoint: {error}") from None
+            raise InvalidArgument(f"health_check_payload is not a valid request of this endpoint: {error}") from None
 
 
 class _Outlet:
-    """Hears whether the first of an answer is one."""
+    """Learns whether the first item of the response is a good answer."""
 
     columnar = True
 
@@ -97,27 +97,27 @@ class _Outlet:
         self.first: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def tokens(self, ids: list[int]) -> None:
-        self._heard(good=True)
+        self._settle(good=True)
 
     def item(self, value: Any) -> None:
-        self._heard(good=not _tells_error(value))
+        self._settle(good=not _is_error(value))
 
     def end(self) -> None:
-        self._heard(good=False)
+        self._settle(good=False)
 
     def fail(self, error: DynamoException) -> None:
-        self._heard(good=False)
+        self._settle(good=False)
 
-    def _heard(self, *, good: bool) -> None:
+    def _settle(self, *, good: bool) -> None:
         if not self.first.done():
             self.first.set_result(good)
 
     async def writable(self) -> None: ...
 
 
-def _tells_error(value: Any) -> bool:
-    """An answer may be well-formed and yet say that something failed."""
-    told = (
+def _is_error(value: Any) -> bool:
+    """A well-formed response item may report a failure."""
+    fields = (
         value if isinstance(value, dict) else {name: getattr(value, name, None) for name in ("event", "finish_reason")}
     )
-    return told.get("event") == "error" or str(told.get("finish_reason") or "").startswith("error")
+    return fields.get("event") == "error" or str(fields.get("finish_reason") or "").startswith("error")

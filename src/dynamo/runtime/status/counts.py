@@ -1,4 +1,4 @@
-"""What served endpoints have done, under the names dashboards already know. Nothing here happens per token."""
+"""Counts of served endpoints, under the metric names that dashboards already use. Nothing here runs per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN_LABELS = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker
 
 
 class EndpointCounts:
-    """Of one endpoint of one instance; `labels` are on each of its series."""
+    """The counts of one endpoint of one instance; `labels` are on each of its series."""
 
     def __init__(self, labels: dict[str, str]) -> None:
         self.labels = labels
@@ -25,13 +25,13 @@ class EndpointCounts:
         self.running = Number()
         self.request_bytes = Number()
         self.response_bytes = Number()
-        """Of what was said, as encoded; whoever encodes it adds to it."""
+        """Of encoded responses; added to where they are encoded."""
         self.cancelled = Number()
         self.duration = Histogram(BOUNDS)
         self.errors: dict[str, Number] = {}
 
     def arrived(self, size: int) -> None:
-        """A request of so many bytes, whatever becomes of it."""
+        """Count a request of `size` bytes, whatever becomes of it."""
         self.requests.value += 1
         self.request_bytes.value += size
 
@@ -39,7 +39,7 @@ class EndpointCounts:
         self.running.value += 1
 
     def ended(self, seconds: float, *, failed: bool, cancelled: bool) -> None:
-        """A request that was begun."""
+        """Count the end of a request that was begun."""
         self.running.value -= 1
         self.duration.observe(seconds)
         self.cancelled.value += cancelled
@@ -53,12 +53,12 @@ class EndpointCounts:
 
 
 def endpoint_labels(endpoint: EndpointId, instance_id: int, more: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """Those every endpoint has, and those its author gave it; raises InvalidArgument where one of them cannot be."""
+    """The labels every endpoint has and those its author gave it; raises InvalidArgument for an invalid one."""
     for name, value in more:
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__") or not isinstance(value, str):
-            raise InvalidArgument(f"metrics_labels: {name!r} = {value!r} is no label that Prometheus takes")
+            raise InvalidArgument(f"metrics_labels: {name!r} = {value!r} is not a valid Prometheus label")
         if name in OWN_LABELS:
-            raise InvalidArgument(f"metrics_labels: {name!r} is given by the runtime")
+            raise InvalidArgument(f"metrics_labels: {name!r} is set by the runtime")
     return {
         "dynamo_namespace": endpoint.namespace,
         "dynamo_component": endpoint.component,

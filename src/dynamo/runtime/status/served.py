@@ -1,4 +1,4 @@
-"""One endpoint as its process's status knows it."""
+"""One served endpoint in the status of its process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynamo.runtime.stream import Handler
 
 
 class ServedEndpoint:
-    """Ready from `begin` to `end`, unless checks are on and it does not pass them."""
+    """Ready from `begin` to `end`; if health checks are enabled, only while it passes them."""
 
     def __init__(
         self,
@@ -22,19 +22,23 @@ class ServedEndpoint:
         request_type: Any,
         payload: Any,
         config: StatusConfig,
+        *,
+        auxiliary: bool = False,
     ) -> None:
         self.name = name
+        self.auxiliary = auxiliary
+        """Supports another endpoint; does not make the process ready on its own."""
         self.counts = EndpointCounts(labels)
         self.ready = False
         self.required = payload is not None or name in config.required
-        """Without it the process is not ready."""
+        """The process is ready only while this endpoint is."""
         self._canary: Canary | None = None
         self._checking: asyncio.Task[None] | None = None
         if payload is not None and config.probes:
             self._canary = Canary(name, handler, request_type, payload, self.counts, config)
 
     def begin(self) -> None:
-        """Others can find it now."""
+        """The endpoint is registered: others can find it."""
         if self._canary:
             self._checking = asyncio.create_task(self._canary.run(self._judged))
         else:
@@ -44,7 +48,7 @@ class ServedEndpoint:
         self.ready = ready
 
     async def end(self) -> None:
-        """It takes nothing new."""
+        """The endpoint is leaving: it takes no new requests."""
         if self._checking:
             self._checking.cancel()
             await asyncio.gather(self._checking, return_exceptions=True)

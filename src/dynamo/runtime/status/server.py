@@ -18,7 +18,7 @@ WORDS = {True: "ready", False: "notready"}
 
 
 class StatusError(StartError):
-    """The status cannot be told; the message names the fix."""
+    """The status server cannot listen; the message names the fix."""
 
 
 class StatusServer:
@@ -29,12 +29,12 @@ class StatusServer:
     async def start(self) -> None:
         config = self._status.config
         app = web.Application()
-        # One handler for both: a worker that hangs is to be seen by whoever would restart it.
+        # One handler for both: liveness must also fail for a worker that hangs, so that it is restarted.
         app.router.add_get(config.health_path, self._health)
         if config.live_path != config.health_path:
             app.router.add_get(config.live_path, self._health)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_route("*", r"/{path:[\s\S]*}", self._nothing)
+        app.router.add_route("*", r"/{path:[\s\S]*}", self._not_found)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
@@ -65,7 +65,7 @@ class StatusServer:
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=exposition(self._status.metrics()), headers={"Content-Type": CONTENT_TYPE})
 
-    async def _nothing(self, request: web.Request) -> web.Response:
+    async def _not_found(self, request: web.Request) -> web.Response:
         return web.Response(status=404, text="Route not found")
 
 

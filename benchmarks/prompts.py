@@ -1,4 +1,4 @@
-"""Prompts of a known length: seeded words, and a model folder whose tokenizer knows each of them as one token."""
+"""Prompts of an exact number of tokens: random words, and a model whose tokenizer has each word as one token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
 def vocabulary(size: int = 12_000) -> list[str]:
-    """So many that, as in real vocabularies, hardly a token in a hundred is only part of a character."""
+    """Enough words that, as in real vocabularies, fewer than one token in a hundred is part of a character."""
     syllables = ["".join(pair) for pair in product("bdfgklmnprstvz", "aeiou")]
     draw = random.Random(11)
     words: dict[str, None] = {}
@@ -28,7 +28,7 @@ def vocabulary(size: int = 12_000) -> list[str]:
 
 
 class Prompts:
-    """An endless row of different prompts; the same seed gives the same row."""
+    """Generates different prompts; the same seed gives the same sequence."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -39,7 +39,7 @@ class Prompts:
 
 
 def make_model(folder: Path, **config: object) -> Path:
-    """A byte-level BPE model as Hugging Face lays it out, without weights; both builds under test can load it.
+    """A byte-level BPE model in Hugging Face layout, without weights; both builds under test can load it.
 
     Keyword arguments are added to config.json.
     """

@@ -1,4 +1,4 @@
-"""One answer: a thread follows what mistral.rs says, the event loop tells its sink."""
+"""One answer: a thread reads it from mistral.rs, and the event loop passes it to its sink."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class MistralRsStream:
-    """`follow` runs in a thread of the pool; everything else belongs to the event loop."""
+    """`follow` runs in a thread of the pool; all other methods are called on the event loop."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class MistralRsStream:
         self._open = open_stream
         self._post = post
         self._forget = forget
-        self._made: list[int] = []
+        self._generated: list[int] = []
         self._count = 0
         self._done = False
-        self.waiting: Future[None] | None = None
+        self.queued: Future[None] | None = None
 
     def cancel(self) -> None:
         self.fail(Cancelled("request was cancelled"))
@@ -49,11 +49,11 @@ class MistralRsStream:
             self._sink.fail(error)
 
     def _finish(self) -> None:
-        """From here on the thread, at its next token, lets go of the stream, and with it of the engine's slot."""
+        """At its next token the thread closes the stream, and so frees the engine's slot."""
         self._done = True
         self._forget(self)
-        if self.waiting is not None:
-            self.waiting.cancel()
+        if self.queued is not None:
+            self.queued.cancel()
 
     def _deliver(self, what: list[int] | EngineOutput | DynamoException) -> None:
         if self._done:
@@ -68,12 +68,12 @@ class MistralRsStream:
                 if what.finish_reason is not None and not self._done:
                     self._finish()
                     self._sink.end()
-        except Exception as error:  # one reader's failure must not reach the others' answers
-            log.exception("cannot pass an answer on")
+        except Exception as error:  # a sink's failure must not affect other answers
+            log.exception("the sink of an answer failed")
             self.fail(from_exception(error))
 
     def follow(self) -> None:
-        """Run the answer to its end. Until it has `min_tokens`, mistral.rs is kept from ending it."""
+        """Run the answer to its end. Before `min_tokens`, mistral.rs is prevented from ending it."""
         plan = self._plan
         try:
             ended = False
@@ -81,14 +81,14 @@ class MistralRsStream:
                 ended = self._follow(plan.min_tokens, may_end=False)
             if not ended and self._count < plan.max_tokens:
                 self._follow(plan.max_tokens - self._count, may_end=True)
-        except BaseException as error:  # a panic in the library is no Exception, and a thread has no other way out
+        except BaseException as error:  # a panic in the library is not an Exception, and the sink must learn of it
             self._post(self._deliver, self._explain(error))
 
     def _follow(self, limit: int, *, may_end: bool) -> bool:
-        """Pass tokens on until mistral.rs has made `limit` of them or the answer ends; tells whether it did."""
-        asked = self._plan.request(self._vocabulary, self._made, limit, may_end=may_end)
+        """Pass on up to `limit` tokens; returns whether the answer ended."""
+        parameters = self._plan.request(self._vocabulary, self._generated, limit, may_end=may_end)
         before = self._count
-        for chunk in self._open(asked):
+        for chunk in self._open(parameters):
             if self._done:
                 return True
             choice = chunk.choices[0]
@@ -97,7 +97,7 @@ class MistralRsStream:
             reason = choice.finish_reason
             if reason is None:
                 continue
-            # The engine's count is right also where it could not report a token.
+            # The engine also counts tokens that it cannot report.
             self._count = before + chunk.usage.completion_tokens
             self._check(chunk.usage.prompt_tokens, len(self._plan.prompt) + before)
             if reason == "length" and not may_end and self._count < self._plan.max_tokens:
@@ -109,14 +109,14 @@ class MistralRsStream:
         return True
 
     def _token(self, sampled: Any) -> bool:
-        """Pass one token on; tells whether the answer ends with it."""
+        """Pass on one token; returns whether the answer ends with it."""
         piece = bytes(sampled.bytes or b"")
         id = self._vocabulary.id_of(piece)
         self._count += 1
         if id is None:
             self._post(self._deliver, EngineOutput(text=piece.decode(errors="replace")))
             return False
-        self._made.append(id)
+        self._generated.append(id)
         plan = self._plan
         ends = id in plan.ends and self._count >= plan.min_tokens
         if not ends and plan.logprobs is None:
@@ -157,7 +157,7 @@ class MistralRsStream:
         if isinstance(error, DynamoException):
             return error
         message = one_line(error)
-        # A grammar is compiled before the first token; what fails later is not for the client to mend.
+        # A grammar is compiled before the first token; a later failure is not the client's mistake.
         if "grammar" in self._plan.parameters and not self._count and isinstance(error, ValueError):
             return InvalidArgument(f"guided_decoding: {message}")
         log.error("mistralrs failed: %s", message, exc_info=error)
