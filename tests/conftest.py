@@ -29,32 +29,24 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture(scope="session")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """One etcd for every test that does not stop it; tests keep apart by namespace."""
-    server = Etcd(tmp_path_factory.mktemp("etcd") / "data", free_port())
-    server.start()
-    yield server
-    server.stop()
+    with Etcd(tmp_path_factory.mktemp("etcd") / "data", free_port()) as server:
+        yield server
 
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[Etcd]:
     """An etcd of the test's own, to stop and start."""
-    server = Etcd(tmp_path / "etcd", free_port())
-    server.start()
-    yield server
-    server.stop()
+    with Etcd(tmp_path / "etcd", free_port()) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
-    server = Nats(tmp_path_factory.mktemp("nats") / "data", free_port())
-    server.start()
-    yield server
-    server.stop()
+    with Nats(tmp_path_factory.mktemp("nats") / "data", free_port()) as server:
+        yield server
 
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[Nats]:
-    server = Nats(tmp_path / "nats", free_port())
-    server.start()
-    yield server
-    server.stop()
+    with Nats(tmp_path / "nats", free_port()) as server:
+        yield server
