@@ -104,7 +104,7 @@ class Bench:
         return self.metered(Postprocess(self.prepared.request, decoder, choice, stop_worker=lambda: None))
 
     def metered(self, sink: Any) -> Metered:
-        exchange = self.exchanges.begin("POST", "/v1/chat/completions", "id")
+        exchange = self.exchanges.begin("POST", "/v1/chat/completions", "id", "chat_completions")
         exchange.served_by(MODEL)
         return exchange.metered(sink)
 

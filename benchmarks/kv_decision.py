@@ -8,13 +8,12 @@ from array import array
 from collections.abc import Callable
 from functools import partial
 
-from dynamo.kv.hashing import local_hashes, prompt_hashes
-from dynamo.protocols.kv import RouterEvent, Stored
+from dynamo.kv.hashing import prompt_hashes
+from dynamo.protocols.kv import RouterEvent, Stored, WorkerRank
 from dynamo.router.kv.choice.cost import CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import WorkerRank
 
 
 def timed(work: Callable[[], object], number: int = 50, repeats: int = 7) -> float:
@@ -43,11 +42,10 @@ def main() -> None:
         ("all hold some, each another depth", [2 * n for n in range(workers)]),
     ):
         index, book = Index(), LoadBook()
-        local = local_hashes(prompt, block)
         for n, depth in enumerate(depths):
             book.add_worker(WorkerRank(n))
             if depth:
-                index.apply(RouterEvent(worker_id=n, event_id=0, data=Stored(chain[:depth], local[:depth])))
+                index.apply(RouterEvent(worker_id=n, event_id=0, data=Stored(chain[:depth])))
             for k in range(4):
                 other = [*prompt[: 16 * rng.choice((0, 64, 64, 128))], *(rng.randrange(150_000) for _ in range(512))]
                 hashes = prompt_hashes(other, block)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynamo.engines.mocker import Iteration, MockerArgs, MockVocabulary, Ranks, answer_for
-from dynamo.engines.mocker.engine import changes_of
-from dynamo.kv.hashing import local_hashes, sequence_hashes
+from dynamo.engines.mocker.engine import merge_removals
+from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.kv import RouterEvent
 
@@ -27,14 +27,14 @@ class Prompt:
 
     @staticmethod
     def of(tokens: list[int], block_size: int) -> Prompt:
-        return Prompt(list(tokens), sequence_hashes(local_hashes(tokens, block_size)))
+        return Prompt(list(tokens), prompt_hashes(tokens, block_size))
 
 
 @dataclass
 class Asked:
     on_first: Callable[[float], None]
     on_end: Callable[[float, int], None]
-    """Told when, and how many tokens of the prompt were found cached."""
+    """Called with the time, and how many tokens of the prompt were found cached."""
 
 
 class SimWorker:
@@ -54,7 +54,7 @@ class SimWorker:
         self._ranks.add(number, prompt.tokens, answer_for(request, _WORDS, self._args.context_limit))
 
     def begin(self, now: float) -> Iteration | None:
-        """The next pass, which is over when it says; None when there is nothing to do."""
+        """The next iteration, which ends when it says; None if the worker is idle."""
         if self.busy or not self._ranks.busy:
             return None
         self.busy = True
@@ -63,7 +63,7 @@ class SimWorker:
     def finish(self, iteration: Iteration) -> None:
         self.busy = False
         for _, events in iteration.events:
-            for data in changes_of(events):
+            for data in merge_removals(events):
                 self._publish(RouterEvent(worker_id=self.number, event_id=self._events, data=data))
                 self._events += 1
         for number in [sequence.request_id for sequence in iteration.answered]:

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from dynamo.engines.mocker import MockerArgs
-from dynamo.protocols.kv import RouterEvent
+from dynamo.protocols.kv import RouterEvent, WorkerRank
 from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, Made, idle_places
 from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
-from dynamo.router.kv.index.index import Index, Rejected
+from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import WorkerRank
 from kv_fleet import Asked, Prompt, SimWorker
 
 BLOCK = 64
@@ -173,7 +172,6 @@ class Result:
     optimum: float
     ttft: list[float]
     tokens: list[int]
-    rejected: int
     copied: float
     """Tokens computed ahead, as a share of the prompts'."""
 
@@ -191,7 +189,6 @@ class Simulation:
 
     def __init__(self, variant: Variant, rule: Rule, seed: int) -> None:
         self.router = Router(variant, seed)
-        self.rejected = 0
         self.ttft: list[float] = []
         self.tokens = [0] * variant.workers
         self.cached_tokens = self.copied_tokens = 0
@@ -212,7 +209,7 @@ class Simulation:
         prompts = [prompt for talk, _ in self._talks for prompt in talk]
         total = sum(prompt.length for prompt in prompts)
         cached, copied = self.cached_tokens / total, self.copied_tokens / total
-        return Result(cached, optimum(prompts), self.ttft, self.tokens, self.rejected, copied)
+        return Result(cached, optimum(prompts), self.ttft, self.tokens, copied)
 
     def _ask(self, number: int, turn: int, now: float) -> None:
         prompts, think = self._talks[number]
@@ -295,7 +292,7 @@ class Simulation:
         heapq.heappush(self._agenda, (when, next(self._order), what))
 
     def _publish(self, event: RouterEvent) -> None:
-        self.rejected += isinstance(self.router.index.apply(event), Rejected)
+        self.router.index.apply(event)
 
 
 def simulate(variant: Variant, rule: Rule, seed: int) -> Result:

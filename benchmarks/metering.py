@@ -54,7 +54,7 @@ def request_cost() -> float:
     for _ in range(REPEATS):
         start = time.process_time()
         for _ in range(REQUESTS):
-            exchange = exchanges.begin("POST", "/v1/chat/completions", "id")
+            exchange = exchanges.begin("POST", "/v1/chat/completions", "id", "chat_completions")
             exchange.served_by("model")
             migration = Migration(None, {}, Context("id"), sink)  # type: ignore[arg-type]
             migration.placement = placement

@@ -80,7 +80,9 @@ async def main() -> None:
     rng = random.Random(0)
     prompts = [[rng.randrange(1000, 30000) for _ in range(options.input)] for _ in range(options.requests)]
     args = MockerArgs(speedup_ratio=options.speedup, num_gpu_blocks=options.blocks, block_size=options.block_size)
-    engine = MockerEngine(args, on_events=(lambda rank, events: None) if options.events else None)
+    engine = MockerEngine(args)
+    if options.events:
+        engine.on_kv_events(lambda rank, changes: None)
     await engine.start()
     runtime = None
     if options.publish:

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from dynamo.kv.hashing import local_hashes, prompt_hashes
+from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.instance import Instance
@@ -67,10 +67,10 @@ def fleet(workers: int) -> InstanceSet:
 
 
 def hold(router: KvAwareRouter, prompt: list[int], depths: list[int]) -> None:
-    local, chain = local_hashes(prompt, BLOCK), prompt_hashes(prompt, BLOCK)
+    chain = prompt_hashes(prompt, BLOCK)
     for worker, depth in enumerate(depths):
         if depth:
-            router.index.apply(RouterEvent(worker_id=worker, event_id=0, data=Stored(chain[:depth], local[:depth])))
+            router.index.apply(RouterEvent(worker_id=worker, event_id=0, data=Stored(chain[:depth])))
 
 
 def random_tokens(rng: random.Random, count: int) -> list[int]:

@@ -39,8 +39,8 @@ import zmq.asyncio
 from msgspec import Struct
 from tokenizers import Tokenizer
 
+from dynamo.kv.hashing import sequence_hashes
 from dynamo.llm import KvRouter, compute_block_hash_for_seq
-from dynamo.router.kv import sequence_hashes
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from figures import percentile, table
 from kv_placement import Variant
@@ -183,21 +183,21 @@ class Fleet:
         """Descriptions of all differences; blocks held per engine; and the numbers of unknown and imagined blocks."""
         deadline = time.monotonic() + patience
         while True:
-            known: dict[int, dict[int, int]] = {worker: {} for worker in self.engines}
+            known: dict[int, set[int]] = {worker: set() for worker in self.engines}
             for one in json.loads(await self._router.dump_events()):
                 (block,) = one["event"]["data"]["stored"]["blocks"]
-                known[one["worker_id"]][block["block_hash"]] = block["sequence_hash"]
+                known[one["worker_id"]].add(block["sequence_hash"])
             for engine in self.engines.values():
                 await engine.catch_up(self._context)
             lines, unknown, imagined = [], 0, 0
             for worker, engine in self.engines.items():
-                held, believed = engine.held.items(), known[worker].items()
+                held, believed = set(engine.held.values()), known[worker]
                 unknown += len(held - believed)
                 imagined += len(believed - held)
                 lines += [
-                    f"worker {worker:x} holds block {name:x}, unknown to the router" for name, _ in held - believed
+                    f"worker {worker:x} holds block {block:x}, unknown to the router" for block in held - believed
                 ]
-                lines += [f"worker {worker:x} does not hold block {name:x}" for name, _ in believed - held]
+                lines += [f"worker {worker:x} does not hold block {block:x}" for block in believed - held]
             if not lines or time.monotonic() > deadline:
                 return lines, [len(engine.held) for engine in self.engines.values()], unknown, imagined
             await asyncio.sleep(0.2)

@@ -104,7 +104,7 @@ def test_a_wrong_command_line_ends_with_code_2(argv: list[str], capsys: pytest.C
     assert capsys.readouterr().err.startswith("error: ")
 
 
-async def test_a_taken_port_is_told_with_the_fix(tmp_path: Path) -> None:
+async def test_a_taken_port_is_reported_with_the_fix(tmp_path: Path) -> None:
     async with serving(tmp_path / "a") as first:
         with pytest.raises(ServerError, match=f"port {first.port} .* already in use; choose another with --http-port"):
             async with serving(tmp_path / "b", port=first.port):
@@ -112,7 +112,7 @@ async def test_a_taken_port_is_told_with_the_fix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-async def test_an_address_that_is_not_ours_is_told(tmp_path: Path, host: str) -> None:
-    with pytest.raises(ServerError, match="no address of this machine; see --http-host"):
+async def test_an_address_that_is_not_ours_is_reported(tmp_path: Path, host: str) -> None:
+    with pytest.raises(ServerError, match="not an address of this machine; see --http-host"):
         async with serving(tmp_path, host=host):
             pass

@@ -95,7 +95,7 @@ async def test_what_comes_after_a_stop_is_not_measured(tmp_path: Path) -> None:
     assert metrics[at("inter_token_latency_seconds_count")] == 2
 
 
-async def test_a_worker_that_takes_text_may_tell_its_tokens(tmp_path: Path) -> None:
+async def test_a_worker_that_takes_text_may_report_its_tokens(tmp_path: Path) -> None:
     engine = Holding()
     engine.model_input = ModelInput.Text
     chunk = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}]}

@@ -160,7 +160,7 @@ def test_only_a_valid_trace_is_continued() -> None:
         assert traceparent(CIMultiDict({"traceparent": wrong})) is None
 
 
-async def test_one_line_tells_about_each_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_request_has_one_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     async with serving(tmp_path) as stack:
         await (await stack.chat(stream=True, headers={"x-request-id": "one"})).read()

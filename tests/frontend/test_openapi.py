@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.frontend.openapi import ApiRoute, document, inference_routes
-from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.frontend.openapi import document
+from dynamo.frontend.routes.table import ROUTES
 from support.request_bodies import BODIES
 
-DOCUMENT = document(inference_routes(), "Dynamo", "1")
+DOCUMENT = document(ROUTES)
 
 
 def references(value: Any) -> list[str]:
@@ -52,8 +52,9 @@ def test_a_route_says_what_it_takes_and_gives() -> None:
 
 
 def test_routes_of_one_path_stand_together() -> None:
-    routes = [
-        ApiRoute(method="get", path="/busy_threshold", summary="read"),
-        ApiRoute(method="post", path="/busy_threshold", summary="set", request=ChatRequest),
-    ]
-    assert set(document(routes, "t", "1")["paths"]["/busy_threshold"]) == {"get", "post"}
+    assert set(DOCUMENT["paths"]["/busy_threshold"]) == {"get", "post"}
+
+
+def test_routes_without_a_summary_are_left_out() -> None:
+    assert "/metrics" in {route.path for route in ROUTES}
+    assert "/metrics" not in DOCUMENT["paths"]

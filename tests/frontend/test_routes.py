@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from dynamo.frontend.request_template import RequestTemplate
 from dynamo.llm import ModelType
 from dynamo.runtime import Context
+from dynamo.serving.request_template import RequestTemplate
 from support.toys import Live, Scripted, text_card, toy_card
 from support.waiting import PATIENCE
 

@@ -132,7 +132,7 @@ async def test_a_request_that_waits_for_a_worker_is_in_the_routers_queue(tmp_pat
         assert metrics[WAITING.format("isl_tokens")] == metrics[INSIDE.format("aggregated", "route")] == 0
 
 
-async def test_the_cost_of_every_eighth_choice_by_caches_is_told_in_parts(tmp_path: Path) -> None:
+async def test_the_cost_of_every_eighth_choice_by_caches_is_measured_in_parts(tmp_path: Path) -> None:
     async with serving(tmp_path, router=RouterConfig(mode="kv")) as stack:
         for _ in range(EVERY + 1):
             assert (await stack.chat()).status == 200
@@ -176,7 +176,7 @@ async def test_embeddings_have_a_latency_of_their_own(live: Live, folder: Path) 
     assert metrics['dynamo_frontend_embedding_latency_seconds_sum{model="vectors"}'] > 0
 
 
-async def test_a_loop_that_stands_still_is_told(live: Live) -> None:
+async def test_a_loop_that_stands_still_is_counted(live: Live) -> None:
     count, stalls = "dynamo_frontend_event_loop_delay_seconds_count", "dynamo_frontend_event_loop_stall_total"
     before = (await metrics_once(live.metrics, lambda seen: seen[count] > 0))[stalls]
     time.sleep(0.3)

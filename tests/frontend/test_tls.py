@@ -99,7 +99,7 @@ async def test_files_that_do_not_fit_leave_the_old_certificate_in_use(
     async with serving(tmp_path, tls_cert_path=cert, tls_key_path=key) as stack:
         certificate(tmp_path, "other")[0].replace(cert)
         stack.server.reload_certificate()
-        assert "stays: the TLS key" in caplog.text
+        assert "keeping the TLS certificate in use: the TLS key" in caplog.text
         assert await shown_by(stack.port) == old
         cert.unlink()
         stack.server.reload_certificate()

@@ -85,7 +85,7 @@ async def test_a_span_stands_between_the_client_and_the_worker(
     assert errors["error.type"] == "not_found"
 
 
-def test_spans_are_off_by_default_and_wrong_settings_are_told() -> None:
+def test_spans_are_off_by_default_and_wrong_settings_are_refused() -> None:
     assert tracing_from_env({}) is None
     for wrong, complaint in (
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf"),

@@ -58,7 +58,9 @@ async def test_what_a_router_has_booked_is_the_load_of_a_worker(by_caches: Live,
     assert (await by_caches.metrics())[blocks] == 0
 
 
-async def test_without_caches_a_workers_own_reports_are_told_once_a_threshold_is_set(live: Live, folder: Path) -> None:
+async def test_without_caches_a_workers_own_reports_are_exported_once_a_threshold_is_set(
+    live: Live, folder: Path
+) -> None:
     worker = await live.serve(Scripted().generate, toy_card(folder))
     blocks = at("active_decode_blocks", worker)
     assert blocks not in await live.metrics()
@@ -77,7 +79,7 @@ async def test_without_caches_a_workers_own_reports_are_told_once_a_threshold_is
     assert metrics[at("active_prefill_tokens", worker)] == 7
 
 
-async def test_the_last_request_of_each_worker_is_told_and_forgotten_with_it(live: Live, folder: Path) -> None:
+async def test_the_last_request_of_each_worker_is_exported_and_forgotten_with_it(live: Live, folder: Path) -> None:
     workers = [await live.serve(Scripted().generate, toy_card(folder)) for _ in range(2)]
     prompt = 0
 

@@ -102,7 +102,7 @@ async def ask_until_both_answered(url: str) -> int:
     return asked
 
 
-async def test_processes_share_a_port_and_tell_each_others_metrics(tmp_path: Path) -> None:
+async def test_processes_share_a_port_and_export_each_others_metrics(tmp_path: Path) -> None:
     async with worker(tmp_path), frontend(tmp_path, "--http-workers", "2") as parent:
         url = (await parent.line(r"serving on (http://127.0.0.1:\d+)"))[1]
         asked = await ask_until_both_answered(url)
@@ -182,7 +182,7 @@ async def test_children_leave_when_their_parent_is_killed(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-async def test_what_prevents_a_start_is_told_and_ends_all(tmp_path: Path, workers: str) -> None:
+async def test_what_prevents_a_start_is_reported_and_ends_all(tmp_path: Path, workers: str) -> None:
     flags = ("--http-workers", workers, "--tls-cert-path", "missing.pem", "--tls-key-path", "missing.pem")
     async with frontend(tmp_path, *flags) as parent:
         await parent.line("error: cannot read the TLS certificate missing.pem")

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from dynamo.protocols.kv import (
+    KV_WIRE_VERSION,
     ActiveLoad,
     BookingAdded,
     BookingBatch,
@@ -25,17 +26,19 @@ from dynamo.protocols.kv import (
 BIG = 2**64 - 1
 MESSAGES = [
     RouterEventBatch(
-        [
-            RouterEvent(worker_id=BIG, event_id=0, data=Stored([BIG, 2], [1, BIG], parent_hash=BIG)),
+        version=2,
+        events=[
+            RouterEvent(worker_id=BIG, event_id=0, data=Stored([BIG, 2], parent=BIG)),
             RouterEvent(worker_id=1, event_id=1, dp_rank=3, tier=Tier.Disk, data=Removed([BIG])),
             RouterEvent(worker_id=1, event_id=2, data=Cleared()),
-        ]
+        ],
     ),
     SnapshotRequest(worker_id=1, dp_rank=2),
     KvSnapshot(
+        version=2,
         worker_id=1,
         last_event_id=7,
-        tiers=[TierSnapshot(tier=Tier.Host, block_hashes=[1], sequence_hashes=[BIG], parents=[None])],
+        tiers=[TierSnapshot(tier=Tier.Host, sequence_hashes=[BIG], parents=[None])],
     ),
     ActiveLoad(worker_id=1, kv_used_blocks=0, kv_total_blocks=10),
     BookingBatch(
@@ -61,8 +64,10 @@ def test_messages_survive_the_wire(message: Any) -> None:
         {"tier": "tape"},
         {"dp_rank": -1},
         {"data": {"type": "moved"}},
-        {"data": {"type": "removed", "block_hashes": [-1]}},
+        {"data": {"type": "removed", "sequence_hashes": [-1]}},
         {"data": {"type": "stored", "block_hashes": [1]}},
+        {"data": {"type": "stored", "sequence_hashes": [1], "parent": -1}},
+        {"data": {"type": "stored", "sequence_hashes": 1}},
     ],
 )
 def test_an_event_with_a_wrong_field_is_refused(change: dict[str, Any]) -> None:
@@ -70,3 +75,18 @@ def test_an_event_with_a_wrong_field_is_refused(change: dict[str, Any]) -> None:
     msgspec.msgpack.decode(msgspec.msgpack.encode(good), type=RouterEvent)
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(good | change), type=RouterEvent)
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+@pytest.mark.parametrize(
+    ("message", "of"),
+    [({"events": []}, RouterEventBatch), ({"worker_id": 1, "tiers": []}, KvSnapshot)],
+    ids=["events", "snapshot"],
+)
+def test_events_and_snapshots_of_another_version_are_refused(
+    message: dict[str, Any], of: type[Any], version: int | None
+) -> None:
+    msgspec.msgpack.decode(msgspec.msgpack.encode({**message, "version": KV_WIRE_VERSION}), type=of)
+    other = message if version is None else {**message, "version": version}
+    with pytest.raises(msgspec.ValidationError, match="version"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(other), type=of)

@@ -22,9 +22,8 @@ from dynamo.protocols.errors import (
     Unavailable,
     Unknown,
 )
-from dynamo.protocols.kv import ActiveLoad, BookingAdded, BookingBatch, BookingFreed
+from dynamo.protocols.kv import ActiveLoad, BookingAdded, BookingBatch, BookingFreed, WorkerRank
 from dynamo.router import Router, Thresholds
-from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync import replicas
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Local

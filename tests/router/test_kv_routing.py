@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.kv import KvSnapshot, Stored
+from dynamo.protocols.kv import KV_WIRE_VERSION, KvSnapshot, RouterEvent, RouterEventBatch, Stored, WorkerRank
 from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.slots import WorkerRank
-from dynamo.router.kv.sync.follow import FollowConfig
+from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
 from support.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing
@@ -227,7 +228,7 @@ async def expect_in_vain(side: RouterSide, rank: WorkerRank) -> float:
     await until(lambda: side.router.stats.snapshots > before)
     await follower.settled()
     follower.expect(rank, prompt_hashes(prompt("AB"), BLOCK))
-    return follower._ranks[rank].patience
+    return follower._ranks[rank].sync.patience
 
 
 async def test_prompts_that_are_never_cached_lead_to_ever_fewer_questions_though_others_are() -> None:
@@ -248,14 +249,14 @@ async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarel
         worker.store(prompt("A"))
         await until(lambda: side.same_as(worker))
         told = worker.snapshot
-        worker.snapshot = lambda rank=0: KvSnapshot(worker_id=worker.id, tiers=[], last_event_id=0)  # type: ignore[method-assign]
+        worker.snapshot = lambda rank=0: KvSnapshot(version=2, worker_id=worker.id, tiers=[], last_event_id=0)  # type: ignore[method-assign]
         follower = side.kv.follower
         assert follower
-        rank = follower._ranks[WorkerRank(worker.id)]
+        sync = follower._ranks[WorkerRank(worker.id)].sync
         for letter, pause in (("B", 0.02), ("C", 0.04)):
             worker.last[0] += 1
             worker.store(prompt(letter))
-            await until(lambda pause=pause: rank.pause == pause)
+            await until(lambda pause=pause: sync.pause == pause)
             await follower.settled()
         worker.snapshot = told  # type: ignore[method-assign]
         worker.last[0] += 1
@@ -263,7 +264,7 @@ async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarel
         await until(lambda: side.same_as(worker))
         worker.store(prompt("E"))
         await until(lambda: side.same_as(worker))
-        assert rank.pause == slow.patience
+        assert sync.pause == slow.patience
 
 
 async def test_after_a_while_without_doubt_a_missing_prompt_is_asked_for_at_once_again() -> None:
@@ -278,7 +279,7 @@ async def test_after_a_while_without_doubt_a_missing_prompt_is_asked_for_at_once
 
         def eager() -> bool:
             follower.expect(WorkerRank(worker.id), prompt_hashes(prompt("AB"), BLOCK))
-            return follower._ranks[WorkerRank(worker.id)].patience == EAGER.patience
+            return follower._ranks[WorkerRank(worker.id)].sync.patience == EAGER.patience
 
         await until(eager)
 
@@ -337,7 +338,7 @@ async def test_hashes_that_are_not_ours_are_told(caplog: pytest.LogCaptureFixtur
             await ask_until_told()
 
 
-async def test_events_that_are_none_are_counted_and_harm_nothing() -> None:
+async def test_malformed_messages_are_counted_and_harm_nothing() -> None:
     local = Local()
     listening: Any = {"replica_sync": True, "active_prefill_tokens_threshold": 10**6}
     async with routing(local, **listening) as side, ScriptedWorker(local) as worker:
@@ -350,16 +351,47 @@ async def test_events_that_are_none_are_counted_and_harm_nothing() -> None:
         await converged([side], [worker])
 
 
-async def test_an_event_without_its_parent_leads_to_a_snapshot() -> None:
+async def test_an_event_that_names_a_block_twice_is_counted_and_leads_to_a_snapshot() -> None:
     local = Local()
     async with routing(local) as side, ScriptedWorker(local) as worker:
         await side.settled(1)
         worker.store(prompt("AB"))
         await until(lambda: side.same_as(worker))
         before = side.router.stats.snapshots
-        worker.publish(Stored([5], [6], parent_hash=99))
+        number = worker.last[0] = worker.last[0] + 1
+        event = RouterEvent(worker_id=worker.id, event_id=number, data=Stored([5, 6, 5]))
+        message = msgspec.msgpack.encode(RouterEventBatch(version=KV_WIRE_VERSION, events=[event]))
+        worker.runtime.events.publish("namespace.test.component.backend.kv-events", message)
         await until(lambda: side.router.stats.snapshots > before)
         await converged([side], [worker])
+        assert side.router.stats.malformed == 1
+
+
+def of_the_first_version(message: bytes, worker: ScriptedWorker) -> int:
+    """An event of a build before versions; this kind looked the same otherwise."""
+    old = {"events": [{"worker_id": worker.id, "event_id": worker.last[0], "data": {"type": "cleared"}}]}
+    worker.runtime.events.publish("namespace.test.component.backend.kv-events", msgspec.msgpack.encode(old))
+    return 0
+
+
+async def test_a_worker_that_speaks_another_version_is_routed_by_load_only(caplog: pytest.LogCaptureFixture) -> None:
+    local = Local()
+    worker = ScriptedWorker(local)
+    worker.deliver = lambda message: of_the_first_version(message, worker)
+
+    async def tell(request: Any) -> AsyncIterator[Any]:
+        part = {"tier": "device", "block_hashes": [1], "sequence_hashes": [2], "parents": [None]}
+        yield {"worker_id": worker.id, "last_event_id": worker.last.get(0), "tiers": [part]}
+
+    worker.tell = tell  # type: ignore[method-assign]
+    async with routing(local) as side, worker:
+        await until(lambda: len(side.client.set) == 1)
+        assert await side.ask(asking("ABC")) == worker.id
+        await until(lambda: "gives no snapshot of its KV cache" in caplog.text)
+        await until(lambda: side.router.stats.malformed == 1)
+        assert "ignoring malformed KV events: Object missing required field `version`" in caplog.text
+        assert side.kv.known_blocks == 0
+        assert await side.ask(asking("ABC")) == worker.id
 
 
 async def test_ranks_are_chosen_and_told_to_the_worker() -> None:

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.frontend.request_template import RequestTemplate
 from dynamo.protocols.errors import InvalidRequest, Unknown
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.run.prompts import BadLine, Prompt, read_prompt
 from dynamo.serving.ask import Answer, RequestDefaults
+from dynamo.serving.request_template import RequestTemplate
 
 ANSWER = Answer(
     body={

@@ -1,59 +1,45 @@
-"""The plainest possible model of what workers hold: a list of facts, searched in full."""
+"""The plainest possible model of what ranks hold: sets of blocks, searched in full."""
 
 from __future__ import annotations
 
-from dynamo.kv.hashing import sequence_hashes
-from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier
-from dynamo.router.kv.index.index import Applied
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, WorkerRank
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.slots import WorkerRank
 
 
 class NaiveIndex:
     def __init__(self) -> None:
-        self.held: dict[WorkerRank, dict[Tier, dict[int, int]]] = {}
-        """Sequence hash by name, per worker and tier."""
+        self.held: dict[WorkerRank, dict[Tier, set[int]]] = {}
         self.parents: dict[int, int | None] = {}
-        """Of every block ever heard of."""
+        """Of every block ever stored."""
 
-    def apply(self, event: RouterEvent) -> Applied | None:
-        """None: refused."""
+    def apply(self, event: RouterEvent) -> int | None:
+        """How many blocks came or went; None: refused."""
         worker = WorkerRank(event.worker_id, event.dp_rank)
-        tiers = self.held.get(worker, {tier: {} for tier in Tier})
-        names = tiers[event.tier]
+        tiers = self.held.get(worker, {tier: set() for tier in Tier})
+        blocks = tiers[event.tier]
+        before = len(blocks)
         match event.data:
-            case Stored(hashes, local, above):
-                if len(hashes) != len(local):
+            case Stored(hashes, parent):
+                if len(set(hashes)) < len(hashes):
                     return None
-                if not hashes:
-                    return Applied()
-                parent = None
-                if above is not None:
-                    known = [tiers[tier][above] for tier in Tier if above in tiers[tier]]
-                    if not known or above in hashes:
-                        return None
-                    parent = known[0]
-                changed = 0
-                for name, sequence in zip(hashes, sequence_hashes(local, parent), strict=True):
-                    changed += names.get(name) != sequence
-                    names[name] = sequence
-                    self.parents[sequence] = parent
-                    parent = sequence
-                self.held[worker] = tiers
-                return Applied(changed, repeated=len(hashes) - changed)
+                if hashes:
+                    self.held[worker] = tiers
+                self.parents.update(zip(hashes, [parent, *hashes], strict=False))
+                blocks.update(hashes)
+                return len(blocks) - before
             case Removed(hashes):
-                changed = sum([names.pop(name, None) is not None for name in hashes])
-                return Applied(changed, unknown=len(hashes) - changed)
+                blocks.difference_update(hashes)
+                return before - len(blocks)
             case Cleared():
-                changed = sum([len(blocks) for blocks in tiers.values()])
+                held = sum([len(blocks) for blocks in tiers.values()])
                 if worker in self.held:
-                    self.held[worker] = {tier: {} for tier in Tier}
-                return Applied(changed)
+                    self.held[worker] = {tier: set() for tier in Tier}
+                return held
 
     def replace(self, snapshot: KvSnapshot) -> None:
-        tiers: dict[Tier, dict[int, int]] = {tier: {} for tier in Tier}
+        tiers: dict[Tier, set[int]] = {tier: set() for tier in Tier}
         for part in snapshot.tiers:
-            tiers[part.tier].update(zip(part.block_hashes, part.sequence_hashes, strict=True))
+            tiers[part.tier].update(part.sequence_hashes)
             self.parents.update(zip(part.sequence_hashes, part.parents, strict=True))
         self.held[WorkerRank(snapshot.worker_id, snapshot.dp_rank)] = tiers
 
@@ -62,8 +48,8 @@ class NaiveIndex:
         for worker, tiers in self.held.items():
             at, counts = 0, []
             for tier in Tier:
-                start, blocks = at, set(tiers[tier].values())
-                while at < len(chain) and chain[at] in blocks:
+                start = at
+                while at < len(chain) and chain[at] in tiers[tier]:
                     at += 1
                 counts.append(at - start)
             if at:

@@ -10,19 +10,21 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, RouterEventBatch, Stored
-from dynamo.router.kv import sequence_hashes
+from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, RouterEventBatch, Stored, Tier
 from dynamo.runtime import DistributedRuntime
 from support.waiting import PATIENCE
 
+Blocks = set[tuple[Tier, int]]
+"""Sequence hashes, each with the tier it lies in."""
+
 
 class Reader:
-    """Applies events in the plainest way, refusing gaps and unknown parents."""
+    """Applies events in the plainest way, refusing gaps, unknown parents and changes that change nothing."""
 
     def __init__(self) -> None:
         self.messages: list[list[RouterEvent]] = []
-        self.blocks: dict[tuple[int, int], dict[int, int]] = {}
-        """Per (worker, rank): sequence hash by block hash, whatever the tier."""
+        self.blocks: dict[tuple[int, int], Blocks] = {}
+        """Per (worker, rank)."""
         self.last: dict[tuple[int, int], int] = {}
         self._arrived = asyncio.Event()
         self._refused: Exception | None = None
@@ -46,14 +48,19 @@ class Reader:
         key = (event.worker_id, event.dp_rank)
         assert event.event_id == self.last.get(key, -1) + 1
         self.last[key] = event.event_id
-        blocks = self.blocks.setdefault(key, {})
+        blocks = self.blocks.setdefault(key, set())
         match event.data:
-            case Stored(names, local, parent):
-                before = None if parent is None else blocks[parent]
-                blocks.update(zip(names, sequence_hashes(local, before), strict=True))
+            case Stored(hashes, parent):
+                assert parent is None or any((tier, parent) in blocks for tier in Tier)
+                stored = {(event.tier, block) for block in hashes}
+                assert len(stored) == len(hashes)
+                assert stored.isdisjoint(blocks)
+                blocks |= stored
             case Removed(hashes):
-                for name in hashes:
-                    blocks.pop(name, None)
+                removed = {(event.tier, block) for block in hashes}
+                assert len(removed) == len(hashes)
+                assert removed <= blocks
+                blocks -= removed
             case Cleared():
                 blocks.clear()
 
@@ -63,7 +70,7 @@ class Reader:
         if snapshot.last_event_id is not None:
             self.last[key] = snapshot.last_event_id
 
-    async def until(self, worker_id: int, event_id: int, dp_rank: int = 0) -> dict[int, int]:
+    async def until(self, worker_id: int, event_id: int, dp_rank: int = 0) -> Blocks:
         """The rank's blocks once this event has been applied."""
         async with asyncio.timeout(PATIENCE):
             while not self._refused and self.last.get((worker_id, dp_rank), -1) < event_id:
@@ -74,12 +81,8 @@ class Reader:
         return self.blocks[worker_id, dp_rank]
 
 
-def content(snapshot: KvSnapshot) -> dict[int, int]:
-    return {
-        name: sequence
-        for tier in snapshot.tiers
-        for name, sequence in zip(tier.block_hashes, tier.sequence_hashes, strict=True)
-    }
+def content(snapshot: KvSnapshot) -> Blocks:
+    return {(part.tier, block) for part in snapshot.tiers for block in part.sequence_hashes}
 
 
 async def ask_snapshot(runtime: DistributedRuntime, worker_id: int, dp_rank: int = 0) -> KvSnapshot:

@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from dynamo.kv.hashing import local_hashes, sequence_hashes
 from dynamo.kv.subjects import KV_EVENTS, subject
-from dynamo.llm.kv_feed import parts
+from dynamo.llm.kv.feed import parts
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.kv import (
+    KV_WIRE_VERSION,
     Cleared,
     KvSnapshot,
     Removed,
@@ -24,12 +26,12 @@ from dynamo.protocols.kv import (
     RouterEventBatch,
     SnapshotRequest,
     Stored,
+    WorkerRank,
 )
 from dynamo.router import RouterConfig
-from dynamo.router.kv import Index, local_hashes, sequence_hashes
+from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.router import KvAwareRouter
-from dynamo.router.kv.slots import WorkerRank
-from dynamo.router.kv.sync.follow import FollowConfig
+from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.router.migration import Migration
 from dynamo.router.router import Router
 from dynamo.router.simple import SimpleRouter
@@ -127,19 +129,16 @@ class ScriptedWorker:
         self.store(request.token_ids, rank)
 
     def store(self, tokens: Sequence[int], rank: int = 0) -> None:
-        local = [block ^ self.salt for block in local_hashes(tokens, BLOCK)]
-        chain = sequence_hashes(local)
-        names = [block ^ 0xABC for block in chain]  # the engine's own
-        held = {name for part in self.index.snapshot(WorkerRank(self.id, rank)) for name in part.block_hashes}
-        new = next((at for at, name in enumerate(names) if name not in held), len(names))
-        if new < len(names):
-            self.publish(Stored(names[new:], local[new : len(names)], names[new - 1] if new else None), rank)
+        chain = sequence_hashes([block ^ self.salt for block in local_hashes(tokens, BLOCK)])
+        new = next((at for at, block in enumerate(chain) if not self._holds(block, rank)), len(chain))
+        if new < len(chain):
+            self.publish(Stored(chain[new:], chain[new - 1] if new else None), rank)
 
     def evict(self, count: int, rank: int = 0) -> None:
         parts = self.index.snapshot(WorkerRank(self.id, rank))
-        names = [name for part in parts for name in part.block_hashes][:count]
-        if names:
-            self.publish(Removed(names), rank)
+        blocks = [block for part in parts for block in part.sequence_hashes][:count]
+        if blocks:
+            self.publish(Removed(blocks), rank)
 
     def clear(self, rank: int = 0) -> None:
         self.publish(Cleared(), rank)
@@ -148,7 +147,7 @@ class ScriptedWorker:
         number = self.last[rank] = self.last.get(rank, -1) + 1
         event = RouterEvent(worker_id=self.id, event_id=number, data=data, dp_rank=rank)
         self.index.apply(event)
-        message = msgspec.msgpack.encode(RouterEventBatch([event]))
+        message = msgspec.msgpack.encode(RouterEventBatch(version=KV_WIRE_VERSION, events=[event]))
         for _ in range(self.deliver(message)):
             self.runtime.events.publish(subject(PLACE, KV_EVENTS), message)
 
@@ -162,7 +161,12 @@ class ScriptedWorker:
 
     def snapshot(self, rank: int = 0) -> KvSnapshot:
         tiers = self.index.snapshot(WorkerRank(self.id, rank))
-        return KvSnapshot(worker_id=self.id, dp_rank=rank, tiers=tiers, last_event_id=self.last.get(rank))
+        return KvSnapshot(
+            version=KV_WIRE_VERSION, worker_id=self.id, dp_rank=rank, tiers=tiers, last_event_id=self.last.get(rank)
+        )
+
+    def _holds(self, block: int, rank: int) -> bool:
+        return self.index.holds(WorkerRank(self.id, rank), block)
 
     def blocks(self, rank: int = 0) -> int:
         return self.index.blocks(WorkerRank(self.id, rank))
@@ -225,11 +229,7 @@ class RouterSide:
 
 
 def _content(parts: list[Any]) -> set[Any]:
-    return {
-        (part.tier, *block)
-        for part in parts
-        for block in zip(part.block_hashes, part.sequence_hashes, part.parents, strict=True)
-    }
+    return {(part.tier, *block) for part in parts for block in zip(part.sequence_hashes, part.parents, strict=True)}
 
 
 class Asked:

@@ -7,13 +7,13 @@ pushes OpenAI chunks. Both push into a `Sink`, a whole step at a time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.errors import StartError
-from dynamo.protocols.kv import Cleared, Removed, Stored
+from dynamo.protocols.kv import KvChange
 from dynamo.runtime.stream import Sink
 
 
@@ -52,10 +52,11 @@ class Engine(Protocol):
         """Fail what still runs and let go of everything."""
 
 
-KvChange = Stored | Removed | Cleared
-"""Hashes of blocks are the engine's own, those of tokens `dynamo.router.kv.local_hashes`."""
 KvListener = Callable[[int, list[KvChange]], None]
-"""Told, on the event loop, the data parallel rank and what happened to its blocks since the last call."""
+"""Called on the event loop with a data parallel rank and what happened to its blocks since the last call.
+
+Blocks are identified by their sequence hashes (`dynamo.kv.hashing`).
+"""
 
 
 class RankLoad(Struct, kw_only=True, frozen=True):
@@ -77,16 +78,6 @@ class KvSource(Protocol):
 
     def on_kv_events(self, listener: KvListener) -> None:
         """Tell `listener` of every change from now on; called once, before the first request."""
-
-
-@runtime_checkable
-class ExactKvSource(KvSource, Protocol):
-    """One that tells of every block once when it comes, after its parent, and once when it goes.
-
-    Its names for blocks are their sequence hashes. Nobody checks what it tells.
-    """
-
-    kv_exact: Literal[True]
 
 
 class KvSocket(Struct, kw_only=True, frozen=True):

@@ -166,13 +166,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
-    from dynamo.serving.terminal import talk
+    from dynamo.serving.terminal import chat_with_workers
 
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise fail("--interactive is a chat and needs a terminal", code=2)
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
     models = Models(runtime, config.router, HubConfig.from_env(os.environ), config.serves_namespace)
-    await run_until_signalled(runtime, talk(runtime, models, os.environ))
+    await run_until_signalled(runtime, chat_with_workers(runtime, models, os.environ))
 
 
 async def serve(

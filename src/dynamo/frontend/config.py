@@ -11,11 +11,11 @@ from msgspec import Struct
 
 from dynamo.frontend.connection import ConnectionLimits
 from dynamo.frontend.measure.metrics import clean_prefix
-from dynamo.frontend.request_template import RequestTemplate
 from dynamo.router import RouterConfig
 from dynamo.router.config import SETTINGS
 from dynamo.runtime.logging import truthy
 from dynamo.runtime.names import DEFAULT_NAMESPACE
+from dynamo.serving.request_template import RequestTemplate
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -1,4 +1,4 @@
-"""One HTTP connection, with limits on how long a client may take over what it sends and reads.
+"""One HTTP connection, with limits on how long a client may take to send and to read.
 
 The HTTP library bounds how long a connection may be idle and how large headers may be; what it lacks is added here.
 """
@@ -33,7 +33,7 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
     header: float = 15.0
     """From the first byte of a request's header to its last."""
     stall: float = 60.0
-    """How long a client may leave what was sent to it unread, once more waits than its socket takes."""
+    """How long a client may leave an answer unread once its socket is full."""
 
 
 class Connection(web.RequestHandler):
@@ -43,7 +43,7 @@ class Connection(web.RequestHandler):
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # the library's own way to say: none
+            access_log=None,  # type: ignore[arg-type]  # documented as: no log
             keepalive_timeout=limits.idle or FOREVER,
             lingering_time=LINGER,
         )
@@ -53,7 +53,7 @@ class Connection(web.RequestHandler):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def begun(self) -> None:
-        """A header is complete and its request is being served."""
+        """A request's header is complete."""
         self._busy = True
         if self._header_timer:
             self._header_timer.cancel()
@@ -97,7 +97,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is not HTTP, or too much of it, gets an answer of our own shape and no trace in the log."""
+        """Malformed or oversized HTTP gets an error of our own shape, and no traceback in the log."""
         request_id = str(uuid.uuid4())
         if status >= 500:
             log.error("%s failed before it had a handler [%s]", request.rel_url.raw_path, request_id, exc_info=exc)

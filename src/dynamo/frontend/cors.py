@@ -12,7 +12,7 @@ MAX_AGE = "600"
 
 
 class Cors:
-    """`*` lets every page in; the answer still names no credentials, so browsers send none of their own."""
+    """`*` allows every page; answers never allow credentials, so browsers send none."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origins)
@@ -20,9 +20,9 @@ class Cors:
     def __bool__(self) -> bool:
         return bool(self._origins)
 
-    def headers(self, asked: Headers) -> dict[str, str]:
+    def headers(self, sent: Headers) -> dict[str, str]:
         """What an answer to this request carries."""
-        origin = asked.get("Origin")
+        origin = sent.get("Origin")
         if "*" in self._origins:
             allowed = {"Access-Control-Allow-Origin": "*"}
         elif origin in self._origins:
@@ -33,7 +33,7 @@ class Cors:
         return allowed | {"Access-Control-Expose-Headers": "x-request-id, retry-after"}
 
     def preflight(self, request: web.Request) -> web.Response | None:
-        """The answer to a browser that asks before it asks."""
+        """The answer to a browser's preflight request; None for any other."""
         if request.method != "OPTIONS" or "Access-Control-Request-Method" not in request.headers:
             return None
         headers = {

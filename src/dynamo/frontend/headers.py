@@ -1,14 +1,17 @@
-"""What a request's headers tell us, and which of it we believe."""
+"""What a request's headers say, and how much of it is trusted."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from msgspec import structs
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from dynamo.protocols.errors import HttpError
+from dynamo.protocols.openai_fields import AgentHints, NvExt
 
 Headers = CIMultiDictProxy[str] | CIMultiDict[str]
 
@@ -17,32 +20,38 @@ _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-
 _METADATA = "x-dynamo-meta-"
 MAX_METADATA = 64
 MAX_METADATA_BYTES = 64 * 1024
+_INSTANCE = ("x-dynamo-worker-instance-id", "x-worker-instance-id")
+_RANK = ("x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank")
+_PRIORITY = ("x-dynamo-request-priority",)
+_TENANT = "x-tenant-id"
+_NVEXT = frozenset((*_INSTANCE, *_RANK, *_PRIORITY, _TENANT))
+UNSET_RANK = 4294967295
 
 
 def request_id(headers: Headers) -> str:
     """The client's own `x-request-id`, if it can stand in a log and a header; a new one otherwise."""
-    told = headers.get("x-request-id")
-    return told if told and _PRINTABLE.fullmatch(told) else str(uuid.uuid4())
+    sent = headers.get("x-request-id")
+    return sent if sent and _PRINTABLE.fullmatch(sent) else str(uuid.uuid4())
 
 
 def context_id(headers: Headers, request_id: str) -> str:
     """The id workers know the request by: a UUID, which the client may choose.
 
-    An `x-request-id` of our own making is one; a client's may be anything, and may come twice.
+    An `x-request-id` generated here is one; a client's may be any text, and need not be unique.
     """
     for name in ("request-id", "x-dynamo-request-id"):
-        told = headers.get(name)
-        if told:
+        sent = headers.get(name)
+        if sent:
             try:
-                return str(uuid.UUID(told))
+                return str(uuid.UUID(sent))
             except ValueError:
                 continue
     return str(uuid.uuid4()) if headers.get("x-request-id") else request_id
 
 
 def traceparent(headers: Headers) -> str | None:
-    told = headers.get("traceparent", "")
-    return told if _TRACEPARENT.fullmatch(told) else None
+    sent = headers.get("traceparent", "")
+    return sent if _TRACEPARENT.fullmatch(sent) else None
 
 
 def metadata(headers: Headers) -> dict[str, str]:
@@ -62,3 +71,30 @@ def metadata(headers: Headers) -> dict[str, str]:
 
 def _size(fields: Mapping[str, str]) -> int:
     return sum(len(key) + len(value) for key, value in fields.items())
+
+
+def nvext(headers: Headers, body: NvExt | None) -> NvExt | None:
+    """The body's `nvext`, overridden by what was sent as headers; malformed headers are ignored."""
+    if _NVEXT.isdisjoint(map(str.lower, headers)):
+        return body
+    fields: dict[str, Any] = {
+        "backend_instance_id": _number(headers, _INSTANCE, 0, 2**64 - 1),
+        "dp_rank": _number(headers, _RANK, 0, UNSET_RANK - 1),
+        "cache_salt": headers.get(_TENANT) or None,
+    }
+    fields = {name: value for name, value in fields.items() if value is not None}
+    priority = _number(headers, _PRIORITY, -(2**31), 2**31 - 1)
+    if not fields and priority is None:
+        return body
+    body = body or NvExt()
+    if priority is not None:
+        fields["agent_hints"] = structs.replace(body.agent_hints or AgentHints(), priority=priority)
+    return structs.replace(body, **fields)
+
+
+def _number(headers: Headers, names: Sequence[str], low: int, high: int) -> int | None:
+    for name in names:
+        text = headers.get(name, "")
+        if text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= 20 and low <= int(text) <= high:
+            return int(text)
+    return None

@@ -1,4 +1,4 @@
-"""API keys: who may ask."""
+"""API keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Unauthorized(DynamoException):
 
 
 class ApiKeys:
-    """No keys: everybody may ask."""
+    """Without any, all requests are accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        # Digests have one length, so that not even the length of a key can be learned from the time this takes.
+        # Digests all have one length: the time a comparison takes does not even reveal the length of a key.
         self._digests = [_digest(key) for key in keys]
 
     def check(self, headers: Headers) -> None:

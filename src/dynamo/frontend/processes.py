@@ -1,7 +1,7 @@
 """`--http-workers N`: N processes on one port, and the parent that keeps them running.
 
 The kernel spreads new connections over the processes. Parent and child hold a socket pair: the child writes a byte when
-it serves, and leaves when the parent's end closes, however that came about.
+it serves, and leaves when the parent's end closes, for whatever reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def reserve(host: str, port: int) -> tuple[socket.socket, int]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if port:
-            # Others who share their port would let us in unnoticed: make sure that nobody is there.
+            # A server that shares its port would let this one in unnoticed: make sure that the port is free.
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
@@ -46,12 +46,12 @@ def reserve(host: str, port: int) -> tuple[socket.socket, int]:
 
 
 class HttpProcess:
-    """One place among the children; when its process dies another takes it."""
+    """One of the children; when its process dies another is started in its place."""
 
     def __init__(self, index: int, command: Callable[[int], list[str]]) -> None:
         self.ready = asyncio.Event()
         self.serving = False
-        """The process that is there now; `ready` is about any."""
+        """The current process serves; `ready` is set once any has."""
         self.code = 0
         self.process: asyncio.subprocess.Process | None = None
         self._index = index
@@ -59,10 +59,10 @@ class HttpProcess:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Returns when told to stop, or when the first process leaves before it ever served."""
+        """Returns after `stop`, or when the first process exits before it ever served."""
         pause = 0.5
         while not self._stopping.is_set():
-            served = await self._once()
+            served = await self._run_once()
             if self._stopping.is_set():
                 return
             if not self.ready.is_set():
@@ -72,7 +72,7 @@ class HttpProcess:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
 
-    async def _once(self) -> bool:
+    async def _run_once(self) -> bool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with ours:
@@ -90,15 +90,15 @@ class HttpProcess:
             code = await self.process.wait()
             self.serving = False
             if self._stopping.is_set() and code == -signal.SIGTERM:
-                # It was told to leave before it could take that as a request.
+                # The signal came before it had a handler for it.
                 code = 0
-            # As a shell tells it.
+            # As a shell reports it.
             self.code = 128 - code if code < 0 else code
         return served
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self._stopping.is_set() and number == signal.SIGTERM:
-            # A second one would mean: at once.
+            # A second one would mean: without waiting for requests.
             return
         self._stopping.set()
         self.send(number)
@@ -119,8 +119,8 @@ async def supervise(
 ) -> int:
     """Run `count` children until a signal comes; returns the exit code for the parent.
 
-    `serving` is told the port once all of them serve. A child that cannot even start ends the whole undertaking.
-    Signals of `passed_on` go to the children that serve, and end nothing here.
+    `serving` is called with the port once all of them serve. A child that cannot start ends all of them. Signals in
+    `passed_on` are only forwarded to the children that serve.
     """
     with contextlib.ExitStack() as stack:
         held, port = reserve(host, port)
@@ -133,17 +133,17 @@ async def supervise(
         workers = [HttpProcess(index, command_of(index)) for index in range(count)]
         async with forwarded(workers, passed_on):
             tasks = [asyncio.create_task(worker.run()) for worker in workers]
-            everybody = asyncio.create_task(all_ready(workers))
+            all_serve = asyncio.create_task(all_ready(workers))
             try:
-                await asyncio.wait((*tasks, everybody), return_when=asyncio.FIRST_COMPLETED)
-                if everybody.done():
+                await asyncio.wait((*tasks, all_serve), return_when=asyncio.FIRST_COMPLETED)
+                if all_serve.done():
                     serving(port)
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                everybody.cancel()
+                all_serve.cancel()
                 for worker in workers:
                     worker.stop()
-                await asyncio.gather(everybody, *tasks, return_exceptions=True)
+                await asyncio.gather(all_serve, *tasks, return_exceptions=True)
         return max(worker.code for worker in workers)
 
 
@@ -154,7 +154,7 @@ async def all_ready(workers: list[HttpProcess]) -> None:
 
 @contextlib.asynccontextmanager
 async def forwarded(workers: list[HttpProcess], passed_on: Sequence[signal.Signals]) -> AsyncIterator[None]:
-    """The first signal asks the children to leave in order, the second ends them."""
+    """The first signal asks the children to finish and exit, the second kills them."""
     loop = asyncio.get_running_loop()
     numbers = iter((signal.SIGTERM,))
 
@@ -165,7 +165,7 @@ async def forwarded(workers: list[HttpProcess], passed_on: Sequence[signal.Signa
 
     def pass_on(number: int) -> None:
         for worker in workers:
-            # Before that it would not know what to do with it.
+            # Until then it has no handler for it.
             if worker.serving:
                 worker.send(number)
 
@@ -192,7 +192,7 @@ class Parent:
             self._socket.send(READY)
 
     async def gone(self) -> None:
-        """Wait until the parent is no more."""
+        """Wait until the parent has exited."""
         with contextlib.suppress(ConnectionError):
             await asyncio.get_running_loop().sock_recv(self._socket, 1)
 

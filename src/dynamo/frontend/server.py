@@ -10,13 +10,16 @@ import ssl
 
 from aiohttp import web
 
-from dynamo.frontend.app import Frontend
+from dynamo.frontend.app import application
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
+from dynamo.frontend.measure.exchange import Exchanges
 from dynamo.frontend.measure.loop_delay import LoopDelay
+from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.siblings import Siblings
+from dynamo.frontend.state import Frontend
 from dynamo.frontend.tls import Certificate, TlsError
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
@@ -45,23 +48,24 @@ class Server:
     ) -> None:
         self._runtime = runtime
         self._config = config
-        self._gate = Gate(config, tracing)
-        times = self._gate.exchanges.metrics.stages.prompts
-        self.models = Models(runtime, config.router, hub, config.serves_namespace, times)
+        metrics = FrontendMetrics(config.metrics_prefix)
+        self.models = Models(runtime, config.router, hub, config.serves_namespace, metrics.stages.prompts)
         self._siblings = siblings
         self._tracing = tracing
         self._loop_delay = LoopDelay()
-        self._frontend = Frontend(self.models, config, self._gate, siblings, self._loop_delay)
+        self._frontend = Frontend(self.models, Exchanges(metrics), self._loop_delay, siblings)
+        self._gate = Gate(self._frontend, config, tracing)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._certificate: Certificate | None = None
         self.url = ""
 
     async def start(self) -> None:
-        """Listen first, so that a taken port is told at once; then learn which models there are."""
+        """Listen first, so that a taken port is reported at once; then learn which models there are."""
         self._certificate = self._tls()
         tls = self._certificate.context if self._certificate else None
-        self._runner = web.AppRunner(self._frontend.application(), handler_cancellation=True, shutdown_timeout=1.0)
+        app = application(self._frontend, self._gate, self._config)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         self._listener = await self._listen(self._runner, tls)
         host, port = self._listener.sockets[0].getsockname()[:2]
@@ -73,25 +77,25 @@ class Server:
         self._loop_delay.start()
         if self._certificate:
             self._certificate.watch()
-        # What was made until now stays for good: later collections need not look at it.
+        # What exists by now lives as long as the process: later collections need not look at it.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 100)
 
     async def serve(self) -> None:
-        """Serve until the runtime shuts down, then refuse what is new and let running requests finish.
+        """Serve until the runtime shuts down, then refuse new requests and let running ones finish.
 
-        Until the last one is done the port stays open, so that `/health` can tell what is going on.
+        Until the last one is done the port stays open, so that `/health` still answers.
         """
         await self._runtime.wait_for_shutdown()
-        self._gate.draining = True
-        await self._finished()
+        self._frontend.draining = True
+        await self._drain()
         if self._listener:
             self._listener.close()
 
     async def stop(self) -> None:
         """End what still runs; safe in whatever state the server is."""
-        self._gate.draining = True
+        self._frontend.draining = True
         self._loop_delay.stop()
         if self._certificate:
             self._certificate.stop()
@@ -106,7 +110,7 @@ class Server:
             await asyncio.to_thread(self._tracing.close)
 
     def reload_certificate(self) -> None:
-        """Look at its files now, instead of within some seconds."""
+        """Check its files now rather than at the next interval."""
         if self._certificate:
             self._certificate.reload()
 
@@ -136,7 +140,7 @@ class Server:
         except OSError as error:
             raise cannot_listen(host, port, error) from error
 
-    async def _finished(self) -> None:
+    async def _drain(self) -> None:
         try:
             async with asyncio.timeout(self._config.graceful_shutdown_timeout):
                 await self._gate.idle()
@@ -148,5 +152,5 @@ def cannot_listen(host: str, port: int, error: OSError) -> ServerError:
     if error.errno == errno.EADDRINUSE:
         return ServerError(f"port {port} on {host} is already in use; choose another with --http-port")
     if error.errno == errno.EADDRNOTAVAIL or (isinstance(error, OSError) and type(error).__name__ == "gaierror"):
-        return ServerError(f"cannot listen on '{host}': it is no address of this machine; see --http-host")
+        return ServerError(f"cannot listen on '{host}': it is not an address of this machine; see --http-host")
     return ServerError(f"cannot listen on {host}:{port}: {error.strerror or error}")

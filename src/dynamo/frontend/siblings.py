@@ -1,5 +1,4 @@
-"""The processes that share one port. Whichever of them is asked for metrics asks the others for theirs, and what one is
-told to change it tells the others."""
+"""The processes that share one port: each can answer for all of them, and thresholds set at one apply to all."""
 
 from __future__ import annotations
 
@@ -29,9 +28,9 @@ class AskMetrics(Struct, tag="metrics"):
 
 
 class AskOverrides(Struct, tag="overrides"):
-    """Answered with the overrides of the process asked, once it has taken over those it is told."""
+    """Answered with the overrides of the process asked, once it has merged these into them."""
 
-    told: list[Override]
+    known: list[Override]
 
 
 Question = AskMetrics | AskOverrides
@@ -46,12 +45,12 @@ class Siblings:
         self._count = count
         self._server: asyncio.Server | None = None
         self._own: Callable[[], Families] = list
-        self._merged: Callable[[list[Override]], list[Override]] = list
+        self._merge: Callable[[list[Override]], list[Override]] = list
 
-    async def start(self, own: Callable[[], Families], merged: Callable[[list[Override]], list[Override]]) -> None:
-        """`own` tells the families of this process; `merged` takes over what others have set and tells all there is."""
+    async def start(self, own: Callable[[], Families], merge: Callable[[list[Override]], list[Override]]) -> None:
+        """`own` returns the families of this process; `merge` adds overrides to its own and returns the result."""
         self._own = own
-        self._merged = merged
+        self._merge = merge
         path = self._path(self._index)
         # A predecessor that was killed left its socket behind.
         path.unlink(missing_ok=True)
@@ -64,22 +63,22 @@ class Siblings:
             await self._server.wait_closed()
 
     async def all_families(self) -> Families:
-        """Each sample says whose it is: counters of different processes start over at different times, so no sum of
-        them would be a counter. A process that does not answer is left out."""
-        told = await asyncio.gather(*(self._families(index) for index in range(self._count)))
-        return merge({str(index): families for index, families in enumerate(told)})
+        """Labelled by process rather than summed: processes restart at different times, so a sum would be no counter.
+        A process that does not answer is left out."""
+        answers = await asyncio.gather(*(self._families(index) for index in range(self._count)))
+        return merge({str(index): families for index, families in enumerate(answers)})
 
     async def compare(self) -> None:
-        """Afterwards all that can be reached have set the same. One that cannot will ask by itself when it starts."""
+        """Exchange overrides with all others that can be reached. The rest will do so when they start."""
         await asyncio.gather(*(self._compare_with(one) for one in range(self._count) if one != self._index))
 
     async def _compare_with(self, index: int) -> None:
         try:
-            self._merged(await self._ask(index, AskOverrides(self._merged([])), list[Override]))
+            self._merge(await self._ask(index, AskOverrides(self._merge([])), list[Override]))
         except (TimeoutError, msgspec.MsgspecError) as error:
-            log.warning("worker process %d does not take over thresholds: %s", index, _words(error))
+            log.warning("worker process %d does not accept thresholds: %s", index, _words(error))
         except OSError as error:
-            log.debug("worker process %d is not there: %s", index, error)
+            log.debug("worker process %d cannot be reached: %s", index, error)
 
     async def _families(self, index: int) -> Families:
         if index == self._index:
@@ -87,7 +86,7 @@ class Siblings:
         try:
             return await self._ask(index, AskMetrics(), Families)
         except (OSError, TimeoutError, msgspec.MsgspecError) as error:
-            log.warning("worker process %d does not tell its metrics: %s", index, _words(error))
+            log.warning("worker process %d does not answer with its metrics: %s", index, _words(error))
             return []
 
     async def _ask(self, index: int, question: Question, answer: type[T]) -> T:
@@ -103,8 +102,8 @@ class Siblings:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             match msgspec.msgpack.decode(await reader.read(), type=Question):
-                case AskOverrides(told):
-                    answer: Families | list[Override] = self._merged(told)
+                case AskOverrides(known):
+                    answer: Families | list[Override] = self._merge(known)
                 case _:
                     answer = self._own()
             writer.write(msgspec.msgpack.encode(answer))
@@ -122,13 +121,13 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def merge(told: dict[str, Families]) -> Families:
+def merge(by_process: dict[str, Families]) -> Families:
     """One list of families from several, each sample labelled with the process it came from."""
     merged: dict[str, MetricFamily] = {}
-    for worker, families in told.items():
+    for process, families in by_process.items():
         for family in families:
             known = merged.setdefault(family.name, MetricFamily(family.name, family.help, family.kind, []))
             known.samples += [
-                Sample(sample.name, {**sample.labels, LABEL: worker}, sample.value) for sample in family.samples
+                Sample(sample.name, {**sample.labels, LABEL: process}, sample.value) for sample in family.samples
             ]
     return list(merged.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 
 
 class TlsError(Exception):
@@ -17,7 +17,7 @@ class TlsError(Exception):
 
 
 class Certificate:
-    """New connections get the newest that could be read; those that are open keep the one they began with."""
+    """New connections get the newest that could be read; open ones keep theirs."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises TlsError."""
@@ -26,34 +26,34 @@ class Certificate:
         self._newest = server_context(certificate, key)
         self._timer: asyncio.TimerHandle | None = None
         self.context = server_context(certificate, key)
-        """For the server: it hands each connection to the newest, also where the client names no host."""
+        """For the server: it hands each connection to the newest, even if the client names no host."""
         self.context.sni_callback = self._choose
 
-    def watch(self, every: float = LOOK_SECONDS) -> None:
-        """Look at the files so often, until `stop`."""
-        self._timer = asyncio.get_running_loop().call_later(every, self._look, every)
+    def watch(self, every: float = CHECK_SECONDS) -> None:
+        """Check the files at this interval, in seconds, until `stop`."""
+        self._timer = asyncio.get_running_loop().call_later(every, self._check, every)
 
     def stop(self) -> None:
         if self._timer:
             self._timer.cancel()
 
     def reload(self) -> None:
-        """Read the files; where they are no good the old certificate stays in use."""
+        """Read the files; if they are unusable the old certificate stays in use."""
         self._seen = self._stamps()
         try:
             self._newest = server_context(*self._files)
         except TlsError as error:
-            log.error("the TLS certificate in use stays: %s", error)
+            log.error("keeping the TLS certificate in use: %s", error)
         else:
             log.info("read the TLS certificate %s again", self._files[0])
 
-    def _look(self, every: float) -> None:
+    def _check(self, every: float) -> None:
         if self._stamps() != self._seen:
             self.reload()
         self.watch(every)
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        """What changes with the files, whether they are written anew or a link leads to others."""
+        """Differs when the files do, whether they were rewritten or a link was changed."""
         return [_stamp(path) for path in self._files]
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:

@@ -1,4 +1,4 @@
-"""Names for blocks of tokens: a local hash per block, and a chained hash that names the whole prefix up to it."""
+"""Hashes of blocks of tokens: a local hash per block, and a sequence hash over the whole prefix up to its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pair = struct.Struct("NN" if sys.byteorder == "little" and struct.calcsize("N") 
 
 
 def salt_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
-    """The seed that keeps adapters and tenants apart; an empty name is no name."""
+    """The seed that keeps adapters and tenants apart; an empty name counts as none."""
     seed = BASE_SEED
     if lora_name:
         seed += digest(lora_name.encode(), 0)
@@ -66,7 +66,7 @@ def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int
 def agreement(one: Sequence[int], place: int, other: Sequence[int], at: int, most: int) -> int:
     """How many of `most` blocks two chains have in common from these places on, where the first is the same.
 
-    A sequence hash names all before it, so they agree up to one place, which is found by halving.
+    A sequence hash covers all blocks before it, so they agree up to one place, which is found by bisection.
     """
     if one[place + most - 1] == other[at + most - 1]:
         return most
@@ -88,16 +88,16 @@ def prompt_hashes(
 
 
 class PromptHashes:
-    """`prompt_hashes` for prompts that often begin alike: what was hashed before is looked up, stretch by stretch."""
+    """`prompt_hashes` for prompts that often share a prefix: known stretches are looked up instead of hashed."""
 
     def __init__(self, block_size: int, *, stretch_tokens: int = 1024, remembered: int = 2048) -> None:
         self._block_size = block_size
         self._stretch = max(1, stretch_tokens // block_size) * block_size
         self._remembered = remembered
         self._known: dict[tuple[int | None, int], list[int]] = {}
-        """By the block before a stretch and the hash of all its tokens, the longest unused first.
+        """By the block before a stretch and the hash of all its tokens, least recently used first.
 
-        Empty for what was seen once: most prompts never come again, and keeping their hashes costs more than hashing.
+        Empty for what was seen once: most prompts never return, and keeping their hashes costs more than hashing.
         """
 
     def of(self, tokens: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None) -> list[int]:
@@ -125,7 +125,7 @@ def _hash_blocks(packed: memoryview, block_size: int, seed: int) -> list[int]:
     count = len(packed) // block_size
     many = count // _AT_ONCE * _AT_ONCE * block_size
     hashes: list[int] = []
-    # Cut and hashed in runs, so that only every 64th block is a step of Python's.
+    # In runs of 64 blocks, so that the loop in Python is 64 times shorter.
     for run in struct.iter_unpack(f"{4 * block_size}s" * _AT_ONCE, packed[:many]):
         hashes += map(digest, run, repeat(seed))
     rest = struct.iter_unpack(f"{4 * block_size}s", packed[many : count * block_size])

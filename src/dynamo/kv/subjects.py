@@ -1,4 +1,4 @@
-"""Listening to what the components behind a set of instances publish on one topic."""
+"""The subjects that workers and routers publish on, and one subscription for each component of a set of instances."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ log = logging.getLogger(__name__)
 KV_EVENTS = "kv-events"
 KV_METRICS = "kv_metrics"
 BOOKINGS = "active_sequences_events"
+SNAPSHOT_ENDPOINT = "kv_snapshot"
 
 LOAD_REPEATED = 5.0
-"""So often, in seconds, a worker tells its load though nothing has changed: a message may have been lost."""
+"""Seconds after which a worker repeats its load though it has not changed: a message may have been lost."""
 
 Place = tuple[str, str]
 """Namespace and component."""
@@ -31,12 +32,14 @@ def subject(place: Place, topic: str) -> str:
 class Listening:
     """One subscription for each component that has, or had, an instance in the set."""
 
-    def __init__(self, events: EventPlane, instances: InstanceSet, topic: str, hear: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, events: EventPlane, instances: InstanceSet, topic: str, receive: Callable[[bytes], None]
+    ) -> None:
         self._events = events
         self._topic = topic
-        self._hear = hear
+        self._receive = receive
         self._subscribing: dict[Place, asyncio.Task[Subscription | None]] = {}
-        self._forget = instances.follow(self._changed)
+        self._unfollow = instances.follow(self._changed)
 
     def _changed(self, instance_id: int, instance: Instance | None) -> None:
         if instance is None:
@@ -47,17 +50,17 @@ class Listening:
 
     async def _subscribe(self, place: Place) -> Subscription | None:
         try:
-            return await self._events.subscribe(subject(place, self._topic), lambda _, data: self._hear(data))
+            return await self._events.subscribe(subject(place, self._topic), lambda _, data: self._receive(data))
         except StartError as error:
             log.error("cannot listen to %s: %s", subject(place, self._topic), error)
             return None
 
     async def ready(self, place: Place) -> None:
-        """Wait until what this component publishes is heard."""
+        """Wait until the subscription to this component is in place."""
         await asyncio.shield(self._subscribing[place])
 
     async def close(self) -> None:
-        self._forget()
+        self._unfollow()
         for task in self._subscribing.values():
             task.cancel()
         for ended in await asyncio.gather(*self._subscribing.values(), return_exceptions=True):

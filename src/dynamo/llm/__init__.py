@@ -1,6 +1,6 @@
 """What an engine author needs beside `dynamo.runtime`: put a model on the network, tell of its cache and load."""
 
-from dynamo.llm.kv_events import KvEventPublisher
+from dynamo.llm.kv.publisher import KvEventPublisher
 from dynamo.llm.kv_router import KvRouter, KvRouterConfig, compute_block_hash_for_seq
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.llm.register import fetch_llm, register_llm, unregister_llm

@@ -188,7 +188,7 @@ class KvRouter:
     async def dump_events(self) -> str:
         """All blocks the index knows, as JSON: per rank and tier the events that would store them one by one."""
         await self._started()
-        known = self._router.core.index.snapshots()
+        index = self._router.core.index
         events = [
             {
                 "worker_id": worker.worker_id,
@@ -196,14 +196,12 @@ class KvRouter:
                 "event": {
                     "event_id": at,
                     "dp_rank": worker.dp_rank,
-                    "data": {"stored": {"parent_hash": parent, "blocks": [{"block_hash": name, "sequence_hash": own}]}},
+                    "data": {"stored": {"parent_hash": parent, "blocks": [{"block_hash": own, "sequence_hash": own}]}},
                 },
             }
-            for worker in sorted(known)
-            for tier in known[worker]
-            for at, (name, own, parent) in enumerate(
-                zip(tier.block_hashes, tier.sequence_hashes, tier.parents, strict=True)
-            )
+            for worker in sorted(index.workers)
+            for tier in index.snapshot(worker)
+            for at, (own, parent) in enumerate(zip(tier.sequence_hashes, tier.parents, strict=True))
         ]
         return msgspec.json.encode(events).decode()
 

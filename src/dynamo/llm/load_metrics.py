@@ -1,4 +1,4 @@
-"""`WorkerMetricsPublisher`: how an engine author tells routers how busy a worker is."""
+"""`WorkerMetricsPublisher`: how an engine author reports to routers how busy a worker is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, subject
-from dynamo.llm.kv_feed import component_of
+from dynamo.llm.kv.feed import component_of
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.runtime import Component, Context, Endpoint
 from dynamo.runtime.stream import Outlet
@@ -19,7 +19,7 @@ DEBOUNCE_SECONDS = 0.001
 
 
 class WorkerMetricsPublisher:
-    """Publishers of the same component and runtime share one endpoint, each telling of its own ranks."""
+    """Publishers of the same component and runtime share one endpoint; each reports its own ranks."""
 
     def __init__(self) -> None:
         self._board: LoadBoard | None = None
@@ -44,7 +44,7 @@ class WorkerMetricsPublisher:
         active_prefill_tokens: int | None = None,
         kv_total_blocks: int | None = None,
     ) -> None:
-        """New figures of one rank, from any thread; those not given stay, and what changes nothing is not sent."""
+        """New figures of one rank, from any thread; those not given stay, and only changes are sent."""
         if self._board is None:
             raise RuntimeError("await create_endpoint(endpoint) before publishing load")
         figures = {
@@ -63,7 +63,7 @@ class WorkerMetricsPublisher:
 
 
 class LoadBoard:
-    """The latest figures of one instance's ranks: sent when they change and now and then, served to whoever asks."""
+    """The latest figures of one instance's ranks: sent on change and every few seconds, and served on request."""
 
     def __init__(self, component: Component) -> None:
         self._component = component
@@ -75,7 +75,7 @@ class LoadBoard:
         self._changed: set[int] = set()
         self._settled = asyncio.Event()
         component.runtime.own(self._serve(), f"the endpoint {LOAD_ENDPOINT}")
-        component.runtime.own(self._repeat(), "telling the load again")
+        component.runtime.own(self._repeat(), "repeating the load")
 
     async def ready(self) -> None:
         """Wait until the endpoint can be found, or has failed to come up."""
@@ -91,7 +91,7 @@ class LoadBoard:
             return
         self._latest[dp_rank] = now
         if not self._changed:
-            # A worker may report every coming and going of its requests: they are sent once per moment.
+            # A worker may report each request that comes or goes: changes within a moment are sent once.
             self._loop.call_later(DEBOUNCE_SECONDS, self._send)
         self._changed.add(dp_rank)
 

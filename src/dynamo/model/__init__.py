@@ -3,7 +3,7 @@
 from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled
 from dynamo.model.card import LoadedModel, build_card, open_card
-from dynamo.model.detokenize import Decoder, json_escaped
+from dynamo.model.detokenize import Decoder, json_escaped, json_unescaped
 from dynamo.model.errors import ModelError, TemplateError
 from dynamo.model.source import HubConfig, LocalModel, default_name, resolve
 from dynamo.model.template import ChatTemplate
@@ -23,6 +23,7 @@ __all__ = [
     "bundled",
     "default_name",
     "json_escaped",
+    "json_unescaped",
     "open_card",
     "resolve",
 ]

@@ -38,6 +38,11 @@ def json_escaped(text: str) -> str:
     return msgspec.json.encode(text)[1:-1].decode()
 
 
+def json_unescaped(text: str) -> str:
+    """The inverse of `json_escaped`."""
+    return msgspec.json.decode(f'"{text}"', type=str)
+
+
 class ByteTables(Struct, frozen=True):
     """Bytes and text of the ids of a byte-level vocabulary; ids of partial characters are only in `pieces`."""
 

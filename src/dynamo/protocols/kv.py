@@ -1,19 +1,28 @@
 """What workers and routers tell each other about KV blocks and load.
 
-Hashes are unsigned 64-bit. A block has two names: `block_hash` is the engine's own and opaque, `tokens_hash` is
-computed from the block's tokens alone. A sequence hash (see `dynamo.kv.hashing`) names a whole prefix.
+A block is identified by its sequence hash (`dynamo.kv.hashing`): unsigned 64-bit, over all tokens up to its end.
 """
 
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Final, Literal, NamedTuple
 
 from msgspec import Meta, Struct
 
 U64 = Annotated[int, Meta(ge=0)]
 """Non-negative; msgpack itself holds nothing above 2**64 - 1."""
 Count = Annotated[int, Meta(ge=0)]
+
+KV_WIRE_VERSION: Final = 2
+"""Of events and snapshots. A message without this version fails to decode: builds that differ never misread it."""
+
+
+class WorkerRank(NamedTuple):
+    """One data-parallel rank of one worker: what a request is sent to."""
+
+    worker_id: int
+    dp_rank: int = 0
 
 
 class Tier(enum.Enum):
@@ -26,35 +35,36 @@ class Tier(enum.Enum):
 
 
 class Stored(Struct, frozen=True, tag="stored", omit_defaults=True):
-    """Consecutive blocks of one chain, as two columns of equal length.
+    """Consecutive blocks of one chain were added; `parent` is the block before the first, None at a prompt's start."""
 
-    Without `parent_hash` the chain starts at the first token.
-    """
-
-    block_hashes: list[U64]
-    tokens_hashes: list[U64]
-    parent_hash: U64 | None = None
+    sequence_hashes: list[U64]
+    parent: U64 | None = None
 
 
 class Removed(Struct, frozen=True, tag="removed"):
-    block_hashes: list[U64]
+    sequence_hashes: list[U64]
 
 
 class Cleared(Struct, frozen=True, tag="cleared"):
     """Everything of the emitting rank is gone, in all tiers."""
 
 
+KvChange = Stored | Removed | Cleared
+"""One change of a rank's cache. It is net: no block is stored twice or removed without being there."""
+
+
 class RouterEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One change of one rank's cache. `event_id` counts from 0 per (worker, rank) without gaps."""
+    """A numbered change. `event_id` counts from 0 per (worker, rank) without gaps."""
 
     worker_id: U64
     event_id: U64
-    data: Stored | Removed | Cleared
+    data: KvChange
     dp_rank: Count = 0
     tier: Tier = Tier.Device
 
 
-class RouterEventBatch(Struct, frozen=True):
+class RouterEventBatch(Struct, frozen=True, kw_only=True):
+    version: Literal[2]
     events: list[RouterEvent]
 
 
@@ -66,14 +76,9 @@ class SnapshotRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TierSnapshot(Struct, frozen=True, kw_only=True):
-    """All blocks of one tier as three columns of equal length.
-
-    Sequence hashes instead of token hashes, because a block may outlive its parent and must still find its place.
-    A block at the start of its chain has parent None.
-    """
+    """All blocks of one tier, with the block before each (None at a prompt's start), as columns of equal length."""
 
     tier: Tier
-    block_hashes: list[U64]
     sequence_hashes: list[U64]
     parents: list[U64 | None]
 
@@ -81,6 +86,7 @@ class TierSnapshot(Struct, frozen=True, kw_only=True):
 class KvSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole cache of one rank after `last_event_id` (None: it has published nothing yet)."""
 
+    version: Literal[2]
     worker_id: U64
     tiers: list[TierSnapshot]
     last_event_id: U64 | None = None

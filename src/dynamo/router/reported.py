@@ -1,4 +1,4 @@
-"""What workers say of their own load: beside our bookings, all we know of what others send them."""
+"""The load that workers report: beside our own bookings, all that is known of what others send them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import msgspec
 from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, Listening
 from dynamo.protocols.card import MAX_RANKS
 from dynamo.protocols.instance import Instance
-from dynamo.protocols.kv import ActiveLoad
-from dynamo.router.kv.slots import WorkerRank
+from dynamo.protocols.kv import ActiveLoad, WorkerRank
 from dynamo.router.stats import RouterStats
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
@@ -21,13 +20,13 @@ log = logging.getLogger(__name__)
 
 NOTHING = ActiveLoad(worker_id=0)
 MISSED = 4
-"""A worker that has not repeated its report for so many turns is taken to have said nothing."""
-TOLD_AFTER = 0.02
-"""Hundreds of workers may report every moment: whoever waits looks again once for all of them."""
+"""The report of a worker that has missed so many repetitions is dropped."""
+NOTIFY_AFTER = 0.02
+"""Seconds. Hundreds of workers may report at once: waiting requests are reconsidered once for all of them."""
 
 
 class ReportedLoads:
-    """`changed` is called some time after reports have come, or were forgotten."""
+    """`changed` is called shortly after reports have arrived or were dropped."""
 
     def __init__(
         self,
@@ -39,12 +38,12 @@ class ReportedLoads:
         self._instances = instances
         self._stats = stats
         self._changed = changed
-        self._telling: asyncio.TimerHandle | None = None
+        self._notifying: asyncio.TimerHandle | None = None
         self._loads: dict[tuple[int, int], ActiveLoad] = {}
-        self._heard: dict[tuple[int, int], float] = {}
+        self._received_at: dict[tuple[int, int], float] = {}
         self._decode = msgspec.msgpack.Decoder(ActiveLoad).decode
-        self._forget = instances.follow(self._member_changed)
-        self._listening = Listening(events, instances, KV_METRICS, self._hear)
+        self._unfollow = instances.follow(self._member_changed)
+        self._listening = Listening(events, instances, KV_METRICS, self._receive)
         self._sweeping = asyncio.create_task(self._sweep())
 
     def get(self, worker: WorkerRank) -> ActiveLoad:
@@ -54,30 +53,30 @@ class ReportedLoads:
         return [(WorkerRank(*key), load) for key, load in self._loads.items()]
 
     async def close(self) -> None:
-        self._forget()
-        if self._telling:
-            self._telling.cancel()
+        self._unfollow()
+        if self._notifying:
+            self._notifying.cancel()
         self._sweeping.cancel()
         await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._listening.close()
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         try:
             load = self._decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if not self._stats.malformed:
-                log.warning("ignoring a load report that is none: %s; further ones are only counted", error)
+                log.warning("ignoring malformed load reports: %s; further ones are only counted", error)
             self._stats.malformed += 1
             return
         if load.worker_id in self._instances and load.dp_rank < MAX_RANKS:
             loop = asyncio.get_running_loop()
             self._loads[load.worker_id, load.dp_rank] = load
-            self._heard[load.worker_id, load.dp_rank] = loop.time()
-            if self._telling is None:
-                self._telling = loop.call_later(TOLD_AFTER, self._tell)
+            self._received_at[load.worker_id, load.dp_rank] = loop.time()
+            if self._notifying is None:
+                self._notifying = loop.call_later(NOTIFY_AFTER, self._notify)
 
-    def _tell(self) -> None:
-        self._telling = None
+    def _notify(self) -> None:
+        self._notifying = None
         self._changed()
 
     def _member_changed(self, instance_id: int, instance: Instance | None) -> None:
@@ -88,10 +87,10 @@ class ReportedLoads:
         while True:
             await asyncio.sleep(LOAD_REPEATED)
             since = asyncio.get_running_loop().time() - MISSED * LOAD_REPEATED
-            if silent := [key for key, heard in self._heard.items() if heard < since]:
+            if silent := [key for key, at in self._received_at.items() if at < since]:
                 self._drop(silent)
                 self._changed()
 
     def _drop(self, keys: list[tuple[int, int]]) -> None:
         for key in keys:
-            del self._loads[key], self._heard[key]
+            del self._loads[key], self._received_at[key]

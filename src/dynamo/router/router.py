@@ -10,8 +10,8 @@ from msgspec import Struct, structs
 
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.decision import Decision
-from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.instances import InstanceSet

@@ -10,9 +10,9 @@ from typing import Any
 
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import DynamoException, ResourceExhausted
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
-from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.policy import POLICIES
 from dynamo.router.reported import ReportedLoads
 from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import msgspec
 
 from dynamo.frontend.answers.errors import error_answer
-from dynamo.frontend.request_template import RequestTemplate, fill_body
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import DynamoException, to_wire
 from dynamo.protocols.openai_chat import ChatRequest, Message
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.serving.ask import Answer, RequestDefaults
+from dynamo.serving.request_template import RequestTemplate, fill_body
 
 Request = ChatRequest | CompletionRequest
 
@@ -126,7 +126,7 @@ def _openai(value: dict[str, Any], template: RequestTemplate | None) -> OpenAIPr
     if not isinstance(body, dict):
         raise BadLine("needs a body, an object", custom_id)
     data = msgspec.json.encode(body)
-    return OpenAIPrompt(custom_id, url, fill_body(template, data, url) if template else data)
+    return OpenAIPrompt(custom_id, url, fill_body(template, data, _URLS[url].kind) if template else data)
 
 
 def _new_id() -> str:

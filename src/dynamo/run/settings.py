@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from dynamo.frontend.request_template import RequestTemplate
 from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command
+from dynamo.serving.request_template import RequestTemplate
 
 
 def router_flags(command: Command) -> dict[str, Any]:

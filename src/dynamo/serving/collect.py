@@ -1,16 +1,14 @@
-"""Answers that come whole: the same stream, gathered."""
+"""Answers that are wanted whole: the same stream, collected."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from dynamo.frontend.answers.chunks import add_usage
-from dynamo.frontend.answers.sse import unescaped
-from dynamo.model import Tokenizer
+from dynamo.model import Tokenizer, json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.pipeline.logprobs import chat_logprobs, text_logprobs
 from dynamo.protocols import openai_answers as answers
@@ -20,11 +18,19 @@ from dynamo.protocols.openai_answers import CompletionUsage
 from dynamo.protocols.openai_chat import FunctionCall, ToolCall
 
 
-class Collected:
-    """One choice, complete when `finish` was told."""
+class Listener(Protocol):
+    """Hears the first choice of an answer while it is collected."""
 
-    def __init__(self, whole: Whole, index: int) -> None:
-        self._whole = whole
+    def text(self, text: str) -> None: ...
+
+    def reasoning(self, text: str) -> None: ...
+
+
+class CollectedChoice:
+    """One choice, complete when `finished` is set."""
+
+    def __init__(self, answer: CollectedAnswer, index: int) -> None:
+        self._answer = answer
         self._index = index
         self.content: list[str] = []
         self.thoughts: list[str] = []
@@ -37,7 +43,7 @@ class Collected:
         pass
 
     def escaped(self, text: str) -> None:
-        self.text(unescaped(text))
+        self.text(json_unescaped(text))
 
     def text(self, text: str) -> None:
         self.content.append(text)
@@ -59,10 +65,10 @@ class Collected:
 
     def finish(self, finish: Finish) -> None:
         self.finished = finish
-        self._whole.one_finished(self._index, finish)
+        self._answer.one_finished(self._index, finish)
 
     def fail(self, error: DynamoException) -> None:
-        self._whole.failed(error)
+        self._answer.failed(error)
 
     @property
     def likelihood(self) -> float:
@@ -71,13 +77,31 @@ class Collected:
         return sum(known) / len(known) if known else float("-inf")
 
 
-class Whole:
+class _ForwardingChoice(CollectedChoice):
+    """Also forwards what it collects to a listener."""
+
+    def __init__(self, answer: CollectedAnswer, index: int, listener: Listener) -> None:
+        super().__init__(answer, index)
+        self._listener = listener
+
+    def text(self, text: str) -> None:
+        super().text(text)
+        self._listener.text(text)
+
+    def reasoning(self, text: str) -> None:
+        super().reasoning(text)
+        self._listener.reasoning(text)
+
+
+class CollectedAnswer:
     """All choices of one answer; `done` waits for the last of them or raises what went wrong."""
 
-    def __init__(self, choices: int, per_prompt: int = 1, make: Callable[[Whole, int], Collected] = Collected) -> None:
-        """`per_prompt` of the choices share a prompt, which is paid for once."""
+    def __init__(self, choices: int, per_prompt: int = 1, listener: Listener | None = None) -> None:
+        """`per_prompt` of the choices share a prompt, whose tokens count once."""
         self.usage = Usage()
-        self.choices = [make(self, index) for index in range(choices)]
+        self.choices = [CollectedChoice(self, index) for index in range(choices)]
+        if listener:
+            self.choices[0] = _ForwardingChoice(self, 0, listener)
         self._per_prompt = per_prompt
         self._running = choices
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,14 +119,35 @@ class Whole:
     def failed(self, error: DynamoException) -> None:
         if not self._done.done():
             self._done.set_exception(error)
-            self._done.exception()  # where nobody waits any more, nobody needs to be told
+            self._done.exception()  # marks it as retrieved: the request may have been given up
 
     async def done(self) -> None:
         await self._done
 
 
-def chat_answer(
-    whole: Whole,
+def add_usage(total: Usage, part: Usage, *, prompt: bool) -> None:
+    """Sum the usage of several choices; `prompt` says whether this one's prompt is still to be counted."""
+    total.completion_tokens += part.completion_tokens
+    _add_details(total, part, "completion_tokens_details")
+    if prompt:
+        total.prompt_tokens += part.prompt_tokens
+        _add_details(total, part, "prompt_tokens_details")
+    total.total_tokens = total.prompt_tokens + total.completion_tokens
+
+
+def _add_details(total: Usage, part: Usage, field: str) -> None:
+    details = getattr(part, field)
+    if details:
+        known = getattr(total, field) or {}
+        setattr(total, field, {**details, **{k: _plus(v, details.get(k)) for k, v in known.items()}})
+
+
+def _plus(known: Any, more: Any) -> Any:
+    return known + more if isinstance(known, int) and isinstance(more, int) else known
+
+
+def chat_completion(
+    answer: CollectedAnswer,
     *,
     id: str,
     created: int,
@@ -115,13 +160,13 @@ def chat_answer(
         id=id,
         created=created,
         model=model,
-        choices=[_chat_choice(index, choice, tokenizer, top_logprobs) for index, choice in enumerate(whole.choices)],
-        usage=CompletionUsage.of(whole.usage),
+        choices=[_chat_choice(index, choice, tokenizer, top_logprobs) for index, choice in enumerate(answer.choices)],
+        usage=CompletionUsage.of(answer.usage),
         nvext=nvext or UNSET,
     )
 
 
-def _chat_choice(index: int, choice: Collected, tokenizer: Tokenizer | None, top: int) -> answers.ChatChoice:
+def _chat_choice(index: int, choice: CollectedChoice, tokenizer: Tokenizer | None, top: int) -> answers.ChatChoice:
     assert choice.finished
     content = "".join(choice.content)
     message = answers.AnswerMessage(content=content if content or not choice.calls else None)
@@ -137,8 +182,8 @@ def _chat_choice(index: int, choice: Collected, tokenizer: Tokenizer | None, top
     )
 
 
-def text_answer(
-    choices: Sequence[Collected],
+def text_completion(
+    choices: Sequence[CollectedChoice],
     usage: Usage,
     *,
     id: str,
@@ -149,21 +194,21 @@ def text_answer(
     logprobs: int | None = None,
     nvext: dict[str, Any] | None = None,
 ) -> answers.TextCompletion:
-    """`echo` is what each choice begins with; `logprobs` None hides what was only asked for to rank them."""
-    told = []
+    """`echo` is what each choice begins with. With `logprobs` None those that only served to rank are left out."""
+    shown = []
     for index, (choice, echoed) in enumerate(zip(choices, echo, strict=True)):
         assert choice.finished
         tokens = choice.prompt_tokens + choice.tokens if echoed else choice.tokens
         offset = 0 if choice.prompt_tokens else len(echoed)
-        shown = tokens and logprobs is not None
-        told.append(
+        with_logprobs = tokens and logprobs is not None
+        shown.append(
             answers.TextChoice(
                 index=index,
                 text=echoed + "".join(choice.content),
-                logprobs=text_logprobs(tokenizer, tokens, logprobs or 0, offset) if shown else None,
+                logprobs=text_logprobs(tokenizer, tokens, logprobs or 0, offset) if with_logprobs else None,
                 finish_reason=choice.finished.reason,  # type: ignore[arg-type]  # one of the three by construction
             )
         )
     return answers.TextCompletion(
-        id=id, created=created, model=model, choices=told, usage=CompletionUsage.of(usage), nvext=nvext or UNSET
+        id=id, created=created, model=model, choices=shown, usage=CompletionUsage.of(usage), nvext=nvext or UNSET
     )

@@ -1,51 +1,55 @@
-"""A chat on its way, whichever API it was asked for in: chat completions, Responses or Messages."""
+"""A chat with a model: over HTTP in any of three APIs, on a terminal, or as a line of a batch."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
-from aiohttp import web
 
-from dynamo.frontend.answers.nvext import Extras, with_headers
-from dynamo.frontend.measure.exchange import EXCHANGE
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.preprocess import Prepared, refuse_guidance
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.openai_answers import ChatCompletion
 from dynamo.protocols.openai_chat import ChatRequest
-from dynamo.serving.collect import Whole, chat_answer
-from dynamo.serving.generation import Generation
+from dynamo.runtime import Context
+from dynamo.serving.collect import CollectedAnswer, Listener, chat_completion
+from dynamo.serving.models import ServedModel
+from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedChoice
-
-if TYPE_CHECKING:
-    from dynamo.frontend.app import Frontend
+from dynamo.serving.request import ServedRequest
 
 
-class Conversation:
-    """Prepared for the model that will answer it; sent when there is somebody to listen. Must be closed."""
+class Conversation(ServedRequest[ChatRequest]):
+    """`prepare` it, then `send` it to sinks of your own or ask for the whole `answer`."""
 
-    def __init__(self, frontend: Frontend, request: web.Request, request_id: str, asked: ChatRequest) -> None:
-        """`asked` must have been validated."""
-        asked.nvext = with_headers(asked.nvext, request.headers)
-        self.asked = asked
-        self.model = frontend.model(asked.model, ModelType.Chat)
-        self.context = frontend.context(request)
-        self.generation = Generation(self.model, self.context, request[EXCHANGE])
-        self.extras = Extras(asked.nvext, self.generation)
-        self.created = int(time.time())
+    model_type = ModelType.Chat
+    id_prefix = "chatcmpl-"
+
+    def __init__(
+        self,
+        model: ServedModel,
+        request: ChatRequest,
+        context: Context,
+        observer: RequestObserver | None = None,
+        body: bytes | None = None,
+        *,
+        tool_finish_reason: str = "tool_calls",
+    ) -> None:
+        """`tool_finish_reason` is the finish reason of an answer that ends with tool calls."""
+        super().__init__(model, request, context, observer, body)
+        self.n = self.choice_count = request.n or 1
         self.prepared: Prepared | None = None
         """None for a worker that takes text."""
-        self.reason_of_calls = "tool_calls"
+        self._tool_finish_reason = tool_finish_reason
 
     async def prepare(self) -> None:
-        if self.model.preprocessor is None:
-            refuse_guidance(self.model.card, self.asked)
+        preprocessor = self.model.preprocessor
+        if preprocessor is None:
+            refuse_guidance(self.model.card, self.request)
         else:
-            self.prepared = await self.model.preprocessor.chat(self.asked)
+            self.prepared = await preprocessor.chat(self.request)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -57,27 +61,31 @@ class Conversation:
 
     async def send(self, choices: Sequence[ChoiceSink]) -> None:
         if self.prepared is None:
-            asked = {**msgspec.to_builtins(self.asked), "stream": True, "stream_options": {"include_usage": True}}
-            await self.generation.relay(asked, RelayedChoice(choices[0]))
+            request = {**msgspec.to_builtins(self.request), "stream": True, "stream_options": {"include_usage": True}}
+            await self.generation.relay(request, RelayedChoice(choices[0]))
             return
         for index, choice in enumerate(choices):
-            await self.generation.add(self.prepared.choice(index), choice, self.asked, self.reason_of_calls)
+            await self.generation.add(self.prepared.choice(index), choice, self.request, self._tool_finish_reason)
 
-    async def whole(self, id: str) -> tuple[ChatCompletion, Whole]:
-        n = self.asked.n or 1
-        whole = Whole(n, per_prompt=n)
-        await self.send(whole.choices)
-        await whole.done()
-        answer = chat_answer(
-            whole,
-            id=id,
+    async def answer(self, listener: Listener | None = None) -> ChatCompletion | dict[str, Any]:
+        """The whole answer in the words of OpenAI's API; a worker that takes text words it itself."""
+        if self.takes_text:
+            return await self.relayed_answer(listener)
+        return self.completion(await self.collect(listener))
+
+    async def collect(self, listener: Listener | None = None) -> CollectedAnswer:
+        collected = CollectedAnswer(self.n, self.n, listener)
+        await self.send(collected.choices)
+        await collected.done()
+        return collected
+
+    def completion(self, collected: CollectedAnswer) -> ChatCompletion:
+        return chat_completion(
+            collected,
+            id=self.id,
             created=self.created,
             model=self.model.name,
             tokenizer=self.tokenizer,
-            top_logprobs=self.asked.top_logprobs or 0,
-            nvext=self.extras.tell(whole.stop_reason),
+            top_logprobs=self.request.top_logprobs or 0,
+            nvext=self.extra_fields.values(collected.stop_reason),
         )
-        return answer, whole
-
-    async def close(self) -> None:
-        await self.generation.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dynamo.frontend.measure.exchange import Exchange
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared
@@ -12,12 +11,13 @@ from dynamo.router.migration import Migration
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 from dynamo.serving.models import ServedModel
+from dynamo.serving.observer import RequestObserver
 
 
 class Generation:
     """Everything a request has running at workers. `close` ends it, whatever state it is in."""
 
-    def __init__(self, model: ServedModel, context: Context, exchange: Exchange | None = None) -> None:
+    def __init__(self, model: ServedModel, context: Context, exchange: RequestObserver | None = None) -> None:
         """Without an exchange nothing is measured."""
         self._model = model
         self._context = context

@@ -1,4 +1,4 @@
-"""Workers that take text speak OpenAI themselves: their chunks are passed on, folded into one answer, or read."""
+"""Workers that take text speak OpenAI's API themselves: their chunks are read, or folded into one answer."""
 
 from __future__ import annotations
 
@@ -6,40 +6,17 @@ import asyncio
 from typing import Any, Literal
 
 import msgspec
-from aiohttp import web
 from msgspec import Struct
 
-from dynamo.frontend.answers.answer import json_response, stream_response
-from dynamo.frontend.answers.chunks import Chunks
-from dynamo.frontend.answers.sse import DONE, EventStream
 from dynamo.pipeline.choice import ChoiceSink, Finish
 from dynamo.pipeline.parse import new_call_id
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException, ProtocolError
-from dynamo.serving.generation import Generation
-
-
-class RelayedStream:
-    """Each chunk of the worker becomes an event."""
-
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks = chunks
-
-    def tokens(self, ids: list[int]) -> None:
-        self.fail(ProtocolError("a worker that was registered as taking text answered with token ids"))
-
-    def item(self, value: Any) -> None:
-        self._chunks.events.write(b"data: " + msgspec.json.encode(value) + b"\n\n")
-
-    def end(self) -> None:
-        self._chunks.events.end(DONE)
-
-    def fail(self, error: DynamoException) -> None:
-        self._chunks.failed(error)
+from dynamo.serving.collect import Listener
 
 
 class RelayedChoice:
-    """Tells a choice what the chat chunks of a worker say: for routes whose answers have another shape."""
+    """Reads a worker's chat chunks into a choice: for APIs whose answers have another shape."""
 
     def __init__(self, choice: ChoiceSink) -> None:
         self._choice = choice
@@ -50,13 +27,13 @@ class RelayedChoice:
         choice.begin(lambda: self._usage)
 
     def tokens(self, ids: list[int]) -> None:
-        self.fail(ProtocolError("a worker that was registered as taking text answered with token ids"))
+        self.fail(unexpected_tokens())
 
     def item(self, value: Any) -> None:
         try:
             chunk = msgspec.convert(value, _Chunk)
         except msgspec.ValidationError as error:
-            self.fail(ProtocolError(f"a worker answered with something that is no chat chunk: {error}"))
+            self.fail(ProtocolError(f"a worker's item is not a chat chunk: {error}"))
             return
         if self._done:
             return
@@ -76,7 +53,7 @@ class RelayedChoice:
                 self._call = index
                 self._choice.tool_start(index, call.id or new_call_id(), call.function.name or "")
             elif index != self._call:
-                self.fail(ProtocolError("a worker mixed up the order of its tool calls"))
+                self.fail(ProtocolError("a worker sent its tool calls out of order"))
                 return
             if call.function.arguments:
                 self._choice.tool_arguments(index, call.function.arguments)
@@ -122,15 +99,16 @@ class _Chunk(Struct):
 
 
 class RelayedAnswer:
-    """The worker's chunks, folded by choice; what a whole answer has at its root is kept from the chunks."""
+    """The worker's chunks folded into one answer; fields beside `choices` keep their last value."""
 
-    def __init__(self) -> None:
+    def __init__(self, listener: Listener | None = None) -> None:
+        self._listener = listener
         self._root: dict[str, Any] = {}
         self._choices: dict[int, dict[str, Any]] = {}
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def tokens(self, ids: list[int]) -> None:
-        self.fail(ProtocolError("a worker that was registered as taking text answered with token ids"))
+        self.fail(unexpected_tokens())
 
     def item(self, value: Any) -> None:
         if not isinstance(value, dict):
@@ -140,6 +118,8 @@ class RelayedAnswer:
         for part in value.get("choices") or ():
             if isinstance(part, dict):
                 fold(self._choices.setdefault(part.get("index") or 0, {}), part)
+                if self._listener and not part.get("index"):
+                    _forward(self._listener, part)
 
     def end(self) -> None:
         if not self._done.done():
@@ -148,15 +128,24 @@ class RelayedAnswer:
     def fail(self, error: DynamoException) -> None:
         if not self._done.done():
             self._done.set_exception(error)
-            self._done.exception()  # where nobody waits any more, nobody needs to be told
+            self._done.exception()  # marks it as retrieved: the request may have been given up
 
-    async def answer(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, Any]:
         await self._done
         root = {**self._root, "choices": [self._choices[index] for index in sorted(self._choices)]}
         if root.get("object") == "chat.completion.chunk":
             root["object"] = "chat.completion"
         root.setdefault("usage", {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0})
         return root
+
+
+def _forward(listener: Listener, part: dict[str, Any]) -> None:
+    delta = part.get("delta") or part.get("message") or {}
+    reasoning, text = delta.get("reasoning_content"), delta.get("content") or part.get("text")
+    if isinstance(reasoning, str) and reasoning:
+        listener.reasoning(reasoning)
+    if isinstance(text, str) and text:
+        listener.text(text)
 
 
 def fold(choice: dict[str, Any], part: dict[str, Any]) -> None:
@@ -197,18 +186,5 @@ def fold_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
     call["function"]["arguments"] += function.get("arguments") or ""
 
 
-async def relay_response(
-    request: web.Request,
-    request_id: str,
-    generation: Generation,
-    asked: dict[str, Any],
-    before: bytes,
-) -> web.StreamResponse:
-    """The whole answer of a worker that takes text, to the client that asked in the same words."""
-    if not asked.get("stream"):
-        answer = RelayedAnswer()
-        await generation.relay(asked, answer)
-        return json_response(await answer.answer(), request_id)
-    chunks = Chunks(EventStream(), id="", created=0, model="", object="", choices=1, request_id=request_id)
-    await generation.relay(asked, RelayedStream(chunks))
-    return await stream_response(request, request_id, chunks, before)
+def unexpected_tokens() -> ProtocolError:
+    return ProtocolError("a worker that was registered as taking text answered with token ids")

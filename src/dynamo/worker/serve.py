@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from dynamo.engines.base import (
     CacheOwner,
     Engine,
-    ExactKvSource,
-    KvChange,
     KvSocketSource,
     KvSource,
     LoadSource,
     RankLoad,
 )
-from dynamo.llm.kv_events import KvEventPublisher
-from dynamo.llm.kv_feed import component_of, kv_feed
+from dynamo.llm.kv.feed import component_of, kv_feed
+from dynamo.llm.kv.publisher import KvEventPublisher
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
+from dynamo.protocols.kv import KvChange
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.stream import Handler, Outlet
 from dynamo.worker.health import health_check_payload
-
-log = logging.getLogger(__name__)
 
 
 def engine_handler(engine: Engine) -> Handler:
@@ -71,16 +67,13 @@ async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
     """What the engine tells of its blocks goes to the routers, and its snapshot to those that ask."""
     await endpoint.runtime.start()
     feed = kv_feed(endpoint)
-    exact = isinstance(engine, ExactKvSource)
 
-    def told(dp_rank: int, changes: list[KvChange]) -> None:
-        rank = feed.rank(dp_rank, exact=exact)
+    def publish(dp_rank: int, changes: list[KvChange]) -> None:
+        rank = feed.rank(dp_rank)
         for change in changes:
-            refusal = rank.tell(change)
-            if refusal:
-                log.warning("KV event of worker %x rank %d left out: %s", *rank.worker, refusal)
+            rank.publish(change)
 
-    engine.on_kv_events(told)
+    engine.on_kv_events(publish)
     await feed.ready()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dynamo.engines.mocker import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, MockVocabulary
+from dynamo.engines.mocker import MockVocabulary
 from dynamo.engines.mocker.tokens import MockAnswer, answer_for
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
+from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
 
 
 def answer_to(prompt: list[int], max_tokens: int, limit: int = 10**6) -> MockAnswer:
@@ -15,20 +16,20 @@ def answer_to(prompt: list[int], max_tokens: int, limit: int = 10**6) -> MockAns
 
 
 class Replica:
-    """A cache's content as told by its events, refusing events that contradict it."""
+    """A cache's content according to its events, refusing events that contradict it."""
 
     def __init__(self) -> None:
         self.hashes: set[int] = set()
 
-    def apply(self, events: Iterable[KvEvent]) -> None:
-        for event in events:
-            match event:
-                case BlockStored():
-                    assert event.parent_hash is None or event.parent_hash in self.hashes
-                    assert not self.hashes & set(event.block_hashes)
-                    self.hashes.update(event.block_hashes)
-                case BlockRemoved():
-                    assert self.hashes >= set(event.block_hashes)
-                    self.hashes.difference_update(event.block_hashes)
-                case AllBlocksCleared():
+    def apply(self, changes: Iterable[KvChange]) -> None:
+        for change in changes:
+            match change:
+                case Stored(hashes, parent):
+                    assert parent is None or parent in self.hashes
+                    assert not self.hashes & set(hashes)
+                    self.hashes.update(hashes)
+                case Removed(hashes):
+                    assert self.hashes >= set(hashes)
+                    self.hashes.difference_update(hashes)
+                case Cleared():
                     self.hashes.clear()

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo.engines.mocker.blocks import AllBlocksCleared, BlockPool, BlockRemoved, BlockStored
+from dynamo.engines.mocker.blocks import BlockPool
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
+from dynamo.protocols.kv import Cleared, Removed, Stored
 
 ONE_TO_TWELVE = list(range(1, 13))
 
 
 def put(pool: BlockPool, hashes: list[int], parent: int | None = None) -> list[int]:
-    """Compute these one-token blocks, the hash standing for the token."""
+    """Compute blocks with these hashes."""
     blocks = pool.allocate(len(hashes))
-    pool.store(blocks, hashes, parent, hashes, hashes)
+    pool.store(blocks, hashes, parent)
     return blocks
 
 
@@ -54,7 +55,7 @@ def test_the_tail_of_a_chain_is_evicted_before_its_head() -> None:
     pool.release(put(pool, [10, 11, 12]))
     pool.take_events()
     pool.allocate(3)
-    assert pool.take_events() == [BlockRemoved([12, 11, 10])]
+    assert pool.take_events() == [Removed([12, 11, 10])]
 
 
 def test_the_block_free_for_longest_is_evicted_first_and_use_makes_it_young_again() -> None:
@@ -65,7 +66,7 @@ def test_the_block_free_for_longest_is_evicted_first_and_use_makes_it_young_agai
     pool.release(pool.lookup([10], 1))
     pool.take_events()
     pool.allocate(3)
-    assert pool.take_events() == [BlockRemoved([20, 30, 10])]
+    assert pool.take_events() == [Removed([20, 30, 10])]
 
 
 def test_blocks_never_used_go_before_cached_ones() -> None:
@@ -100,11 +101,10 @@ def test_a_held_block_is_not_free_and_not_evicted() -> None:
     assert pool.cached_hashes() == {10}
 
 
-def test_stored_events_carry_parent_and_tokens() -> None:
+def test_stored_events_carry_the_parent() -> None:
     pool = BlockPool(4)
-    blocks = pool.allocate(2)
-    pool.store(blocks, [10, 11], 9, [1, 2, 3, 4], [100, 101])
-    assert pool.take_events() == [BlockStored([10, 11], 9, [1, 2, 3, 4], [100, 101])]
+    put(pool, [10, 11], 9)
+    assert pool.take_events() == [Stored([10, 11], 9)]
     assert pool.take_events() == []
 
 
@@ -124,7 +124,7 @@ def test_a_run_of_new_blocks_after_a_copy_hangs_on_the_copy() -> None:
     put(pool, [10])
     pool.take_events()
     put(pool, [10, 11, 12])
-    assert pool.take_events() == [BlockStored([11, 12], 10, [11, 12], [11, 12])]
+    assert pool.take_events() == [Stored([11, 12], 10)]
 
 
 def test_of_several_copies_the_first_is_found() -> None:
@@ -144,7 +144,7 @@ def test_only_the_loss_of_the_last_copy_is_told() -> None:
     assert pool.take_events() == []
     pool.release(second)
     pool.allocate(1)
-    assert pool.take_events() == [BlockRemoved([10])]
+    assert pool.take_events() == [Removed([10])]
 
 
 def test_clearing_forgets_everything_but_not_under_a_running_request() -> None:
@@ -154,7 +154,7 @@ def test_clearing_forgets_everything_but_not_under_a_running_request() -> None:
     pool.release(blocks)
     pool.take_events()
     assert pool.clear()
-    assert pool.take_events() == [AllBlocksCleared()]
+    assert pool.take_events() == [Cleared()]
     assert pool.lookup([10], 1) == []
     pool.check()
 

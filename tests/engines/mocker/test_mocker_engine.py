@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from dynamo.engines.mocker import AllBlocksCleared, BlockStored, KvEvent, MockerArgs, MockerEngine
+from dynamo.engines.mocker import MockerArgs, MockerEngine
+from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument
+from dynamo.protocols.kv import Cleared, KvChange, Stored
 from engines.mocker.mocker_world import answer_to
 
 
@@ -193,24 +195,20 @@ async def test_a_sink_that_raises_loses_only_its_own_request(caplog: pytest.LogC
 
 
 async def test_events_are_told_per_rank_before_the_tokens() -> None:
-    told: list[tuple[int, list[KvEvent]]] = []
-    engine = MockerEngine(
-        MockerArgs(speedup_ratio=1e6, block_size=4, dp_size=2),
-        on_events=lambda rank, events: told.append((rank, events)),
-    )
+    told: list[tuple[int, list[KvChange]]] = []
+    engine = MockerEngine(MockerArgs(speedup_ratio=1e6, block_size=4, dp_size=2))
+    engine.on_kv_events(lambda rank, changes: told.append((rank, changes)))
     await engine.start()
     await answer(engine, request(list(range(4)), 1, routing=Routing(dp_rank=1)))
-    ((rank, (event,)),) = told
-    assert rank == 1
-    assert isinstance(event, BlockStored)
-    assert list(event.token_ids) == [0, 1, 2, 3]
+    assert told == [(1, [Stored(prompt_hashes([0, 1, 2, 3], 4))])]
     assert await engine.clear_cache()
     assert [rank for rank, _ in told[1:]] == [0, 1]
 
 
 async def test_what_was_stored_before_the_cache_was_cleared_is_told_before() -> None:
-    told: list[type[KvEvent]] = []
-    engine = MockerEngine(MockerArgs(block_size=4), on_events=lambda _, events: told.extend(map(type, events)))
+    told: list[type[KvChange]] = []
+    engine = MockerEngine(MockerArgs(block_size=4))
+    engine.on_kv_events(lambda _, changes: told.extend(map(type, changes)))
     await engine.start()
     sink = Collector()
     engine.submit(request(list(range(4)), 1), sink)
@@ -219,7 +217,7 @@ async def test_what_was_stored_before_the_cache_was_cleared_is_told_before() -> 
     assert not sink.over.is_set()
     assert await engine.clear_cache()
     await sink.over.wait()
-    assert told == [BlockStored, AllBlocksCleared]
+    assert told == [Stored, Cleared]
 
 
 async def test_what_is_due_together_arrives_together() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from dynamo.engines.mocker import BlockRemoved, BlockStored, KvEvent, MockerArgs, PolynomialTiming
+from dynamo.engines.mocker import MockerArgs, PolynomialTiming
 from dynamo.engines.mocker.scheduler import Scheduler
 from dynamo.engines.mocker.tokens import MockAnswer
+from dynamo.kv.hashing import local_hashes, sequence_hashes
+from dynamo.protocols.kv import KvChange, Removed, Stored
 
 RECORDINGS = {one["name"]: one for one in json.loads((Path(__file__).parent / "vllm_recording.json").read_text())}
 
@@ -29,26 +31,24 @@ class RecordedAnswer(MockAnswer):
         return self._tokens[first : self._taken]
 
 
-class Names:
-    """The numbers the recording gives to blocks."""
+class Numbers:
+    """The numbers the recording gives to blocks, by the sequence hashes of their tokens."""
 
     def __init__(self, blocks: list[list[Any]]) -> None:
-        self._numbers = {(parent, tuple(tokens)): number for number, (parent, tokens) in enumerate(blocks)}
-        self._by_hash: dict[int, int] = {}
+        self._hashes: list[int] = []
+        for parent, tokens in blocks:
+            above = None if parent is None else self._hashes[parent]
+            self._hashes += sequence_hashes(local_hashes(tokens, len(tokens)), above)
+        self._numbers = {block: number for number, block in enumerate(self._hashes)}
 
-    def told(self, events: list[KvEvent]) -> list[tuple[str, int]]:
-        named = []
-        for event in events:
-            if isinstance(event, BlockStored):
-                parent = None if event.parent_hash is None else self._by_hash[event.parent_hash]
-                size = len(event.token_ids) // len(event.block_hashes)
-                for index, block_hash in enumerate(event.block_hashes):
-                    parent = self._numbers[parent, tuple(event.token_ids[index * size : (index + 1) * size])]
-                    self._by_hash[block_hash] = parent
-                    named.append(("stored", parent))
-            elif isinstance(event, BlockRemoved):
-                named += [("removed", self._by_hash[block_hash]) for block_hash in event.block_hashes]
-        return named
+    def of(self, changes: list[KvChange]) -> list[tuple[str, int]]:
+        numbered = []
+        for change in changes:
+            if isinstance(change, Stored):
+                numbered += [("stored", self._numbers[block]) for block in change.sequence_hashes]
+            elif isinstance(change, Removed):
+                numbered += [("removed", self._numbers[block]) for block in change.sequence_hashes]
+        return numbered
 
 
 class FirstAndLast:
@@ -75,7 +75,7 @@ def test_the_mocker_does_at_every_step_what_vllm_did(name: str) -> None:
             said.setdefault(request_id, []).extend(tokens)
     args = MockerArgs(**recording["args"])
     scheduler = Scheduler(args, PolynomialTiming(args))
-    names, copies = Names(recording["blocks"]), FirstAndLast()
+    numbers, copies = Numbers(recording["blocks"]), FirstAndLast()
     steps = iter(recording["steps"])
     for action in recording["actions"]:
         match action:
@@ -89,7 +89,7 @@ def test_the_mocker_does_at_every_step_what_vllm_did(name: str) -> None:
                 assert [[one.request_id, one.take(result.steps)] for one in result.answered] == expected["tokens"]
                 finished = [[done.request_id, done.finish_reason, done.cached_tokens] for done in result.finished]
                 assert finished == expected["finished"]
-                assert names.told(scheduler.take_events()) == copies.of(expected["events"])
+                assert numbers.of(scheduler.take_events()) == copies.of(expected["events"])
     assert not scheduler.busy
     assert scheduler.load().preemptions == recording["preemptions"]
 

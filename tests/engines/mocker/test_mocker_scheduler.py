@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
-from dynamo.engines.mocker import BlockRemoved, BlockStored, MockerArgs, PolynomialTiming, Ranks
+from dynamo.engines.mocker import MockerArgs, PolynomialTiming, Ranks
 from dynamo.engines.mocker.scheduler import Scheduler, StepResult
+from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.kv import Removed, Stored
 from engines.mocker.mocker_world import answer_to
 
 
@@ -218,11 +220,11 @@ def test_a_finished_request_leaves_its_blocks_to_be_evicted_tail_first() -> None
     desk = Desk(num_gpu_blocks=3)
     desk.cached(1, range(12))
     stored = desk.scheduler.take_events()
-    assert [type(event) for event in stored] == [BlockStored]
-    head, middle, tail = stored[0].block_hashes  # type: ignore[union-attr]
+    assert [type(event) for event in stored] == [Stored]
+    head, middle, tail = stored[0].sequence_hashes  # type: ignore[union-attr]
     desk.cached(2, range(100, 108))
     events = desk.scheduler.take_events()
-    assert events[0] == BlockRemoved([tail, middle])
+    assert events[0] == Removed([tail, middle])
     assert head in desk.scheduler.pool.cached_hashes()
 
 
@@ -231,12 +233,12 @@ def test_events_chain_from_block_to_block() -> None:
     desk.add(1, range(6), 8)
     desk.finish()
     first, second, third = desk.scheduler.take_events()
-    assert isinstance(first, BlockStored)
-    assert isinstance(second, BlockStored)
-    assert isinstance(third, BlockStored)
-    assert (first.parent_hash, list(first.token_ids)) == (None, [0, 1, 2, 3])
-    assert second.parent_hash == first.block_hashes[-1]
-    assert third.parent_hash == second.block_hashes[-1]
+    assert isinstance(first, Stored)
+    assert isinstance(second, Stored)
+    assert isinstance(third, Stored)
+    assert first == Stored(prompt_hashes([0, 1, 2, 3], 4))
+    assert second.parent == first.sequence_hashes[-1]
+    assert third.parent == second.sequence_hashes[-1]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from dynamo.kv.hashing import sequence_hashes
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.slots import WorkerRank
 
 A, B = WorkerRank(1), WorkerRank(2)
 

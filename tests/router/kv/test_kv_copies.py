@@ -14,12 +14,12 @@ from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import Unknown
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, Made, idle_places
 from dynamo.router.kv.choice.cost import CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
-from dynamo.router.kv.slots import WorkerRank
 from dynamo.runtime import Local
 from support.scripted import BLOCK, Asked, RouterSide, ScriptedWorker, routing
 from support.waiting import until

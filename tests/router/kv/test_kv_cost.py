@@ -11,11 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dynamo.protocols.errors import InvalidArgument, Unavailable
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
-from dynamo.router.kv.slots import WorkerRank
 
 BLOCK = 16
 

@@ -6,15 +6,14 @@ import random
 
 import pytest
 
-from dynamo.kv.hashing import local_hashes, prompt_hashes
-from dynamo.protocols.kv import RouterEvent, Stored
+from dynamo.kv.hashing import prompt_hashes
+from dynamo.protocols.kv import RouterEvent, Stored, WorkerRank
 from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import WorkerRank
 
 BLOCK = 16
 a, b = WorkerRank(1), WorkerRank(2)
@@ -54,21 +53,21 @@ class Core:
         chain = prompt_hashes(tokens, BLOCK)
         self.book.book("r", chosen, chain, now=self.now, prompt_tokens=len(tokens), prefill_tokens=len(tokens))
         self.learned.record(chosen, chain, self.now)
-        self._serve(chosen, chain, local_hashes(tokens, BLOCK))
+        self._serve(chosen, chain)
         self.book.first_token("r")
         self.book.free("r")
         self.now += 1
         return chosen
 
-    def _serve(self, worker: WorkerRank, chain: list[int], local: list[int]) -> None:
+    def _serve(self, worker: WorkerRank, chain: list[int]) -> None:
         held = self.cached[worker]
         parent = None
-        for name, tokens_hash in zip(chain, local, strict=True):
-            if name not in held:
-                held[name] = None
-                data = Stored([name], [tokens_hash], parent)
+        for block in chain:
+            if block not in held:
+                held[block] = None
+                data = Stored([block], parent)
                 self.index.apply(RouterEvent(worker_id=worker.worker_id, event_id=0, data=data))
-            parent = name
+            parent = block
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.load.book import LoadBook, Loads
-from dynamo.router.kv.slots import WorkerRank
 
 A, B = WorkerRank(1), WorkerRank(2)
 

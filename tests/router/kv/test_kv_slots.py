@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.router.kv.slots import Slots, WorkerRank, put, slots_in
+from dynamo.protocols.kv import WorkerRank
+from dynamo.router.kv.slots import Slots, put, slots_in
 
 MASKS = st.integers(0, 2**70 - 1)
 

@@ -1,7 +1,6 @@
 """A simulation of vLLM's scheduler: real queues, blocks, prefix cache and events, modelled time, made-up tokens."""
 
 from .args import MockerArgs, ReasoningArgs
-from .blocks import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from .engine import MockerEngine, MockerRunning
 from .profile import Profile, ProfileTiming, read_profile
 from .ranks import Iteration, Ranks
@@ -10,12 +9,8 @@ from .timing import PolynomialTiming, Timing
 from .tokens import MockVocabulary, answer_for
 
 __all__ = [
-    "AllBlocksCleared",
-    "BlockRemoved",
-    "BlockStored",
     "Finished",
     "Iteration",
-    "KvEvent",
     "Load",
     "MockVocabulary",
     "MockerArgs",

@@ -6,36 +6,15 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
-from msgspec import Struct
-
-
-class BlockStored(Struct, frozen=True, tag=True):
-    """Consecutive blocks of one chain became reusable; `parent_hash` is the block before the first of them."""
-
-    block_hashes: list[int]
-    parent_hash: int | None
-    token_ids: Sequence[int]
-    local_hashes: list[int]
-
-
-class BlockRemoved(Struct, frozen=True, tag=True):
-    block_hashes: list[int]
-
-
-class AllBlocksCleared(Struct, frozen=True, tag=True):
-    pass
-
-
-KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
 
 
 class BlockPool:
-    """Who holds which block, and what free blocks still remember.
+    """Which blocks are in use, and what free blocks still hold.
 
-    A free block keeps its content until it is needed for something else. Blocks that remember nothing go first, then
-    the one free for longest.
-    Two requests that compute the same block hold a copy each. Events tell of the first copy and the loss of the last,
-    so that whoever replays them as a set knows exactly what can be reused.
+    A free block keeps its content until it is needed for something else. Empty blocks go first, then the one that has
+    been free for longest. Two requests that compute the same block hold a copy each. Events announce the first copy
+    and the loss of the last one, so a set that follows them is exactly what can be reused.
     """
 
     def __init__(self, total: int, *, caching: bool = True, record_events: bool = True) -> None:
@@ -49,10 +28,10 @@ class BlockPool:
         """Where each cached hash is found: in the first of its copies."""
         self._copies: dict[int, list[int]] = {}
         """The others, of those that have several."""
-        self._events: list[KvEvent] = []
+        self._events: list[KvChange] = []
 
     def record_events(self) -> None:
-        """Tell of what happens from now on."""
+        """Record changes from now on for `take_events`."""
         self._record_events = self.caching
 
     @property
@@ -112,7 +91,7 @@ class BlockPool:
                 del found[block_hash]
                 gone.append(block_hash)
         if gone and self._record_events:
-            self._events.append(BlockRemoved(gone))
+            self._events.append(Removed(gone))
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -128,14 +107,7 @@ class BlockPool:
         for block in reversed(blank):
             free.move_to_end(block, last=False)
 
-    def store(
-        self,
-        blocks: Sequence[int],
-        hashes: list[int],
-        parent: int | None,
-        token_ids: Sequence[int],
-        local: list[int],
-    ) -> None:
+    def store(self, blocks: Sequence[int], hashes: list[int], parent: int | None) -> None:
         """These blocks are full and may be found from now on."""
         if not self.caching:
             return
@@ -145,11 +117,11 @@ class BlockPool:
         if found.keys().isdisjoint(hashes):
             found.update(zip(hashes, blocks, strict=True))
             if self._record_events:
-                self._events.append(BlockStored(hashes, parent, token_ids, local))
+                self._events.append(Stored(hashes, parent))
             return
         fresh = [self._gain(block, block_hash) for block, block_hash in zip(blocks, hashes, strict=True)]
         if self._record_events:
-            self._tell_stored(fresh, hashes, parent, token_ids, local)
+            self._record_stored(fresh, hashes, parent)
 
     def clear(self) -> bool:
         """Forget all content, unless some block is in use."""
@@ -159,10 +131,10 @@ class BlockPool:
         self._copies.clear()
         self._hash_of = [None] * self.total
         if self._record_events:
-            self._events.append(AllBlocksCleared())
+            self._events.append(Cleared())
         return True
 
-    def take_events(self) -> list[KvEvent]:
+    def take_events(self) -> list[KvChange]:
         """What happened since the last call."""
         events = self._events
         if events:
@@ -196,16 +168,8 @@ class BlockPool:
         if not copies:
             del self._copies[block_hash]
 
-    def _tell_stored(
-        self,
-        fresh: list[bool],
-        hashes: list[int],
-        parent: int | None,
-        token_ids: Sequence[int],
-        local: list[int],
-    ) -> None:
-        """One event per run of blocks nobody had before."""
-        size = len(token_ids) // len(hashes)
+    def _record_stored(self, fresh: list[bool], hashes: list[int], parent: int | None) -> None:
+        """One event per run of blocks of which there was no copy."""
         at = 0
         while at < len(hashes):
             if not fresh[at]:
@@ -214,12 +178,5 @@ class BlockPool:
             end = at + 1
             while end < len(hashes) and fresh[end]:
                 end += 1
-            self._events.append(
-                BlockStored(
-                    hashes[at:end],
-                    hashes[at - 1] if at else parent,
-                    token_ids[at * size : end * size],
-                    local[at:end],
-                )
-            )
+            self._events.append(Stored(hashes[at:end], hashes[at - 1] if at else parent))
             at = end

@@ -8,18 +8,16 @@ import time
 from array import array
 from collections.abc import Callable
 from itertools import count
-from typing import Literal
 
-from dynamo.engines.base import EngineInfo, KvChange, KvListener, LoadListener, RankLoad
+from dynamo.engines.base import EngineInfo, KvListener, LoadListener, RankLoad
 from dynamo.kv.hashing import salt_seed
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
-from dynamo.protocols.kv import Cleared, Removed, Stored
+from dynamo.protocols.kv import KvChange, Removed
 from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs
-from .blocks import BlockRemoved, BlockStored, KvEvent
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
 from .sequence import Sequence
@@ -28,15 +26,12 @@ from .tokens import MockVocabulary, answer_for
 
 log = logging.getLogger(__name__)
 
-# Timers are no finer than this: what ends within it goes out at once, and the clock keeps the debt.
+# Timers are no finer than this: what ends within it goes out at once, and the simulated clock runs ahead.
 _SLACK = 1e-3
 _TURN = 1e-3
-"""Others on the event loop wait no longer than this, and the iteration it ends in."""
+"""Other work on the event loop waits no longer than this plus one iteration."""
 _LOAD_SECONDS = 0.1
-"""Load is told when it may have changed, but not more often than this."""
-
-EventListener = Callable[[int, list[KvEvent]], None]
-"""Told (dp rank, events) once per iteration, before the tokens of that iteration go out."""
+"""Load is reported when it may have changed, but not more often than this."""
 
 
 class MockerRunning:
@@ -56,12 +51,11 @@ class MockerRunning:
 class MockerEngine:
     """Answers requests at the pace of the model it imitates.
 
-    An iteration is computed when it starts and told to the sinks, all at once, when it would have ended; what several
-    made by the same time goes out together.
+    An iteration is computed when it starts and delivered to the sinks when it would have ended; iterations that are due
+    together are delivered together.
     """
 
     model_input = ModelInput.Tokens
-    kv_exact: Literal[True] = True
 
     def __init__(
         self,
@@ -69,13 +63,12 @@ class MockerEngine:
         *,
         vocabulary: MockVocabulary | Callable[[], MockVocabulary] | None = None,
         timing: Timing | None = None,
-        on_events: EventListener | None = None,
     ) -> None:
         self.args = args
         self._vocabulary = vocabulary if isinstance(vocabulary, MockVocabulary) else MockVocabulary()
         self._load_vocabulary = vocabulary if callable(vocabulary) else None
-        self._on_events = on_events
-        self.ranks = Ranks(args, timing=timing, record_events=on_events is not None)
+        self._on_kv_events: KvListener | None = None
+        self.ranks = Ranks(args, timing=timing, record_events=False)
         self._ids = count()
         self._sinks: dict[int, Sink] = {}
         self._clock = 0.0
@@ -85,7 +78,7 @@ class MockerEngine:
         self._computed: Iteration | None = None
         self._on_load: LoadListener | None = None
         self._load_timer: asyncio.TimerHandle | None = None
-        self._load_told = 0.0
+        self._load_reported_at = 0.0
         self._handover = {"mocker": True} if args.disaggregation_mode == "prefill" else None
 
     async def start(self) -> EngineInfo:
@@ -107,13 +100,13 @@ class MockerEngine:
         )
 
     def on_kv_events(self, listener: KvListener) -> None:
-        """Tell of the blocks of every rank, before the tokens of the same iteration go out."""
-        self._on_events = lambda rank, events: listener(rank, changes_of(events))
+        """Report the blocks of every rank, before the tokens of the same iteration go out."""
+        self._on_kv_events = listener
         self.ranks.record_events()
 
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
-        self._tell_load_soon()
+        self._report_load_soon()
 
     async def stop(self) -> None:
         """Fail what is still running; nothing is accepted afterwards."""
@@ -146,7 +139,7 @@ class MockerEngine:
     def cancel(self, request_id: int) -> None:
         sink = self._sinks.pop(request_id, None)
         self.ranks.cancel(request_id)
-        self._tell_load_soon()
+        self._report_load_soon()
         if sink is not None:
             sink.item(EngineOutput(finish_reason="cancelled"))
             sink.end()
@@ -160,9 +153,9 @@ class MockerEngine:
         cleared = self.ranks.clear_cache()
         if cleared and self._computed is not None:
             # What was computed before was stored before.
-            self._tell_events(self._computed.events)
+            self._report_events(self._computed.events)
             self._computed.events = []
-        self._tell_events(self.ranks.take_events())
+        self._report_events(self.ranks.take_events())
         return cleared
 
     def _queue(self, request_id: int, request: PreprocessedRequest) -> None:
@@ -181,8 +174,8 @@ class MockerEngine:
         self.ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
 
     def _tick(self) -> None:
-        """Tell what is due, and come back when more is."""
-        self._tell_load_soon()
+        """Deliver what is due, and come back when more is."""
+        self._report_load_soon()
         try:
             self._deliver(*self._iterate())
         except Exception as error:
@@ -193,7 +186,7 @@ class MockerEngine:
         if self._loop is None:
             return
         if self._computed is not None:
-            # Timers are late, by a millisecond in the mean: set for a little before, they are late by less.
+            # Timers fire a millisecond late on average: set slightly early, they are less late.
             self._timer = self._loop.call_at(self._computed.ends - _SLACK / 2, self._tick)
         elif self.ranks.busy:
             self._timer = self._loop.call_soon(self._tick)
@@ -201,9 +194,9 @@ class MockerEngine:
             self._rest()
 
     def _iterate(self) -> tuple[dict[Sequence, int], list[Finished]]:
-        """All iterations that are due, but no more than others on the loop can wait for: new tokens, and who is done.
+        """The new tokens and finished requests of all iterations that are due, as far as one turn of the loop allows.
 
-        What they stored and evicted is told here. One that was computed and is not due yet waits in `_computed`.
+        Their KV events are reported here. An iteration that is computed but not due yet waits in `_computed`.
         """
         assert self._loop is not None
         due, enough = self._loop.time() + _SLACK, time.monotonic() + _TURN
@@ -216,7 +209,7 @@ class MockerEngine:
                 self._computed = iteration
                 break
             self._computed = None
-            self._tell_events(iteration.events)
+            self._report_events(iteration.events)
             for sequence in iteration.answered:
                 answered[sequence] = answered.get(sequence, 0) + iteration.steps
             finished += iteration.finished
@@ -260,21 +253,21 @@ class MockerEngine:
             disaggregated_params=self._handover,
         )
 
-    def _tell_events(self, events: list[tuple[int, list[KvEvent]]]) -> None:
-        if self._on_events is not None:
-            for rank, of_rank in events:
-                self._on_events(rank, of_rank)
+    def _report_events(self, events: list[tuple[int, list[KvChange]]]) -> None:
+        if self._on_kv_events is not None:
+            for rank, changes in events:
+                self._on_kv_events(rank, merge_removals(changes))
 
-    def _tell_load_soon(self) -> None:
+    def _report_load_soon(self) -> None:
         if self._on_load is not None and self._load_timer is None and self._loop is not None:
-            due = max(self._loop.time(), self._load_told + _LOAD_SECONDS)
-            self._load_timer = self._loop.call_at(due, self._tell_load)
+            due = max(self._loop.time(), self._load_reported_at + _LOAD_SECONDS)
+            self._load_timer = self._loop.call_at(due, self._report_load)
 
-    def _tell_load(self) -> None:
+    def _report_load(self) -> None:
         self._load_timer = None
         if self._on_load is None or self._loop is None:
             return
-        self._load_told = self._loop.time()
+        self._load_reported_at = self._loop.time()
         for rank, load in enumerate(self.ranks.load()):
             self._on_load(
                 RankLoad(
@@ -301,20 +294,17 @@ class MockerEngine:
             sink.fail(from_exception(error))
 
 
-def changes_of(events: list[KvEvent]) -> list[KvChange]:
-    """The same in the routers' words; blocks removed one after the other are told together."""
-    changes: list[KvChange] = []
+def merge_removals(changes: list[KvChange]) -> list[KvChange]:
+    """The same changes, with blocks removed one after the other as one change."""
+    merged: list[KvChange] = []
     removed: list[int] | None = None
-    for event in events:
-        if isinstance(event, BlockRemoved):
-            if removed is None:
-                removed = []
-                changes.append(Removed(removed))
-            removed += event.block_hashes
-            continue
-        removed = None
-        if isinstance(event, BlockStored):
-            changes.append(Stored(event.block_hashes, event.local_hashes, event.parent_hash))
+    for change in changes:
+        if not isinstance(change, Removed):
+            removed = None
+            merged.append(change)
+        elif removed is None:
+            removed = change.sequence_hashes.copy()
+            merged.append(Removed(removed))
         else:
-            changes.append(Cleared())
-    return changes
+            removed += change.sequence_hashes
+    return merged

@@ -79,7 +79,7 @@ def timing_for(args: MockerArgs) -> Timing:
 
 
 def read_profile(path: Path) -> Profile:
-    """The arrays of a profiler's .npz file, told apart by name; whatever is wrong with the file is named."""
+    """The arrays of a profiler's .npz file by name; an error names what is wrong with the file."""
     try:
         with zipfile.ZipFile(path) as archive:
             arrays = {name: _array(name, archive.read(f"{name}.npy")) for name in Profile.__struct_fields__}

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.kv import KvChange
 
 from .args import MockerArgs
-from .blocks import KvEvent
 from .profile import timing_for
 from .scheduler import Finished, Load, Scheduler, StepResult
 from .sequence import Sequence
@@ -27,7 +27,7 @@ class Iteration(Struct):
     answered: list[Sequence]
     """Each got `steps` tokens."""
     finished: list[Finished]
-    events: list[tuple[int, list[KvEvent]]]
+    events: list[tuple[int, list[KvChange]]]
 
     def take_tokens(self) -> list[tuple[int, list[int]]]:
         """The tokens by request, once; those of earlier iterations must have been taken before."""
@@ -35,7 +35,7 @@ class Iteration(Struct):
 
 
 class Ranks:
-    """A pure state machine: it is told the time and never waits."""
+    """A pure state machine: time is an input, and it never waits."""
 
     def __init__(self, args: MockerArgs, *, timing: Timing | None = None, record_events: bool = True) -> None:
         self._timing = timing or timing_for(args)
@@ -95,7 +95,7 @@ class Ranks:
             return False
         return all([scheduler.clear_cache() for scheduler in self.schedulers])
 
-    def take_events(self) -> list[tuple[int, list[KvEvent]]]:
+    def take_events(self) -> list[tuple[int, list[KvChange]]]:
         taken = ((rank, scheduler.take_events()) for rank, scheduler in enumerate(self.schedulers))
         return [(rank, events) for rank, events in taken if events]
 

@@ -1,4 +1,4 @@
-"""vLLM's V1 scheduler as a state machine: it is told the time, and says how long each iteration takes.
+"""vLLM's V1 scheduler as a state machine, which returns how long each iteration takes.
 
 An iteration has one budget of tokens. Running requests take from it first, in order; what is left admits waiting ones.
 A request that finds no free block makes the newest running one give up its blocks and wait at the front of the queue.
@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.kv import KvChange
 
 from .args import MockerArgs
-from .blocks import BlockPool, KvEvent
+from .blocks import BlockPool
 from .sequence import Sequence
 from .timing import Timing
 from .tokens import MockAnswer
@@ -161,7 +162,7 @@ class Scheduler:
         done = [sequence for sequence in answered if not sequence.left(1)]
         return StepResult(answered, self._finish(done), duration, steps)
 
-    def take_events(self) -> list[KvEvent]:
+    def take_events(self) -> list[KvChange]:
         return self.pool.take_events()
 
     def clear_cache(self) -> bool:
@@ -243,7 +244,7 @@ class Scheduler:
                 count = budget
             target = computed + count
             missing = -(-target // size) - len(hit)
-            # All it knows must fit, not only its first chunk. With nobody running, blocks are kept free for nobody.
+            # All its tokens must fit, not only the first chunk. If no request is running, no blocks are reserved.
             whole = -(-known // size) - len(hit)
             reserve = self._reserve if self.running else 0
             if whole + pool.idle(hit) + reserve > pool.free:
@@ -274,14 +275,11 @@ class Scheduler:
     def _store(self, sequence: Sequence, first: int, end: int) -> None:
         if not self.pool.caching:
             return
-        size = self._block_size
-        sequence.hash_up_to(end, size)
+        sequence.hash_up_to(end, self._block_size)
         self.pool.store(
             sequence.blocks[first:end],
             sequence.hashes[first:end],
             sequence.hashes[first - 1] if first else None,
-            sequence.tokens[first * size : end * size],
-            sequence.local[first:end],
         )
 
     def _preempt(self, victim: Sequence) -> None:

@@ -11,33 +11,31 @@ from .tokens import MockAnswer
 
 
 class Sequence:
-    """Its answer is counted in `known` as it grows, and drawn when someone has to see it."""
+    """Its answer is counted in `known` as it grows; tokens are drawn only when they are needed."""
 
     __slots__ = (
         "answer",
         "blocks",
         "cached_tokens",
         "computed",
+        "delivered",
         "hashes",
         "known",
-        "local",
         "prefill_end",
         "prompt_tokens",
         "quiet_until",
         "request_id",
         "salt",
         "tokens",
-        "told",
     )
 
     def __init__(self, request_id: int, prompt: Iterable[int], answer: MockAnswer, salt: int) -> None:
         self.request_id = request_id
         self.tokens = array("I", prompt)
         """The prompt, and as much of the answer as is drawn."""
-        self.prompt_tokens = self.known = self.told = len(self.tokens)
+        self.prompt_tokens = self.known = self.delivered = len(self.tokens)
         self.answer = answer
         self.salt = salt
-        self.local: list[int] = []
         self.hashes: list[int] = []
         self.blocks: list[int] = []
         self.computed = 0
@@ -58,24 +56,23 @@ class Sequence:
         return self.answer.left(most + undrawn) - undrawn
 
     def look_ahead(self, block_size: int) -> None:
-        """See how far it will decode quietly, now that it has begun to."""
+        """Find out how long it will only decode, now that it has begun to."""
         room = len(self.blocks) * block_size - self.computed
         self.quiet_until = self.computed + max(0, self.left(room) - 1)
 
     def take(self, count: int) -> list[int]:
-        """The next tokens of the answer nobody was told yet."""
-        first = self.told
-        self.told = first + count
-        self._draw(self.told)
-        return self.tokens[first : self.told].tolist()
+        """The next tokens of the answer that were not delivered yet."""
+        first = self.delivered
+        self.delivered = first + count
+        self._draw(self.delivered)
+        return self.tokens[first : self.delivered].tolist()
 
     def hash_up_to(self, blocks: int, block_size: int) -> None:
-        known = len(self.local)
+        known = len(self.hashes)
         if known < blocks:
             self._draw(blocks * block_size)
             fresh = local_hashes(self.tokens[known * block_size : blocks * block_size], block_size, self.salt)
             self.hashes += sequence_hashes(fresh, self.hashes[-1] if known else None)
-            self.local += fresh
 
     def preempt(self) -> None:
         self.blocks = []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 
+from dynamo.frontend.answers.sse import EventStream
+from dynamo.model import json_unescaped
+from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.protocols.anthropic_answers import (
     AnthropicError,
     AnthropicMessage,
@@ -15,6 +19,7 @@ from dynamo.protocols.anthropic_answers import (
     ToolUseAnswer,
     stop_reason,
 )
+from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import CompletionUsage
 
@@ -24,9 +29,9 @@ _encode = msgspec.json.encode
 
 
 class AnthropicStream:
-    """Told what the model produced, in order, it answers with the events that say so.
+    """Each method returns the events for one more piece of output, given in order.
 
-    One block is open at a time: whatever begins another kind of output ends the one before.
+    One block is open at a time: output of another kind ends it.
     """
 
     def __init__(self, message_id: str, model: str, input_tokens: int, hide_thinking: bool = False) -> None:
@@ -102,6 +107,59 @@ class AnthropicStream:
             return b""
         self._open = None
         return _event("content_block_stop", index=self._index)
+
+
+class MessagesWriter:
+    """Writes the one choice of a Messages stream."""
+
+    def __init__(self, stream: AnthropicStream, request_id: str) -> None:
+        self.events = EventStream()
+        self.error: DynamoException | None = None
+        self._stream = stream
+        self._request_id = request_id
+
+    def begin(self, so_far: Callable[[], Usage]) -> None:
+        pass
+
+    def escaped(self, text: str) -> None:
+        self.text(json_unescaped(text))
+
+    def text(self, text: str) -> None:
+        self.events.write(self._start() + self._stream.text(text))
+
+    def reasoning(self, text: str) -> None:
+        event = self._start() + self._stream.reasoning(text)
+        if event:  # there is none for reasoning that the client does not want
+            self.events.write(event)
+
+    def tool_start(self, index: int, id: str, name: str) -> None:
+        self.events.write(self._start() + self._stream.tool_start(index, id, name))
+
+    def tool_arguments(self, index: int, fragment: str) -> None:
+        self.events.write(self._start() + self._stream.tool_arguments(index, fragment))
+
+    def logprobs(self, tokens: list[TokenLogprob]) -> None:
+        """Anthropic's API has no place for them."""
+
+    def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
+        """Nor for these."""
+
+    def finish(self, finish: Finish) -> None:
+        usage = CompletionUsage.of(finish.usage)
+        self.events.end(self._start() + self._stream.finish(finish.reason, usage, stop_sequence(finish.stop_reason)))
+
+    def fail(self, error: DynamoException) -> None:
+        self.error = error
+        self.events.end(self._stream.fail(error, self._request_id) if self.events.has_begun else b"")
+
+    def _start(self) -> bytes:
+        """What comes before the first event."""
+        return b"" if self.events.has_begun else self._stream.start()
+
+
+def stop_sequence(reason: str | int | None) -> str | None:
+    """Anthropic names the stop string that ended an answer, but no stop token."""
+    return reason if isinstance(reason, str) else None
 
 
 def _event(event: str, **fields: Any) -> bytes:

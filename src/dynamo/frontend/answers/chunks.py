@@ -1,4 +1,4 @@
-"""Answers that stream, as OpenAI sends them: role first, then content, the finish in its own chunk, usage, `[DONE]`.
+"""Streamed answers as OpenAI sends them: role first, then content, the finish in its own chunk, usage, `[DONE]`.
 
 Chunks are byte templates: between the id and the finish reason only the text changes.
 """
@@ -6,12 +6,10 @@ Chunks are byte templates: between the id and the finish reason only the text ch
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from dynamo.frontend.answers.errors import error_answer
-from dynamo.frontend.answers.nvext import Extras
 from dynamo.frontend.answers.sse import DONE, EventStream
 from dynamo.model import Tokenizer, json_escaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
@@ -20,12 +18,16 @@ from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import CompletionUsage
 from dynamo.protocols.openai_fields import StreamOptions
+from dynamo.serving.collect import add_usage
+from dynamo.serving.completion import Completion
+from dynamo.serving.conversation import Conversation
+from dynamo.serving.extra_fields import ExtraFields
 
 _json = msgspec.json.Encoder()
 
 
 class Chunks:
-    """One streamed answer: the choices write their own chunks, this one knows when all of them are done."""
+    """One streamed answer: its choices write their own chunks, and it ends with the last of them."""
 
     def __init__(
         self,
@@ -40,10 +42,10 @@ class Chunks:
         options: StreamOptions | None = None,
         tokenizer: Tokenizer | None = None,
         top_logprobs: int = 0,
-        extras: Extras | None = None,
+        extra_fields: ExtraFields | None = None,
         request_id: str = "",
     ) -> None:
-        """`per_prompt` of the choices share a prompt, which is paid for once."""
+        """`per_prompt` of the choices share a prompt, whose tokens count once."""
         self.events = events
         self.error: DynamoException | None = None
         self.usage = Usage()
@@ -58,7 +60,7 @@ class Chunks:
         self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
         self._running = choices
         self._per_prompt = per_prompt
-        self._extras = extras
+        self._extra_fields = extra_fields
         self._request_id = request_id
 
     def usage_tail(self, usage: Usage) -> str:
@@ -70,9 +72,9 @@ class Chunks:
         if self._running:
             self.events.write(chunk.encode())
             return
-        told = self._extras.tell(finish.stop_reason) if self._extras else None
-        if told:
-            chunk = chunk.removesuffix("}\n\n") + f',"nvext":{_json.encode(told).decode()}}}\n\n'
+        nvext = self._extra_fields.values(finish.stop_reason) if self._extra_fields else None
+        if nvext:
+            chunk = chunk.removesuffix("}\n\n") + f',"nvext":{_json.encode(nvext).decode()}}}\n\n'
         if self._include_usage:
             chunk += self.head + self.usage_tail(self.usage)
         self.events.end(chunk.encode() + DONE)
@@ -81,36 +83,33 @@ class Chunks:
         """After the first byte an error is an event; before it the handler turns it into a status."""
         if self.error is None:
             self.error = error
-            if self.events.has_begun:
-                body = _json.encode(error_answer(error, self._request_id))
-                self.events.end(b"data: " + body + b"\n\n" + DONE)
-            else:
-                self.events.end()
+            self.events.end(error_events(error, self._request_id) if self.events.has_begun else b"")
 
 
 def _usage(usage: Usage) -> str:
     return _json.encode(CompletionUsage.of(usage)).decode()
 
 
-def add_usage(total: Usage, part: Usage, *, prompt: bool) -> None:
-    """Sum the usage of several choices; `prompt` says whether this one's prompt is still to be counted."""
-    total.completion_tokens += part.completion_tokens
-    _add_details(total, part, "completion_tokens_details")
-    if prompt:
-        total.prompt_tokens += part.prompt_tokens
-        _add_details(total, part, "prompt_tokens_details")
-    total.total_tokens = total.prompt_tokens + total.completion_tokens
+def chunks_of(served: Conversation | Completion, object: str, top_logprobs: int | None, request_id: str) -> Chunks:
+    return Chunks(
+        EventStream(),
+        id=served.id,
+        created=served.created,
+        model=served.model.name,
+        object=object,
+        choices=served.choice_count,
+        per_prompt=served.n,
+        options=served.request.stream_options,
+        tokenizer=served.tokenizer,
+        top_logprobs=top_logprobs or 0,
+        extra_fields=served.extra_fields,
+        request_id=request_id,
+    )
 
 
-def _add_details(total: Usage, part: Usage, field: str) -> None:
-    details = getattr(part, field)
-    if details:
-        known = getattr(total, field) or {}
-        setattr(total, field, {**details, **{k: _plus(v, details.get(k)) for k, v in known.items()}})
-
-
-def _plus(known: Any, more: Any) -> Any:
-    return known + more if isinstance(known, int) and isinstance(more, int) else known
+def error_events(error: DynamoException, request_id: str) -> bytes:
+    """The end of a stream that fails after its first event."""
+    return b"data: " + _json.encode(error_answer(error, request_id)) + b"\n\n" + DONE
 
 
 class ChatChoiceWriter:
@@ -184,7 +183,7 @@ class ChatChoiceWriter:
     def finish(self, finish: Finish) -> None:
         before = "" if self._begun else self._begin()
         last = before + self._one("{}", f'"{finish.reason}"')
-        self._so_far = None  # whoever counts holds this choice
+        self._so_far = None  # it refers to the postprocessor, which refers to this choice
         self._chunks.finished(self._index, finish, last)
 
     def fail(self, error: DynamoException) -> None:
@@ -193,7 +192,7 @@ class ChatChoiceWriter:
 
 
 class TextChoiceWriter:
-    """One choice of a streamed completion, which may begin by repeating its prompt."""
+    """One choice of a streamed completion, which may begin with its prompt."""
 
     def __init__(self, chunks: Chunks, index: int, *, echo: str = "", echoed: list[TokenLogprob] | None = None) -> None:
         """`echoed` are the prompt's tokens, where their probabilities are wanted."""
@@ -245,16 +244,16 @@ class TextChoiceWriter:
         if self._logprobs:
             chunks = self._chunks
             assert chunks.tokenizer
-            told = text_logprobs(chunks.tokenizer, self._logprobs, chunks.top_logprobs, self._offset)
-            self._offset += sum(map(len, told.tokens))
-            logprobs = _json.encode(told).decode()
+            shown = text_logprobs(chunks.tokenizer, self._logprobs, chunks.top_logprobs, self._offset)
+            self._offset += sum(map(len, shown.tokens))
+            logprobs = _json.encode(shown).decode()
             self._logprobs = []
         tail = self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
         return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}}}{tail}'
 
     def finish(self, finish: Finish) -> None:
         last = self._one("", f'"{finish.reason}"')
-        self._so_far = None  # whoever counts holds this choice
+        self._so_far = None  # it refers to the postprocessor, which refers to this choice
         self._chunks.finished(self._index, finish, last)
 
     def fail(self, error: DynamoException) -> None:

@@ -1,4 +1,4 @@
-"""Errors as HTTP clients see them: one place maps the tree to OpenAI's shape."""
+"""Errors as HTTP clients see them: the one place that maps the tree of errors to statuses and bodies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ _TYPES = {
     529: "overloaded_error",
 }
 RETRY_AFTER = frozenset((429, 503, 529))
-ANTHROPIC_PATH = "/v1/messages"
 
 
 def error_answer(error: DynamoException, request_id: str, status: int | None = None) -> ErrorAnswer:
@@ -54,15 +53,20 @@ def _code(error: DynamoException) -> str | None:
     return getattr(error, "code", None) if isinstance(error, InvalidArgument) else error.kind
 
 
-def error_response(error: DynamoException, request_id: str, path: str = "", status: int | None = None) -> web.Response:
-    """In the shape of the API that the path belongs to; `status` replaces the error's own."""
+def error_response(
+    error: DynamoException,
+    request_id: str,
+    shape: type[ErrorAnswer] | type[AnthropicError] = ErrorAnswer,
+    status: int | None = None,
+) -> web.Response:
+    """`status` replaces the error's own."""
     status = status or to_wire(error)[2]
     headers = {"x-request-id": request_id}
     if status in RETRY_AFTER or isinstance(error, ResourceExhausted):
         headers["Retry-After"] = "1"
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    anthropic = path.startswith(ANTHROPIC_PATH)
+    anthropic = shape is AnthropicError
     answer = AnthropicError.of(error, request_id) if anthropic else error_answer(error, request_id, status)
     body = msgspec.json.encode(answer)
     return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
 
+from dynamo.frontend.answers.sse import EventStream
+from dynamo.model import Tokenizer, json_unescaped
+from dynamo.pipeline.choice import Finish, TokenLogprob
+from dynamo.pipeline.logprobs import chat_logprobs
+from dynamo.protocols.engine import Usage
+from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import ChatLogprob, CompletionUsage
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import (
@@ -25,9 +31,9 @@ _encode = msgspec.json.encode
 
 
 class ResponsesStream:
-    """Told what the model produced, in order, it answers with the events that say so.
+    """Each method returns the events for one more piece of output, given in order.
 
-    One item is open at a time: whatever begins another kind of output ends the one before.
+    One item is open at a time: output of another kind ends it.
     """
 
     def __init__(self, request: ResponsesRequest, response_id: str, model: str, created: int) -> None:
@@ -157,3 +163,55 @@ class ResponsesStream:
 
     def _new_id(self, prefix: str) -> str:
         return item_id(prefix, self._response.id, len(self._response.output))
+
+
+class ResponsesWriter:
+    """Writes the one choice of a Responses stream."""
+
+    def __init__(self, stream: ResponsesStream, tokenizer: Tokenizer | None, top_logprobs: int) -> None:
+        self.events = EventStream()
+        self.error: DynamoException | None = None
+        self._stream = stream
+        self._tokenizer = tokenizer
+        self._top_logprobs = top_logprobs
+        self._tokens: list[TokenLogprob] = []
+
+    def begin(self, so_far: Callable[[], Usage]) -> None:
+        pass
+
+    def escaped(self, text: str) -> None:
+        self.text(json_unescaped(text))
+
+    def text(self, text: str) -> None:
+        tokens, self._tokens = self._tokens, []
+        logprobs = None
+        if tokens and self._tokenizer:
+            logprobs = chat_logprobs(self._tokenizer, tokens, self._top_logprobs).content
+        self.events.write(self._start() + self._stream.text(text, logprobs or ()))
+
+    def reasoning(self, text: str) -> None:
+        self.events.write(self._start() + self._stream.reasoning(text))
+
+    def tool_start(self, index: int, id: str, name: str) -> None:
+        self.events.write(self._start() + self._stream.tool_start(index, id, name))
+
+    def tool_arguments(self, index: int, fragment: str) -> None:
+        self.events.write(self._start() + self._stream.tool_arguments(index, fragment))
+
+    def logprobs(self, tokens: list[TokenLogprob]) -> None:
+        self._tokens += tokens
+
+    def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
+        """A response has no place for them."""
+
+    def finish(self, finish: Finish) -> None:
+        usage = CompletionUsage.of(finish.usage)
+        self.events.end(self._start() + self._stream.finish(finish.reason, usage))
+
+    def fail(self, error: DynamoException) -> None:
+        self.error = error
+        self.events.end(self._stream.fail(error.message) if self.events.has_begun else b"")
+
+    def _start(self) -> bytes:
+        """The events that open the stream; built before the next one, as events are numbered."""
+        return b"" if self.events.has_begun else self._stream.start()

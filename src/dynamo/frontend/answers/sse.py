@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 
-import msgspec
 from aiohttp import web
 
 log = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class EventStream:
         try:
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
         except RuntimeError:
-            # uvloop's way to say that the client has left; the handler will hear of it in a moment.
+            # uvloop raises this once the client has left; the handler is about to be cancelled.
             self._transport = None
             return
         if transport.get_write_buffer_size() > MAX_UNSENT:
@@ -138,7 +137,7 @@ class EventStream:
         return response
 
     async def close(self) -> web.StreamResponse:
-        """Send what is still there, and the end."""
+        """Send what is left, and the end."""
         assert self._response
         self._transport = None
         with contextlib.suppress(ConnectionError):  # the client left while the last event was written
@@ -156,8 +155,3 @@ class _Response(web.StreamResponse):
     # aiohttp holds back the headers of whole answers to send them with the first bytes, by this switch; it is right
     # here too, as an answer is opened when its first event is there. Where the switch is gone, they go out alone.
     _send_headers_immediately = False
-
-
-def unescaped(text: str) -> str:
-    """What stands between the quotes of a JSON string, as text again."""
-    return msgspec.json.decode(f'"{text}"', type=str)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections import Counter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
@@ -14,26 +15,13 @@ from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted, Unknown, to_wire
+from dynamo.router.migration import Migration
 from dynamo.runtime.stream import Sink
-
-if TYPE_CHECKING:
-    from dynamo.router.migration import Migration
 
 log = logging.getLogger(__name__)
 
-ENDPOINTS = {
-    "/v1/chat/completions": "chat_completions",
-    "/v1/completions": "completions",
-    "/v1/embeddings": "embeddings",
-    "/v1/responses": "responses",
-    "/v1/messages": "anthropic_messages",
-}
-"""The label of each route that makes a model work; only these are counted and limited."""
-PROBES = frozenset(("/health", "/live", "/metrics"))
-"""Asked every few seconds by machines: their lines would drown the others."""
 
-
-class Endless:
+class _NeverDone:
     """A reader that takes all a worker sends."""
 
     done = False
@@ -50,10 +38,10 @@ class Metered:
         "_last",
         "_postprocess",
         "_reader",
+        "_reported",
         "_settled",
         "_sink",
         "_tokens",
-        "_told",
     )
 
     def __init__(self, exchange: Exchange, sink: Sink) -> None:
@@ -64,14 +52,14 @@ class Metered:
         self._sink = sink
         self._tokens = sink.tokens
         self._postprocess = sink if isinstance(sink, Postprocess) else None
-        self._reader = self._postprocess or Endless
+        self._reader = self._postprocess or _NeverDone
         self._began = self._last = 0.0
         self._settled = (0.0, 0)
-        self._told = 0
+        self._reported = 0
 
     def tokens(self, ids: list[int]) -> None:
         if self._reader.done:
-            # What a worker still sends after a stop was found is nobody's.
+            # The worker has not yet heard that a stop string ended the answer.
             return
         now = perf_counter()
         if self._last:
@@ -93,11 +81,11 @@ class Metered:
         self._sink.item(value)
 
     def _usage(self, usage: Any) -> None:
-        """A worker that takes text may tell what it counted, in any of its chunks."""
+        """Any chunk of a worker that takes text may report the usage so far."""
         if isinstance(usage, dict):
             generated, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
             if isinstance(generated, int) and isinstance(prompt, int):
-                self._told = generated
+                self._reported = generated
                 self._exchange.input_tokens = prompt
 
     def _output(self, output: EngineOutput, now: float) -> None:
@@ -131,8 +119,8 @@ class Metered:
 
     @property
     def count(self) -> int:
-        """Tokens generated so far, as the client is told."""
-        return self._postprocess.count if self._postprocess else self._told
+        """Tokens generated so far, as in the usage the client sees."""
+        return self._postprocess.count if self._postprocess else self._reported
 
     @property
     def streaming(self) -> float:
@@ -149,8 +137,8 @@ class Metered:
 
 
 def cached_tokens(usage: Usage) -> int:
-    told = (usage.prompt_tokens_details or {}).get("cached_tokens")
-    return told if isinstance(told, int) and told > 0 else 0
+    count = (usage.prompt_tokens_details or {}).get("cached_tokens")
+    return count if isinstance(count, int) and count > 0 else 0
 
 
 class Exchanges:
@@ -159,11 +147,13 @@ class Exchanges:
     def __init__(self, metrics: FrontendMetrics) -> None:
         self.metrics = metrics
         self.running: set[Exchange] = set()
-        """Those at the routes of ENDPOINTS."""
+        """Those that run a model."""
 
-    def begin(self, method: str, path: str, request_id: str) -> Exchange:
-        endpoint = ENDPOINTS.get(path) if method == "POST" else None
-        exchange = Exchange(self.metrics, request_id, method, path, endpoint)
+    def begin(
+        self, method: str, path: str, request_id: str, endpoint: str | None = None, *, is_probe: bool = False
+    ) -> Exchange:
+        """`endpoint` is the metrics' label of a request that runs a model."""
+        exchange = Exchange(self.metrics, request_id, method, path, endpoint, is_probe=is_probe)
         if endpoint:
             self.running.add(exchange)
         return exchange
@@ -177,21 +167,35 @@ class Exchanges:
         for exchange in self.running:
             exchange.settle()
 
+    def stages(self) -> tuple[Counter[str], int]:
+        """How many running requests are in each stage, and how many streams they have open at workers."""
+        stages = Counter(exchange.stage for exchange in self.running)
+        return stages, sum(exchange.streams for exchange in self.running)
+
 
 class Exchange:
     __slots__ = (
         "_all", "_asked", "_first", "_known", "_migrations", "_model", "_stages", "_timed", "cached_tokens", "endpoint",
-        "error", "input_tokens", "method", "metrics", "path", "request_id", "span", "started", "stream", "traceparent",
+        "error", "input_tokens", "is_probe", "method", "metrics", "path", "request_id", "span", "started", "stream",
+        "traceparent",
     )  # fmt: skip
 
     def __init__(
-        self, metrics: FrontendMetrics, request_id: str, method: str, path: str, endpoint: str | None = None
+        self,
+        metrics: FrontendMetrics,
+        request_id: str,
+        method: str,
+        path: str,
+        endpoint: str | None = None,
+        *,
+        is_probe: bool = False,
     ) -> None:
         self.started = perf_counter()
         self.request_id = request_id
         self.method = method
         self.path = path
         self.endpoint = endpoint
+        self.is_probe = is_probe
         self.stream = False
         self.error: DynamoException | None = None
         self.traceparent: str | None = None
@@ -237,7 +241,7 @@ class Exchange:
 
     @property
     def stage(self) -> str:
-        """Where it is on its way to the first token; empty before its model is known, and after."""
+        """Where it is on its way to the first token; empty before its model is known and after that token."""
         if self._model is None or self._first:
             return ""
         if not self._migrations:
@@ -246,7 +250,7 @@ class Exchange:
 
     @property
     def streams(self) -> int:
-        """Those that workers have of it right now."""
+        """How many of its streams are open at workers."""
         return sum(one.placement is not None and not one.placement.released for one in self._migrations)
 
     @property
@@ -270,7 +274,7 @@ class Exchange:
         return "stream" if self.stream else "unary"
 
     def settle(self) -> None:
-        """Add to the metrics what is known and was not told yet."""
+        """Add to the metrics what is known and not yet in them."""
         if self._first and not self._timed:
             self._timed = True
             placed = self._migrations[0].placed_at
@@ -279,16 +283,17 @@ class Exchange:
             stage.settle()
 
     def end(self, status: int) -> None:
-        """Called once, when the answer is out or nobody waits for it any more."""
+        """Called once, when the answer is complete or was given up."""
         duration = perf_counter() - self.started
         if self.endpoint:
             self._count(status, duration)
-        level = logging.DEBUG if self.path in PROBES else logging.INFO
+        # Probes come every few seconds: their lines would drown the others.
+        level = logging.DEBUG if self.is_probe else logging.INFO
         if log.isEnabledFor(level):
-            self._tell(level, status, duration)
+            self._log(level, status, duration)
 
     def forget(self) -> None:
-        """Let go of whatever knows this object: what holds itself is freed by the collector alone."""
+        """Drop the references that lead back to this object, so that it is freed without the garbage collector."""
         self._stages.clear()
         self._migrations.clear()
         self.error = None
@@ -329,7 +334,7 @@ class Exchange:
                     self._first - self.started, self.input_tokens, stage.streaming, stage.count
                 )  # fmt: skip
 
-    def _tell(self, level: int, status: int, duration: float) -> None:
+    def _log(self, level: int, status: int, duration: float) -> None:
         about = ""
         if self._model:
             first = "-" if self.time_to_first is None else f"{self.time_to_first * 1e3:.1f}ms"
@@ -346,12 +351,12 @@ class Exchange:
 
 
 def one_line(text: str) -> str:
-    """Text that clients or engines chose, as it may stand in a line of the log."""
+    """Text that clients or engines chose, fit for one line of the log."""
     return "".join(character if character.isprintable() else " " for character in text[:500])
 
 
 def error_type(status: int, error: DynamoException | None) -> str:
-    """The word for a failure; an error after the first byte counts although the status was 200."""
+    """The label of a failure; an error after the first byte counts although the status was 200."""
     if isinstance(error, ResourceExhausted):
         return "overload"
     if isinstance(error, Cancelled):
@@ -377,4 +382,4 @@ def error_type(status: int, error: DynamoException | None) -> str:
 
 
 EXCHANGE = web.RequestKey("exchange", Exchange)
-"""Where a request keeps its own."""
+"""Where a request keeps its exchange."""

@@ -1,7 +1,4 @@
-"""How late the event loop is: a timer that should fire every so often, and by how much it missed.
-
-Everything this process does runs on that loop, so what delays the timer delays every stream as much.
-"""
+"""How late the event loop is, measured by a periodic timer: what delays the timer delays every stream as much."""
 
 from __future__ import annotations
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from dynamo.frontend.measure.stages import Stages
 from dynamo.frontend.measure.worker_metrics import LastSeen
 from dynamo.protocols.card import ModelCard
+from dynamo.router.migration import Migration
 from dynamo.runtime.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
 
-if TYPE_CHECKING:
-    from dynamo.router.migration import Migration
-
 UNKNOWN_MODEL = "unknown_model"
-"""The label of all requests whose model is not served here: clients must not be able to make up series."""
+"""The label of all requests whose model is not served here: clients must not be able to create series."""
 
 
 class ModelMetrics:
@@ -127,7 +124,7 @@ class FrontendMetrics:
 
 
 def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[MetricFamily]:
-    """What the cards of the served models say, read when asked for."""
+    """What the cards of the served models say."""
     cards = list(cards)
     gauges: tuple[tuple[str, str, Callable[[ModelCard], int | None]], ...] = (
         ("model_context_length", "Longest sequence the model takes", lambda card: card.context_length),
@@ -143,8 +140,8 @@ def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[MetricFamil
     )
     for name, help, read in gauges:
         full = f"{prefix}_{name}"
-        told = [(card.name, read(card)) for card in cards]
-        samples = [Sample(full, {"model": model}, value) for model, value in told if value is not None]
+        values = [(card.name, read(card)) for card in cards]
+        samples = [Sample(full, {"model": model}, value) for model, value in values if value is not None]
         yield MetricFamily(full, help, "gauge", samples)
 
 

@@ -1,78 +1,61 @@
-"""What the routers of the served models have counted, as metrics."""
+"""Metrics of the served models' routers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
 from dynamo.router import Router
+from dynamo.router.overhead import Overhead
 from dynamo.router.stats import HIT_RATE_BOUNDS
 from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
+from dynamo.serving.models import ServedModel
 
 _PREFIX = "dynamo_component_router"
-_NUMBERS: tuple[tuple[str, str, str, Callable[[Router], int]], ...] = (
-    (f"{_PREFIX}_requests_total", "counter", "Requests placed", lambda router: router.stats.requests),
+_NUMBERS: tuple[tuple[str, str, Callable[[Router], int]], ...] = (
+    ("requests_total", "Requests placed", lambda router: router.stats.requests),
+    ("rejections_total", "Requests refused: all are busy", lambda router: router.stats.rejected),
+    ("prompt_blocks_total", "KV blocks of prompts", lambda router: router.stats.prompt_blocks),
     (
-        f"{_PREFIX}_rejections_total",
-        "counter",
-        "Requests refused: all are busy",
-        lambda router: router.stats.rejected,
-    ),
-    (f"{_PREFIX}_prompt_blocks_total", "counter", "KV blocks of prompts", lambda router: router.stats.prompt_blocks),
-    (
-        f"{_PREFIX}_overlap_blocks_total",
-        "counter",
+        "overlap_blocks_total",
         "KV blocks of prompts that the chosen worker had cached",
         lambda router: router.stats.overlap_blocks,
     ),
     (
-        f"{_PREFIX}_non_max_overlap_selections_total",
-        "counter",
+        "non_max_overlap_selections_total",
         "Choices of a worker although another had more of the prompt",
         lambda router: router.stats.non_max_overlap_selections,
     ),
     (
-        f"{_PREFIX}_overlap_blocks_lost_total",
-        "counter",
+        "overlap_blocks_lost_total",
         "KV blocks that the others had more in those choices",
         lambda router: router.stats.overlap_blocks_lost,
     ),
-    (f"{_PREFIX}_kv_events_total", "counter", "KV events applied", lambda router: router.stats.events),
-    (f"{_PREFIX}_kv_snapshots_total", "counter", "Snapshots asked of workers", lambda router: router.stats.snapshots),
+    ("kv_events_total", "KV events applied", lambda router: router.stats.events),
+    ("kv_snapshots_total", "Snapshots requested from workers", lambda router: router.stats.snapshots),
     (
-        f"{_PREFIX}_prefix_copies_total",
-        "counter",
-        "Shared prefixes that idle workers were told to compute ahead",
+        "prefix_copies_total",
+        "Shared prefixes that idle workers were asked to compute ahead",
         lambda router: router.stats.copies,
     ),
+    ("copied_blocks_total", "KV blocks computed ahead", lambda router: router.stats.copied_blocks),
+    ("active_requests", "Requests placed and not ended, by any frontend", lambda router: router.active),
     (
-        f"{_PREFIX}_copied_blocks_total",
-        "counter",
-        "KV blocks computed ahead",
-        lambda router: router.stats.copied_blocks,
-    ),
-    (
-        f"{_PREFIX}_active_requests",
-        "gauge",
-        "Requests placed that have not ended, those included that other frontends told of",
-        lambda router: router.active,
-    ),
-    (
-        f"{_PREFIX}_kv_known_blocks",
-        "gauge",
+        "kv_known_blocks",
         "KV blocks believed to be cached, counted once per worker",
         lambda router: router.known_blocks,
     ),
-    (
-        f"{_PREFIX}_replica_requests_total",
-        "counter",
-        "Requests that other frontends told to have placed",
-        lambda router: router.stats.heard,
-    ),
+    ("replica_requests_total", "Requests that other frontends placed", lambda router: router.stats.heard),
+)
+_OVERHEAD: tuple[tuple[str, str, Callable[[Overhead], Histogram]], ...] = (
+    ("block_hashing", "Hashing a prompt's blocks", lambda overhead: overhead.hashing),
+    ("indexer_find_matches", "Finding who has them cached", lambda overhead: overhead.matching),
+    ("scheduling", "Weighing the workers and booking one", lambda overhead: overhead.choosing),
+    ("total", "All of it; waiting for a worker to be free is not in it", lambda overhead: overhead.total),
 )
 
 
 def router_metrics(prefix: str, routers: Iterable[tuple[str, Router]]) -> Iterator[MetricFamily]:
-    """By the name of the model. Names of the component are fixed, those of the frontend have its prefix."""
+    """Labelled by model. Metrics of the queue have the frontend's prefix, all others a fixed one."""
     routers = list(routers)
     name = f"{prefix}_router_queue_pending_requests"
     waiting = [Sample(name, {"model": model}, router.waiting) for model, router in routers]
@@ -85,8 +68,10 @@ def router_metrics(prefix: str, routers: Iterable[tuple[str, Router]]) -> Iterat
         Sample(name, {"model": model, "reason": "request_limit"}, router.stats.queue_full) for model, router in routers
     ]
     yield MetricFamily(name.removesuffix("_total"), "Requests refused because too many wait already", "counter", full)
-    for name, kind, help, read in _NUMBERS:
+    for suffix, help, read in _NUMBERS:
+        name = f"{_PREFIX}_{suffix}"
         samples = [Sample(name, {"model": model}, read(router)) for model, router in routers]
+        kind = "counter" if name.endswith("_total") else "gauge"
         yield MetricFamily(name.removesuffix("_total"), help, kind, samples)
     name = f"{_PREFIX}_kv_hit_rate"
     rates = [sample for model, router in routers for sample in _hit_rate(router).samples(name, {"model": model})]
@@ -98,3 +83,16 @@ def _hit_rate(router: Router) -> Histogram:
     histogram.counts = list(router.stats.hit_rate_counts)
     histogram.total = router.stats.hit_rate_sum
     return histogram
+
+
+def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
+    """What KV-aware routing costs, by part; routers that ignore caches have none."""
+    overheads = [
+        ({"model": model.name, "router_id": str(router_id)}, overhead)
+        for model in models
+        if (overhead := model.router.stats.overhead)
+    ]
+    for part, help, read in _OVERHEAD:
+        name = f"dynamo_router_overhead_{part}_ms"
+        samples = [sample for labels, overhead in overheads for sample in read(overhead).samples(name, labels, 1000)]
+        yield MetricFamily(name, f"{help}, in milliseconds", "histogram", samples)

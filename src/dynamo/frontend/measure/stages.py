@@ -1,20 +1,15 @@
-"""The parts of a request's way: how long they take, and how many requests are in each right now.
+"""The stages of a request: how long they take, and how many requests are in each right now.
 
-All of this is measured in the pipeline; here it gets its names. None of the histograms has a model's label: the
-dashboards that know these names do not expect one.
+All of this is measured in the pipeline and named here. No histogram has a model label: the dashboards that know these
+names do not expect one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
-
-if TYPE_CHECKING:
-    from dynamo.frontend.measure.exchange import Exchange
 
 PLANE = "dynamo_request_plane"
 STAGE_BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0)
@@ -24,23 +19,23 @@ TOKENIZER_BOUNDS_MS = (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 ROUNDTRIP_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 PREPROCESS, ROUTE, DISPATCH = "preprocess", "route", "dispatch"
 PHASES = {PREPROCESS: "", ROUTE: "aggregated", DISPATCH: "aggregated"}
-"""The stages a request can be in until its first token. Prefill and decode are not told apart: nobody splits them."""
+"""The stages a request can be in until its first token, and their phase: prefill and decode are never split."""
 
 
 class Stages:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self.preprocess = Histogram(STAGE_BOUNDS)
-        """From the moment the model is known to the first word with the router."""
+        """From the moment the model is known to the call of the router."""
         self.route = Histogram(STAGE_BOUNDS)
-        """Until there is a place for it, the wait for one included."""
-        # What is told under two names has the bounds of both.
+        """Until a worker is chosen, waiting for a free one included."""
+        # What is exported under two names has the bounds of both.
         self.prompts = PromptTimes(
             template=Histogram(TEMPLATE_BOUNDS),
             tokenize=Histogram(sorted({*SHORT_BOUNDS, *(bound / 1000 for bound in TOKENIZER_BOUNDS_MS)})),
         )
         self.roundtrip = Histogram(sorted({*STAGE_BOUNDS, *ROUNDTRIP_BOUNDS}))
-        """From having a place to the first token."""
+        """From that choice to the first token."""
 
     def passed(self, preprocess: float, route: float, roundtrip: float) -> None:
         """A request has its first token."""
@@ -48,12 +43,8 @@ class Stages:
         self.route.observe(route)
         self.roundtrip.observe(roundtrip)
 
-    def snapshot(self, running: Iterable[Exchange]) -> list[MetricFamily]:
-        inside: Counter[str] = Counter()
-        streams = 0
-        for exchange in running:
-            inside[exchange.stage] += 1
-            streams += exchange.streams
+    def snapshot(self, inside: Counter[str], streams: int) -> list[MetricFamily]:
+        """`inside` counts the running requests by stage, `streams` those open at workers."""
         return [
             self._durations(),
             self._inside(inside),

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, one for each request that makes a model work; nothing of it is imported unless asked for."""
+"""OpenTelemetry spans, one for each request that runs a model; the library is imported only when enabled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TracingError(Exception):
 
 
 class Tracing:
-    """Spans as the conventions for HTTP servers and generative AI name things; workers get them as their parents."""
+    """Spans named by the conventions for HTTP servers and generative AI; they are the parents of the workers' spans."""
 
     def __init__(self, provider: Any) -> None:
         from opentelemetry import trace
@@ -26,7 +26,7 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, exchange: Exchange) -> None:
-        """The span continues the client's trace; from here on it is what is handed to the worker."""
+        """The span continues the client's trace; workers get it as their parent."""
         if exchange.endpoint is None:
             return
         carrier = {"traceparent": exchange.traceparent} if exchange.traceparent else {}
@@ -40,9 +40,9 @@ class Tracing:
                 "dynamo.x_request_id": exchange.request_id,
             },
         )
-        told: dict[str, str] = {}
-        self._propagator.inject(told, self._trace.set_span_in_context(exchange.span))
-        exchange.traceparent = told.get("traceparent", exchange.traceparent)
+        carried: dict[str, str] = {}
+        self._propagator.inject(carried, self._trace.set_span_in_context(exchange.span))
+        exchange.traceparent = carried.get("traceparent", exchange.traceparent)
 
     def end(self, exchange: Exchange, status: int) -> None:
         span = exchange.span
@@ -67,7 +67,7 @@ class Tracing:
         span.end()
 
     def close(self) -> None:
-        """Send what waits."""
+        """Export what is buffered."""
         self._provider.shutdown()
 
 

@@ -1,15 +1,12 @@
-"""What is known here of each worker: its load, and what the last request saw of it."""
+"""Gauges per worker: its load, and the latencies of the last request that ended there."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.runtime.instruments import MetricFamily, Sample
-
-if TYPE_CHECKING:
-    from dynamo.serving.models import ServedModel
+from dynamo.serving.models import ServedModel
 
 LastSeen = dict[tuple[int, int | None], tuple[float, int, float, int]]
 """By worker and rank, of the last request that ended there: seconds to the first token, tokens of the prompt, seconds

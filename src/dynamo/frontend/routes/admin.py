@@ -1,28 +1,27 @@
-"""Routes for operators: empty the workers' caches, and say from which load on a worker is busy."""
+"""Routes for operators: empty the workers' caches, and set the load above which a worker is busy."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from dynamo.frontend.answers.answer import json_response
-from dynamo.frontend.answers.one_item import OneItem
+from dynamo.frontend.answers.http import json_response
+from dynamo.frontend.call import HttpCall
+from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import DynamoException, from_exception
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.openai_fields import FilledString
 from dynamo.runtime import Context
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.serving.models import ServedModel
-
-if TYPE_CHECKING:
-    from dynamo.frontend.app import Frontend
+from dynamo.serving.one_item import OneItem
 
 CLEAR_SECONDS = 30.0
-"""Emptying a cache waits for nothing; a worker that has not answered by then will not."""
+"""A worker empties its cache at once; one that has not answered by then will not."""
 
 
 class WorkerResult(Struct, kw_only=True):
@@ -40,7 +39,7 @@ class ClearedBlocks(Struct, kw_only=True):
 
 
 class BusyThresholds(msgspec.Struct, kw_only=True):
-    """Above which load a worker takes no more requests; None is never."""
+    """The loads above which a worker takes no more requests; None is no limit."""
 
     active_decode_blocks_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     active_prefill_tokens_threshold: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
@@ -48,7 +47,7 @@ class BusyThresholds(msgspec.Struct, kw_only=True):
 
 
 class ThresholdRequest(BusyThresholds, kw_only=True, forbid_unknown_fields=True):
-    """Sets those of the thresholds that are given; none of them: asks for what is set."""
+    """Sets the thresholds that are given; without any it only reads them."""
 
     model: FilledString
 
@@ -61,7 +60,7 @@ class ThresholdList(Struct, kw_only=True):
     thresholds: list[ModelThresholds]
 
 
-async def clear_kv_blocks(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
+async def clear_kv_blocks(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     everything = frontend.models.instances()
     groups = {
         (one.namespace, one.component): model.name
@@ -69,7 +68,7 @@ async def clear_kv_blocks(frontend: Frontend, request: web.Request, request_id: 
         for one in model.router.instances.all()
     }
     if not groups:
-        return json_response(ClearedBlocks(message="No active worker groups found"), request_id)
+        return json_response(ClearedBlocks(message="No active worker groups found"))
     cleared: list[WorkerResult] = []
     failed: list[WorkerResult] = []
     asked = []
@@ -86,7 +85,7 @@ async def clear_kv_blocks(frontend: Frontend, request: web.Request, request_id: 
             failed.append(WorkerResult(name=name, endpoint=place, status="unsupported", error=why))
     for result in await asyncio.gather(*asked):
         (failed if result.error else cleared).append(result)
-    return json_response(ClearedBlocks(cleared_workers=cleared, failed_workers=failed), request_id)
+    return json_response(ClearedBlocks(cleared_workers=cleared, failed_workers=failed))
 
 
 async def _clear(frontend: Frontend, model: str, instance: Instance) -> WorkerResult:
@@ -110,19 +109,19 @@ async def _clear(frontend: Frontend, model: str, instance: Instance) -> WorkerRe
     return result
 
 
-async def get_thresholds(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
+async def get_thresholds(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     models = sorted(frontend.models.served(), key=lambda model: model.name)
-    return json_response(ThresholdList(thresholds=[_told(model) for model in models]), request_id)
+    return json_response(ThresholdList(thresholds=[_thresholds(model) for model in models]))
 
 
-async def set_thresholds(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
-    asked = frontend.bodies.threshold.decode(await frontend.body(request), frontend.ignore_unknown_fields)
+async def set_thresholds(frontend: Frontend, call: HttpCall[ThresholdRequest]) -> web.StreamResponse:
+    asked = call.body
     model = frontend.models.get(asked.model)
     given = {name: value for name in BusyThresholds.__struct_fields__ if (value := getattr(asked, name)) is not None}
     if given:
         await frontend.set_thresholds(model.name, given)
-    return json_response(_told(model), request_id)
+    return json_response(_thresholds(model))
 
 
-def _told(model: ServedModel) -> ModelThresholds:
+def _thresholds(model: ServedModel) -> ModelThresholds:
     return ModelThresholds(model=model.name, **structs.asdict(model.router.thresholds))

@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
 from aiohttp import web
 
-from dynamo.frontend.answers.answer import json_response, stream_response
-from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks
-from dynamo.frontend.answers.nvext import annotation_events
-from dynamo.frontend.answers.sse import EventStream
+from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks, chunks_of
+from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
+from dynamo.frontend.answers.relay import RelayedStream
+from dynamo.frontend.call import HttpCall
+from dynamo.frontend.state import Frontend
 from dynamo.pipeline.guidance import tool_finish_reason
 from dynamo.pipeline.validate import validate_chat
+from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.serving.conversation import Conversation
-from dynamo.serving.relay import relay_response
-
-if TYPE_CHECKING:
-    from dynamo.frontend.app import Frontend
 
 
-async def chat(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
-    body = await frontend.body(request)
-    asked = frontend.bodies.chat.decode(body, frontend.ignore_unknown_fields)
+async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamResponse:
+    asked = call.body
     validate_chat(asked)
-    talk = Conversation(frontend, request, request_id, asked)
-    talk.reason_of_calls = tool_finish_reason(asked)
+    call.apply_headers(asked)
+    model = frontend.models.get(asked.model)
+    conversation = Conversation(
+        model, asked, call.context(), call.exchange, call.raw_body, tool_finish_reason=tool_finish_reason(asked)
+    )
     try:
-        await talk.prepare()
-        if talk.prepared is None:
-            raw = msgspec.json.decode(body)
-            if asked.nvext is not None:
-                raw["nvext"] = msgspec.to_builtins(asked.nvext)
-            before = annotation_events(asked.nvext, talk.context.id())
-            return await relay_response(request, request_id, talk.generation, raw, before)
-        id = f"chatcmpl-{talk.context.id()}"
+        await conversation.prepare()
         if not asked.stream:
-            return json_response((await talk.whole(id))[0], request_id)
-        n = asked.n or 1
-        chunks = Chunks(
-            EventStream(),
-            id=id,
-            created=talk.created,
-            model=talk.model.name,
-            object="chat.completion.chunk",
-            choices=n,
-            per_prompt=n,
-            options=asked.stream_options,
-            tokenizer=talk.tokenizer,
-            top_logprobs=asked.top_logprobs or 0,
-            extras=talk.extras,
-            request_id=request_id,
-        )
-        await talk.send([ChatChoiceWriter(chunks, index) for index in range(n)])
-        before = annotation_events(asked.nvext, talk.context.id(), talk.prepared)
-        return await stream_response(request, request_id, chunks, before)
+            return json_response(await conversation.answer())
+        stream: RelayedStream | Chunks
+        if conversation.takes_text:
+            stream = RelayedStream(call.request_id)
+            await conversation.relay(stream)
+        else:
+            stream = chunks_of(conversation, "chat.completion.chunk", asked.top_logprobs, call.request_id)
+            await conversation.send([ChatChoiceWriter(stream, index) for index in range(conversation.n)])
+        return await stream_response(call, stream, annotation_events(conversation, conversation.prepared))
     finally:
-        await talk.close()
+        await conversation.close()

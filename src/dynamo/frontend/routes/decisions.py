@@ -1,36 +1,30 @@
-"""`GET /router/decisions`: the last choices of workers with their reasons, newest first."""
+"""GET /router/decisions: the last choices of workers with their reasons, newest first."""
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import web
 
+from dynamo.frontend.answers.http import json_response
+from dynamo.frontend.call import HttpCall
+from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.router.decision import MOST
 from dynamo.router.router import REMEMBERED
 
-if TYPE_CHECKING:
-    from dynamo.frontend.app import Frontend
-
 DEFAULT = 20
 
 
-async def decisions(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
+async def decisions(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    request = call.request
     limit = _count(request, "limit", DEFAULT, REMEMBERED)
     most = _count(request, "candidates", MOST, 1 << 20)
     wanted = request.query.get("model")
     models = [frontend.models.get(wanted)] if wanted else frontend.models.served()
     found = [(decision, model.name) for model in models for decision in islice(reversed(model.router.decisions), limit)]
     found.sort(key=lambda one: one[0].time, reverse=True)
-    told = [decision.record(name, most) for decision, name in found[:limit]]
-    return web.Response(
-        body=msgspec.json.encode({"decisions": told}),
-        content_type="application/json",
-        headers={"x-request-id": request_id},
-    )
+    return json_response({"decisions": [decision.record(name, most) for decision, name in found[:limit]]})
 
 
 def _count(request: web.Request, name: str, default: int, most: int) -> int:

@@ -2,103 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 from aiohttp import web
 
-from dynamo.frontend.answers.answer import json_response, stream_response
-from dynamo.frontend.answers.nvext import annotation_events
-from dynamo.frontend.answers.responses_stream import ResponsesStream
-from dynamo.frontend.answers.sse import EventStream, unescaped
-from dynamo.model import Tokenizer
-from dynamo.pipeline.choice import Finish, TokenLogprob
-from dynamo.pipeline.logprobs import chat_logprobs
+from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
+from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
+from dynamo.frontend.call import HttpCall
+from dynamo.frontend.state import Frontend
 from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat
-from dynamo.protocols.engine import Usage
-from dynamo.protocols.errors import DynamoException, InvalidRequest
-from dynamo.protocols.openai_answers import CompletionUsage
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import response_of
 from dynamo.serving.conversation import Conversation
 
-if TYPE_CHECKING:
-    from dynamo.frontend.app import Frontend
 
-
-async def responses(frontend: Frontend, request: web.Request, request_id: str) -> web.StreamResponse:
-    asked = frontend.bodies.responses.decode(await frontend.body(request), frontend.ignore_unknown_fields)
+async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web.StreamResponse:
+    asked = call.body
     chat = responses_to_chat(asked)
     try:
         validate_chat(chat)
-        talk = Conversation(frontend, request, request_id, chat)
+        call.apply_headers(chat)
+        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.exchange)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     try:
         try:
-            await talk.prepare()
+            await conversation.prepare()
         except InvalidRequest as error:
             raise with_responses_names(error) from None
-        id = f"resp_{talk.context.id().replace('-', '')}"
+        id = f"resp_{conversation.context.id().replace('-', '')}"
         if not asked.stream:
-            answer, _ = await talk.whole(id)
-            return json_response(response_of(asked, id, answer), request_id)
-        stream = ResponsesStream(asked, id, talk.model.name, talk.created)
-        choice = ResponsesChoice(stream, talk.tokenizer, chat.top_logprobs or 0)
-        await talk.send([choice])
-        before = annotation_events(chat.nvext, talk.context.id(), talk.prepared)
-        return await stream_response(request, request_id, choice, before)
+            completion = conversation.completion(await conversation.collect())
+            return json_response(response_of(asked, id, completion))
+        stream = ResponsesStream(asked, id, conversation.model.name, conversation.created)
+        writer = ResponsesWriter(stream, conversation.tokenizer, chat.top_logprobs or 0)
+        await conversation.send([writer])
+        return await stream_response(call, writer, annotation_events(conversation, conversation.prepared))
     finally:
-        await talk.close()
-
-
-class ResponsesChoice:
-    """The one choice of a Responses stream, event by event."""
-
-    def __init__(self, stream: ResponsesStream, tokenizer: Tokenizer | None, top_logprobs: int) -> None:
-        self.events = EventStream()
-        self.error: DynamoException | None = None
-        self._stream = stream
-        self._tokenizer = tokenizer
-        self._top_logprobs = top_logprobs
-        self._tokens: list[TokenLogprob] = []
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        pass
-
-    def escaped(self, text: str) -> None:
-        self.text(unescaped(text))
-
-    def text(self, text: str) -> None:
-        tokens, self._tokens = self._tokens, []
-        logprobs = None
-        if tokens and self._tokenizer:
-            logprobs = chat_logprobs(self._tokenizer, tokens, self._top_logprobs).content
-        self.events.write(self._start() + self._stream.text(text, logprobs or ()))
-
-    def reasoning(self, text: str) -> None:
-        self.events.write(self._start() + self._stream.reasoning(text))
-
-    def tool_start(self, index: int, id: str, name: str) -> None:
-        self.events.write(self._start() + self._stream.tool_start(index, id, name))
-
-    def tool_arguments(self, index: int, fragment: str) -> None:
-        self.events.write(self._start() + self._stream.tool_arguments(index, fragment))
-
-    def logprobs(self, tokens: list[TokenLogprob]) -> None:
-        self._tokens += tokens
-
-    def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """A response has no place for them."""
-
-    def finish(self, finish: Finish) -> None:
-        usage = CompletionUsage.of(finish.usage)
-        self.events.end(self._start() + self._stream.finish(finish.reason, usage))
-
-    def fail(self, error: DynamoException) -> None:
-        self.error = error
-        self.events.end(self._stream.fail(error.message) if self.events.has_begun else b"")
-
-    def _start(self) -> bytes:
-        """What comes before the first event; it must be made before that, as events are numbered."""
-        return b"" if self.events.has_begun else self._stream.start()
+        await conversation.close()

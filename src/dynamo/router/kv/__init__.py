@@ -1,47 +1,5 @@
-"""KV-aware routing: hashes, the index of who holds what, the load book and the cost of a choice.
+"""KV-aware routing.
 
-What is exported here is the pure core: no sockets, no tasks, no clock; callers bring bytes, time and random numbers.
-`follow` keeps the index true, `replicas` exchanges bookings, `router` puts it all together.
+`index` knows which ranks hold which blocks, `load` what was sent where, `choice` prices the candidates, `sync` keeps
+index and load true; `router` puts them together.
 """
-
-from dynamo.kv.engine_events import EngineBatch, MalformedEvents, decode_batch, decode_sequence
-from dynamo.kv.hashing import local_hashes, prompt_hashes, salt_seed, sequence_hashes
-from dynamo.kv.translate import Translated, Translator
-from dynamo.router.kv.choice.cost import Candidate, Choice, CostConfig, choose
-from dynamo.router.kv.choice.fleet import Capacity, Fleet
-from dynamo.router.kv.index.approximate import ApproximateIndex
-from dynamo.router.kv.index.index import Applied, Index, Rejected
-from dynamo.router.kv.index.overlaps import Overlap, Overlaps
-from dynamo.router.kv.load.book import LoadBook, Loads
-from dynamo.router.kv.slots import WorkerRank
-from dynamo.router.kv.sync.cursor import Cursor, Order
-
-__all__ = [
-    "Applied",
-    "ApproximateIndex",
-    "Candidate",
-    "Capacity",
-    "Choice",
-    "CostConfig",
-    "Cursor",
-    "EngineBatch",
-    "Fleet",
-    "Index",
-    "LoadBook",
-    "Loads",
-    "MalformedEvents",
-    "Order",
-    "Overlap",
-    "Overlaps",
-    "Rejected",
-    "Translated",
-    "Translator",
-    "WorkerRank",
-    "choose",
-    "decode_batch",
-    "decode_sequence",
-    "local_hashes",
-    "prompt_hashes",
-    "salt_seed",
-    "sequence_hashes",
-]

@@ -22,6 +22,7 @@ from dynamo.protocols.errors import (
     Unavailable,
 )
 from dynamo.protocols.instance import Instance
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
 from dynamo.router.kv.choice.copies import Copies
@@ -34,8 +35,8 @@ from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlaps
 from dynamo.router.kv.load.book import LoadBook
 from dynamo.router.kv.load.ledger import Booked, Ledger
-from dynamo.router.kv.slots import WorkerRank
-from dynamo.router.kv.sync.follow import FollowConfig, Follower
+from dynamo.router.kv.sync.follow import Follower
+from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.router.kv.sync.replicas import Replicas
 from dynamo.router.overhead import ChoiceTimer, Overhead
 from dynamo.router.reported import NOTHING, ReportedLoads

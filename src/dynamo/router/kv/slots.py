@@ -1,42 +1,36 @@
-"""Workers numbered densely, so that a set of workers is the bits of one int."""
+"""Ranks numbered densely, so that a set of ranks is the bits of one int."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
 from itertools import compress, count
-from typing import NamedTuple
+
+from dynamo.protocols.kv import WorkerRank
 
 _BITS = bytes(int(char == ord("1")) for char in range(256))
 
 
-class WorkerRank(NamedTuple):
-    """One data-parallel rank of one worker: what a request is sent to."""
-
-    worker_id: int
-    dp_rank: int = 0
-
-
 class Slots:
-    """Gives each worker the lowest free number, so the bitmask stays as wide as there are workers."""
+    """Gives each rank the lowest free slot, so that a bitmask is only as wide as there are ranks."""
 
     def __init__(self) -> None:
         self.workers: tuple[WorkerRank | None, ...] = ()
-        """By number. Another object after every change, so that whoever kept one can tell."""
-        self._slot: dict[WorkerRank, int] = {}
+        """By slot. A new object after every change, so that identity tells whether anything changed."""
+        self._slot: dict[tuple[int, int], int] = {}
         self._free: list[int] = []
 
     def __len__(self) -> int:
         return len(self._slot)
 
     def __iter__(self) -> Iterator[WorkerRank]:
-        return iter(self._slot)
+        return filter(None, self.workers)
 
-    def get(self, worker: WorkerRank) -> int | None:
+    def get(self, worker: tuple[int, int]) -> int | None:
         return self._slot.get(worker)
 
     def take(self, worker: WorkerRank) -> int:
-        """The worker's number, a new one if it has none."""
+        """The rank's slot, assigned if it has none."""
         slot = self._slot.get(worker)
         if slot is None:
             slot = heapq.heappop(self._free) if self._free else len(self.workers)
@@ -56,7 +50,7 @@ class Slots:
 
 
 def slots_in(mask: int) -> Iterable[int]:
-    """The numbers of the bits that are set, lowest first."""
+    """The positions of the bits that are set, lowest first."""
     if mask.bit_count() > 8:
         return compress(count(), f"{mask:b}"[::-1].encode().translate(_BITS))
     found = []
@@ -68,7 +62,7 @@ def slots_in(mask: int) -> Iterable[int]:
 
 
 def put(column: list[int], mask: int, value: int) -> None:
-    """Write a value for all workers of a mask."""
+    """Write a value for all slots of a mask."""
     count = mask.bit_count()
     if count == 1:
         column[mask.bit_length() - 1] = value

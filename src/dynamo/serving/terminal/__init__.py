@@ -1,4 +1,4 @@
-"""A chat on a terminal, with whichever models this process knows."""
+"""A chat on a terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models
 from dynamo.serving.terminal.chat import TerminalChat, history_path
 
-__all__ = ["TerminalChat", "history_path", "talk"]
+__all__ = ["TerminalChat", "chat_with_workers", "history_path"]
 
 
-async def talk(runtime: DistributedRuntime, models: Models, environ: Mapping[str, str]) -> None:
-    """Wait for workers on the network and chat with what they serve."""
+async def chat_with_workers(runtime: DistributedRuntime, models: Models, environ: Mapping[str, str]) -> None:
+    """Wait for a worker on the network and chat with its model."""
 
     async def chat() -> None:
         try:

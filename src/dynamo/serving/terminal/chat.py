@@ -1,4 +1,4 @@
-"""The chat itself: a line, its answer as it comes, and again."""
+"""The chat loop: read a line, show the answer as it comes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from dynamo.protocols.errors import DynamoException
 from dynamo.serving.ask import Answer, RequestDefaults, ask
 from dynamo.serving.models import Models
-from dynamo.serving.terminal.conversation import ChatHistory
-from dynamo.serving.terminal.markdown import MarkdownStream, harmless
+from dynamo.serving.terminal.markdown import MarkdownStream, without_controls
+from dynamo.serving.terminal.transcript import Transcript
 
 COMMANDS = {
     "/help": "this list",
@@ -36,11 +36,11 @@ _KEYS = "Enter sends. Alt-Enter, or a \\ at the end, starts a new line. Ctrl-C s
 
 
 class TerminalChat:
-    def __init__(self, models: Models, model: str, wishes: RequestDefaults, history: Path | None = None) -> None:
+    def __init__(self, models: Models, model: str, defaults: RequestDefaults, history: Path | None = None) -> None:
         self._models = models
         self._model = model
-        self._wishes = wishes
-        self._conversation = ChatHistory()
+        self._defaults = defaults
+        self._transcript = Transcript()
         self._session: PromptSession[str] = PromptSession(
             ANSI("\x1b[32;1m>\x1b[0m "),
             multiline=True,
@@ -50,7 +50,7 @@ class TerminalChat:
         )
         self._stats = False
         self._stopped = False
-        """The last thing that happened was Ctrl-C: the next one leaves."""
+        """The last key was Ctrl-C: another one leaves."""
 
     async def run(self) -> None:
         _dim(f"Talking to {self._model}. /help shows what you can do here; Ctrl-D leaves.")
@@ -75,7 +75,7 @@ class TerminalChat:
 
     async def _turn(self, text: str) -> bool:
         """Ask and show the answer; False when the user wants to leave."""
-        self._conversation.say(text)
+        self._transcript.add_question(text)
         writer = _Writer()
         leave = False
 
@@ -87,7 +87,7 @@ class TerminalChat:
 
         asking = asyncio.create_task(self._ask(writer))
         answer: Answer | None = None
-        with _silent_keyboard(), _on_sigint(interrupted):
+        with _no_echo(), _on_sigint(interrupted):
             try:
                 answer = await asking
             except asyncio.CancelledError:
@@ -95,10 +95,10 @@ class TerminalChat:
                     raise
             except DynamoException as error:
                 writer.end()
-                _say(f"\x1b[31m{harmless(error.message)}\x1b[0m")
+                _say(f"\x1b[31m{without_controls(error.message)}\x1b[0m")
             finally:
                 writer.end()
-        self._conversation.answered(writer.answer)
+        self._transcript.add_answer(writer.answer)
         if self._stopped:
             _dim("(stopped)")
         elif answer and self._stats:
@@ -106,7 +106,7 @@ class TerminalChat:
         return not leave
 
     async def _ask(self, writer: _Writer) -> Answer:
-        request = self._wishes.chat(self._model, self._conversation.messages())
+        request = self._defaults.chat(self._model, self._transcript.messages())
         answer = await ask(self._models.get(self._model), request, writer)
         for call in answer.tool_calls:
             function = call.get("function") or {}
@@ -126,7 +126,7 @@ class TerminalChat:
             case "/model":
                 self._choose(rest)
             case "/clear":
-                self._conversation.clear()
+                self._transcript.clear()
                 _dim("forgotten")
             case "/save":
                 self._save(rest)
@@ -138,8 +138,8 @@ class TerminalChat:
 
     def _system(self, text: str) -> None:
         if text:
-            self._conversation.system = "" if text == "-" else text
-        _dim(f"system prompt: {self._conversation.system or '(none)'}")
+            self._transcript.system = "" if text == "-" else text
+        _dim(f"system prompt: {self._transcript.system or '(none)'}")
 
     def _choose(self, name: str) -> None:
         names = sorted(model.name for model in self._models.served())
@@ -153,44 +153,44 @@ class TerminalChat:
     def _save(self, name: str) -> None:
         path = Path(name or time.strftime("chat-%Y%m%d-%H%M%S.json")).expanduser()
         try:
-            self._conversation.save(path)
+            self._transcript.save(path)
             _dim(f"saved to {path}")
         except OSError as error:
             _dim(f"cannot save to {path}: {error.strerror or error}")
 
 
 class _Writer:
-    """Writes an answer: thoughts dimmed, the rest as Markdown."""
+    """Writes an answer: reasoning dimmed, the rest as Markdown."""
 
     def __init__(self) -> None:
         self._markdown = MarkdownStream()
         self._thinking = False
-        self._heard: list[str] = []
+        self._pieces: list[str] = []
         self._column = 0
         self._ended = False
 
     @property
     def answer(self) -> str:
-        return "".join(self._heard)
+        return "".join(self._pieces)
 
     def text(self, text: str) -> None:
-        self._heard.append(text)
-        self._leave_thoughts()
+        self._pieces.append(text)
+        self._end_reasoning()
         self._write(self._markdown.feed(text))
 
     def reasoning(self, text: str) -> None:
         self._thinking = True
         # Each piece is dimmed by itself, so that an answer stopped anywhere leaves the terminal as it was.
-        self._write(f"\x1b[2m{harmless(text)}\x1b[0m")
+        self._write(f"\x1b[2m{without_controls(text)}\x1b[0m")
 
     def end(self) -> None:
         if not self._ended:
             self._ended = True
-            self._leave_thoughts()
+            self._end_reasoning()
             self._write(self._markdown.finish())
             self._write("" if self._column == 0 else "\n")
 
-    def _leave_thoughts(self) -> None:
+    def _end_reasoning(self) -> None:
         if self._thinking:
             self._thinking = False
             self._write("\n\n")
@@ -203,13 +203,13 @@ class _Writer:
 
 
 def history_path(environ: Mapping[str, str]) -> Path:
-    """Where lines typed in earlier chats are kept."""
+    """The file of the lines typed in earlier chats."""
     state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".local/state")
     return Path(state) / "dynamo" / "chat_history"
 
 
 def _history(path: Path | None) -> History:
-    """A home that cannot be written to costs the memory of earlier chats, not this one."""
+    """In memory where the file cannot be written."""
     if path is None:
         return InMemoryHistory()
     try:
@@ -240,8 +240,8 @@ def _keys() -> KeyBindings:
 
 
 @contextlib.contextmanager
-def _silent_keyboard() -> Iterator[None]:
-    """What is typed during an answer belongs to the next line: keep it, but do not let it show in between."""
+def _no_echo() -> Iterator[None]:
+    """Keys typed during an answer go to the next line; until then they are not echoed."""
     try:
         fd = sys.stdin.fileno()
         before = termios.tcgetattr(fd)

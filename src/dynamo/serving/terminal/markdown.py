@@ -1,7 +1,7 @@
-"""Markdown for a terminal, written as it streams and never taken back.
+"""Markdown for a terminal, written as it streams and never redrawn.
 
-Nothing is redrawn, so the terminal can be resized, scrolled or copied from while an answer comes: what stands there is
-plain text with colours, which the terminal wraps by itself. However the text is cut into pieces, the output is one.
+The terminal can be resized, scrolled or copied from while an answer comes: what stands there is plain text with
+colours, which the terminal wraps by itself. The output does not depend on how the text is cut into pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNDECIDED = re.compile(r" *(?:[-*+]|#{1,6}|`{1,2}|~{1,2}|(?:```|~~~).*)?$")
 _CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
-def harmless(text: str) -> str:
+def without_controls(text: str) -> str:
     """The text without control characters."""
     return text.translate(_CONTROL)
 
@@ -29,7 +29,7 @@ class MarkdownStream:
 
     def __init__(self) -> None:
         self._start: str | None = ""
-        """What is known of a line whose kind is not certain yet; None further on in it."""
+        """The start of a line whose kind is not certain yet; None once it is."""
         self._fence: tuple[str, str] | None = None
         self._line = ""
         self._stars = 0
@@ -37,7 +37,7 @@ class MarkdownStream:
         self._styles: list[str] = []
 
     def feed(self, text: str) -> str:
-        return "".join(map(self._next, harmless(text)))
+        return "".join(map(self._next, without_controls(text)))
 
     def finish(self) -> str:
         if self._fence:
@@ -57,7 +57,7 @@ class MarkdownStream:
         return self._decide(self._start)
 
     def _decide(self, start: str) -> str:
-        """Find out what a line is as soon as its beginning tells."""
+        """Decide the kind of a line as soon as its start determines it."""
         if start.endswith("\n"):
             fence = _FENCE.match(start)
             if fence:
@@ -98,7 +98,7 @@ class MarkdownStream:
         return written + character
 
     def _resolve_stars(self, after: str) -> str:
-        """Stars that hug a word are emphasis; those between spaces, or more than three, are themselves."""
+        """Stars next to a word are emphasis; those between spaces, or more than three, are literal."""
         stars, self._stars = self._stars, 0
         if not stars:
             return ""
@@ -138,7 +138,7 @@ class MarkdownStream:
         return self._code_line(line) + "\n"
 
     def _code_line(self, line: str) -> str:
-        """Code is coloured a line at a time: what spans lines, such as long strings, may be taken for code."""
+        """Code is coloured a line at a time: what spans lines, such as a long string, may be coloured wrong."""
         assert self._fence
         from pygments import highlight
         from pygments.formatters import TerminalFormatter

@@ -14,10 +14,10 @@ from typing import Any
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.cost import Choice
 from dynamo.router.kv.choice.fleet import Members
 from dynamo.router.kv.load.ledger import Booked, Ledger
-from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.stats import RouterStats
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet

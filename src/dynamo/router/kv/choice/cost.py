@@ -12,10 +12,10 @@ from operator import sub
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument, Unavailable
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.fleet import Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
-from dynamo.router.kv.slots import WorkerRank
 
 _NOTHING = Overlap()
 _LITTLE = 1024.0

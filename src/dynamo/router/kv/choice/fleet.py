@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.slots import WorkerRank
+from dynamo.protocols.kv import WorkerRank
 
 _REMEMBERED = 16
 """Sets of instances whose fleet is kept: the same ones are asked for again and again."""

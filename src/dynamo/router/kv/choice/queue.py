@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import Struct
 
 from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.router import Placement
 
 

@@ -1,17 +1,18 @@
-"""An index learned from our own decisions, for workers that publish no events: what we sent there is assumed cached."""
+"""An index of our own decisions, for workers that publish no events: what was sent to a worker is assumed cached."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.index.overlaps import Overlaps
 from dynamo.router.kv.load.active_blocks import Stretch, UsedBlocks
-from dynamo.router.kv.slots import Slots, WorkerRank
+from dynamo.router.kv.slots import Slots
 
 
 class ApproximateIndex:
-    """Forgets a block `ttl` seconds after a worker was last sent it, and the oldest prompts beyond `max_blocks`."""
+    """Forgets a block `ttl` seconds after it was last sent to a worker, and the oldest prompts beyond `max_blocks`."""
 
     def __init__(self, *, ttl: float = 120.0, max_blocks: int = 1 << 20, prune_to: float = 0.8) -> None:
         self._ttl = ttl
@@ -20,7 +21,7 @@ class ApproximateIndex:
         self._slots = Slots()
         self._blocks = UsedBlocks()
         self._sent: OrderedDict[tuple[int, Stretch], float] = OrderedDict()
-        """To which slot and the end of the chain, and when for the last time; oldest first."""
+        """The time of the last prompt by slot and end of its chain, oldest first."""
         self._size = 0
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""How much of one prompt each worker holds."""
+"""How much of one prompt each rank holds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from dynamo.router.kv.slots import WorkerRank
+from dynamo.protocols.kv import WorkerRank
 
 
 class Overlap(Struct, frozen=True):
-    """Leading blocks of a prompt a worker holds: on the device, then each slower tier from where the last ended."""
+    """Leading blocks of a prompt that a rank holds: on the device, then in each slower tier where the last ended."""
 
     device: int = 0
     host: int = 0
@@ -19,7 +19,7 @@ class Overlap(Struct, frozen=True):
 
 
 class Overlaps(Mapping[WorkerRank, Overlap]):
-    """Columns by slot, which is all a decision needs; read by worker they leave out those who hold nothing."""
+    """Columns by slot, which is all a decision needs. As a mapping it leaves out ranks that hold nothing."""
 
     __slots__ = ("_found", "device", "lower", "workers")
 
@@ -30,7 +30,7 @@ class Overlaps(Mapping[WorkerRank, Overlap]):
         """By slot; never changed."""
         self.device = device
         self.lower = lower
-        """Host, disk and external; nothing where nobody holds anything there."""
+        """Host, disk and external; empty if no rank holds a block there."""
         self._found: dict[WorkerRank, Overlap] | None = None
 
     @classmethod

@@ -11,8 +11,9 @@ from typing import TypeVar
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.load.active_blocks import Stretch, UsedBlocks
-from dynamo.router.kv.slots import Slots, WorkerRank
+from dynamo.router.kv.slots import Slots
 
 _T = TypeVar("_T", int, float)
 

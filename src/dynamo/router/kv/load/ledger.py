@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from dynamo.kv.subjects import Place
+from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.kv.sync.follow import Follower
 from dynamo.router.kv.sync.replicas import Replicas
 

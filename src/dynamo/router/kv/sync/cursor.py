@@ -1,4 +1,4 @@
-"""Whether an event is the next one: the only way to know that nothing was lost on the way."""
+"""Whether an event is the next one: the only way to know that none was lost."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import enum
 class Order(enum.Enum):
     Next = "next"
     Stale = "stale"
-    """Seen before: drop it."""
+    """Seen before."""
     Gap = "gap"
-    """Something before it is missing: only a snapshot helps."""
+    """An event before it is missing."""
 
 
 class Cursor:
-    """One per (worker, rank). Starts without a position: until a snapshot gives one, only event 0 is next."""
+    """The position in one rank's events. Without one, until a snapshot sets it, only event 0 is next."""
 
     def __init__(self) -> None:
         self.last: int | None = None
@@ -28,5 +28,5 @@ class Cursor:
         return Order.Stale if event_id < expected else Order.Gap
 
     def reset(self, last: int | None) -> None:
-        """A snapshot was applied that includes everything up to `last`."""
+        """A snapshot includes everything up to `last`."""
         self.last = last

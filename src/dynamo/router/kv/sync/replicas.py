@@ -15,10 +15,9 @@ import msgspec
 
 from dynamo.kv.subjects import BOOKINGS, Listening, Place, subject
 from dynamo.protocols.instance import Instance
-from dynamo.protocols.kv import BookingAdded, BookingBatch, BookingFreed, BookingPrefillDone
+from dynamo.protocols.kv import BookingAdded, BookingBatch, BookingFreed, BookingPrefillDone, WorkerRank
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.slots import WorkerRank
 from dynamo.router.stats import RouterStats
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet

@@ -1,0 +1,43 @@
+"""Reading request bodies: JSON only, up to a size, within a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Generic
+
+from aiohttp import web
+
+from dynamo.frontend.call import Body
+from dynamo.frontend.config import FrontendConfig
+from dynamo.protocols.body import BodyDecoder
+from dynamo.protocols.errors import HttpError
+from dynamo.serving.request_template import fill_body
+
+
+class BodyReader(Generic[Body]):
+    """Reads the bodies of one route."""
+
+    def __init__(self, kind: type[Body], config: FrontendConfig) -> None:
+        self._decoder = BodyDecoder(kind)
+        self._config = config
+
+    async def read(self, request: web.Request) -> tuple[Body, bytes]:
+        """Decoded, and as it came but for what the operator's template fills in."""
+        kind = request.content_type
+        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+            raise HttpError(415, f"Content-Type must be application/json, not {kind}")
+        config = self._config
+        limit = config.body_limit_mb << 20
+        if (request.content_length or 0) > limit:
+            raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
+        body = await request.read() if request.content.is_eof() else await self._rest(request)
+        if config.request_template:
+            body = fill_body(config.request_template, body, self._decoder.kind)
+        return self._decoder.decode(body, config.ignore_unknown_fields), body
+
+    async def _rest(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(self._config.body_timeout or None):
+                return await request.read()
+        except TimeoutError:
+            raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None

@@ -1,0 +1,41 @@
+"""One HTTP request as its handler gets it: admitted, its body decoded."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from aiohttp import web
+
+from dynamo.frontend import headers
+from dynamo.frontend.measure.exchange import Exchange
+from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.protocols.openai_embeddings import EmbeddingRequest
+from dynamo.runtime import Context
+
+Body = TypeVar("Body")
+
+
+class HttpCall(Generic[Body]):
+    __slots__ = ("body", "exchange", "raw_body", "request")
+
+    def __init__(self, request: web.Request, exchange: Exchange, body: Body, raw_body: bytes) -> None:
+        self.request = request
+        self.exchange = exchange
+        self.body = body
+        self.raw_body = raw_body
+
+    @property
+    def request_id(self) -> str:
+        return self.exchange.request_id
+
+    def context(self) -> Context:
+        """What workers learn of this request beside its content."""
+        sent = self.request.headers
+        return Context(
+            headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.exchange.traceparent
+        )
+
+    def apply_headers(self, request: ChatRequest | CompletionRequest | EmbeddingRequest) -> None:
+        """Add the `nvext` fields that were sent as headers."""
+        request.nvext = headers.nvext(self.request.headers, request.nvext)

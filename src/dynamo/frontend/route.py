@@ -1,0 +1,56 @@
+"""What is known of a route: everything that tells one from another is a field here."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic
+
+from aiohttp import web
+from msgspec import Struct
+
+from dynamo.frontend.call import Body, HttpCall
+from dynamo.frontend.state import Frontend
+from dynamo.protocols.anthropic_answers import AnthropicError
+from dynamo.protocols.openai_answers import ErrorAnswer
+
+Handler = Callable[[Frontend, HttpCall[Body]], Awaitable[web.StreamResponse]]
+
+
+class Access(enum.Enum):
+    """Who may call a route. Probes are polled by machines: they are answered while the server drains, and logged at
+    debug level only."""
+
+    KEY = enum.auto()
+    """Clients with an API key, where the server has keys."""
+    PROBE = enum.auto()
+    """Everybody."""
+    METRICS = enum.auto()
+    """Everybody, unless `--protect-metrics` asks for a key."""
+
+
+class HttpRoute(Struct, Generic[Body], frozen=True):
+    method: str
+    path: str
+    """In the router's syntax: `{name:regex}` is a variable part."""
+    handler: Handler[Body]
+    body: type[Body] | None = None
+    """What the body is decoded to; None for a route that reads none."""
+    access: Access = Access.KEY
+    endpoint: str | None = None
+    """The route runs a model: its requests are counted under this label, traced and limited."""
+    error: type[ErrorAnswer] | type[AnthropicError] = ErrorAnswer
+    """The shape of its errors."""
+
+    summary: str | None = None
+    """None keeps the route out of the OpenAPI document, for which the remaining fields are."""
+    answer: Any = None
+    """The struct of its answer; None for any object."""
+    statuses: tuple[int, ...] = ()
+    """The errors it can answer with."""
+    streams: bool = False
+    """The answer can also be a stream of server-sent events."""
+
+    @property
+    def is_probe(self) -> bool:
+        return self.access is not Access.KEY

@@ -1,0 +1,214 @@
+"""Puts one rank's events and snapshots in order: a state machine without clock, tasks or index.
+
+Events are numbered. A gap, a new rank or a malformed event leads to a snapshot from the worker; events that arrive
+meanwhile wait and are applied after it. What numbers cannot show, a loss at the very end, is found in two ways: a
+prompt that a worker has computed must be in its cache a moment later, and silent ranks are asked, ever more rarely.
+
+Inputs are methods; each returns the actions for its driver to perform, in order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from dynamo.protocols.kv import RouterEvent
+from dynamo.router.kv.sync.cursor import Cursor, Order
+
+
+class FollowConfig(Struct, frozen=True, kw_only=True):
+    """Times are in seconds."""
+
+    timeout: float = 30.0
+    """For one snapshot."""
+    concurrent: int = 16
+    """Snapshots asked for at once."""
+    buffered: int = 1024
+    """Events of a rank that wait for its snapshot; beyond, the oldest are dropped and another snapshot is needed."""
+    retry: float = 1.0
+    """Before a snapshot that failed is asked for again; doubles up to `longest`."""
+    patience: float = 0.25
+    """How long a computed prompt may be missing from its worker's cache.
+
+    Quadruples up to `longest` with each that stays missing, until none did for twice `longest`: some prompts are never
+    cached. Also the first pause after a snapshot that does not connect to the events after it; that one doubles.
+    """
+    quiet: float = 30.0
+    """A rank that was silent for so long is asked; doubles up to 20 times that while there is nothing new."""
+    longest: float = 30.0
+    wrong_hashes: int = 3
+    """So many computed prompts in a row missing, though the rank does hold blocks: its hashes are not ours."""
+
+
+class SyncState(enum.Enum):
+    Live = "live"
+    """Events are applied as they arrive."""
+    AwaitingSnapshot = "awaiting snapshot"
+    """A snapshot was asked for; events wait for it."""
+    BackingOff = "backing off"
+    """The last snapshot failed or did not connect to the events; events wait until it is asked for again."""
+
+
+class Do(enum.Enum):
+    Fetch = "fetch"
+    """Ask the worker for a snapshot and report `snapshot` or `failed`."""
+    Clear = "clear"
+    """Forget what the index knows of the rank."""
+
+
+Action = RouterEvent | Do
+"""An event is to be applied to the index; report `rejected` and drop the remaining actions if that fails."""
+
+
+class RankSync:
+    def __init__(self, config: FollowConfig, now: float) -> None:
+        self.state = SyncState.Live
+        self.backoff = 0.0
+        """Seconds until `retry` is due, when backing off."""
+        self.failures = 0
+        """Snapshots that failed in a row, so that nothing is known of the rank."""
+        self.pause = config.patience
+        """Before the next snapshot, if one does not connect; longer each time, until events follow each other."""
+        self.patience = config.patience
+        """How long the next computed prompt may be missing."""
+        self.unknown_prompts = 0
+        """Computed prompts in a row of which the rank holds no block, though it holds others."""
+        self._config = config
+        self._cursor = Cursor()
+        self._exact = False
+        """The index holds exactly what the events up to the cursor say."""
+        self._waiting: deque[RouterEvent] = deque(maxlen=config.buffered)
+        """Events that wait for a snapshot."""
+        self._reachable = False
+        """The worker became reachable since the last snapshot was asked for."""
+        self._missed_at = 0.0
+        self._heard_at = now
+        self._quiet = config.quiet
+
+    def resync(self) -> Sequence[Action]:
+        """Ask for a snapshot, unless that is under way."""
+        return self._fetch() if self.state is SyncState.Live else ()
+
+    def event(self, event: RouterEvent, now: float) -> Sequence[Action]:
+        self._heard_at = now
+        self._quiet = self._config.quiet
+        number = event.event_id
+        if number == 0 and self._cursor.last is not None:
+            self._exact = False  # numbered anew: its publisher has restarted
+        if self.state is not SyncState.Live:
+            self._waiting.append(event)
+            return ()
+        order = self._cursor.see(number)
+        if order is Order.Next:
+            self.pause = self._config.patience
+            return (event,)
+        if order is Order.Stale and number:
+            return ()
+        self._waiting.append(event)
+        return self._fetch()
+
+    def rejected(self) -> Sequence[Action]:
+        """The index refused an event: what it knows is no longer exact."""
+        self._exact = False
+        return self.resync()
+
+    def covers(self, last_event_id: int | None) -> bool:
+        """Whether the index already holds what a snapshot after this event says."""
+        return self._exact and last_event_id == self._cursor.last
+
+    def snapshot(self, last_event_id: int | None, now: float) -> Sequence[Action]:
+        """The index holds what the rank's snapshot says."""
+        if self.covers(last_event_id):
+            self._quiet = min(self._quiet * 2, self._config.quiet * 20)
+        else:
+            self._cursor.reset(last_event_id)
+            self._exact = True
+        self._heard_at = now
+        self.failures = 0
+        events, connected = self._drain()
+        if connected:
+            self.state = SyncState.Live
+        else:
+            self._back_off(self.pause)
+            self.pause = min(self.pause * 2, self._config.longest)
+        return events
+
+    def failed(self) -> Sequence[Action]:
+        """No snapshot. The rank is still known if no event is missing, or if all from the first on were heard."""
+        if self._exact:
+            events, connected = self._drain()
+            if connected:
+                return self._without_snapshot(events)
+        actions: list[Action] = [Do.Clear]
+        self._cursor.reset(None)
+        self._exact = bool(self._waiting) and self._waiting[0].event_id == 0
+        if self._exact:
+            events, connected = self._drain()
+            actions += events
+            if connected:
+                return self._without_snapshot(actions)
+        self.failures += 1
+        if self._reachable:
+            return [*actions, *self._fetch()]
+        self._back_off(min(self._config.retry * 2 ** min(self.failures - 1, 60), self._config.longest))
+        return actions
+
+    def retry(self) -> Sequence[Action]:
+        """The time to back off has passed."""
+        return self._fetch() if self.state is SyncState.BackingOff else ()
+
+    def reachable(self) -> Sequence[Action]:
+        """The worker's snapshots can be asked for from now on."""
+        self._reachable = True
+        if self.state is SyncState.BackingOff and self.failures:
+            self.failures = 0
+            return self._fetch()
+        return ()
+
+    def check_silence(self, now: float) -> Sequence[Action]:
+        """Ask a rank that has been silent for long; to be called now and then."""
+        return self.resync() if now - self._heard_at >= self._quiet else ()
+
+    def prompt_found(self, now: float) -> None:
+        """A prompt that the rank has computed is in the index."""
+        self.unknown_prompts = 0
+        if now - self._missed_at > 2 * self._config.longest:
+            self.patience = self._config.patience
+
+    def prompt_missing(self, now: float, *, unknown: bool) -> Sequence[Action]:
+        """A prompt that the rank has computed is not in the index after `patience`; `unknown`: not even its start."""
+        self._missed_at = now
+        self.patience = min(self.patience * 4, self._config.longest)
+        self.unknown_prompts += unknown
+        return self.resync()
+
+    def _fetch(self) -> Sequence[Action]:
+        self.state = SyncState.AwaitingSnapshot
+        self._reachable = False
+        return (Do.Fetch,)
+
+    def _back_off(self, seconds: float) -> None:
+        self.state = SyncState.BackingOff
+        self.backoff = seconds
+
+    def _without_snapshot(self, actions: list[Action]) -> list[Action]:
+        self.state = SyncState.Live
+        self.failures = 0
+        return actions
+
+    def _drain(self) -> tuple[list[Action], bool]:
+        """The waiting events up to the first gap, and whether there was none. The event after a gap is dropped: the
+        next snapshot includes it, unless it is from before a restart.
+        """
+        events: list[Action] = []
+        while self._waiting:
+            event = self._waiting.popleft()
+            match self._cursor.see(event.event_id):
+                case Order.Gap:
+                    return events, False
+                case Order.Next:
+                    events.append(event)
+        return events, True

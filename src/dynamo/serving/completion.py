@@ -1,0 +1,116 @@
+"""The continuation of one or more texts, over HTTP or as a line of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import structs
+
+from dynamo.model import Tokenizer
+from dynamo.pipeline.choice import ChoiceSink, TokenLogprob
+from dynamo.pipeline.postprocess import prompt_logprobs
+from dynamo.pipeline.preprocess import Prepared, refuse_guidance
+from dynamo.protocols.card import ModelType
+from dynamo.protocols.openai_answers import TextCompletion
+from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.serving.collect import CollectedAnswer, CollectedChoice, Listener, text_completion
+from dynamo.serving.request import ServedRequest
+
+
+class Completion(ServedRequest[CompletionRequest]):
+    """`prepare` it, then `send` it to sinks of your own or ask for the whole `answer`.
+
+    Choices are numbered over all prompts: the first `n` of them continue the first prompt.
+    """
+
+    model_type = ModelType.Completions
+    id_prefix = "cmpl-"
+    prompts: Sequence[Prepared] = ()
+    """Empty for a worker that takes text."""
+
+    async def prepare(self) -> None:
+        preprocessor = self.model.preprocessor
+        if preprocessor is None:
+            refuse_guidance(self.model.card, self.request)
+        else:
+            self.prompts = await preprocessor.completion(self.request)
+
+    @property
+    def n(self) -> int:
+        """Choices per prompt."""
+        return self.request.n or 1
+
+    @property
+    def choice_count(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        assert self.model.preprocessor
+        return self.model.preprocessor.model.tokenizer
+
+    def echo(self, index: int) -> str:
+        """The text this choice begins with: its prompt, if the client wants that repeated."""
+        if not self.request.echo:
+            return ""
+        prepared = self.prompts[index // self.n]
+        return self.tokenizer.decode(prepared.request.token_ids) if prepared.prompt is None else prepared.prompt
+
+    def echoed_logprobs(self, index: int) -> list[TokenLogprob] | None:
+        """The prompt's tokens, if their probabilities are wanted, for an engine that reports none."""
+        return prompt_logprobs(self.prompts[index // self.n].request.token_ids) if self._echoes_logprobs else None
+
+    @property
+    def _echoes_logprobs(self) -> bool:
+        return bool(self.request.echo) and self.request.logprobs is not None
+
+    async def send(self, choices: Sequence[ChoiceSink]) -> None:
+        for index, choice in enumerate(choices):
+            await self.generation.add(self.prompts[index // self.n].choice(index % self.n), choice)
+
+    async def answer(self, listener: Listener | None = None) -> TextCompletion | dict[str, Any]:
+        """The whole answer in the words of OpenAI's API; a worker that takes text words it itself."""
+        if self.takes_text:
+            return await self.relayed_answer(listener)
+        collected = await self._collect(listener)
+        return text_completion(
+            self._best(collected),
+            collected.usage,
+            id=self.id,
+            created=self.created,
+            model=self.model.name,
+            tokenizer=self.tokenizer,
+            echo=[self.echo(index) for index in range(self.choice_count)],
+            logprobs=self.request.logprobs,
+            nvext=self.extra_fields.values(collected.stop_reason),
+        )
+
+    async def _collect(self, listener: Listener | None) -> CollectedAnswer:
+        """All `best_of` choices of each prompt."""
+        candidates = self._candidates
+        collected = CollectedAnswer(len(self.prompts) * candidates, candidates, listener)
+        for index, choice in enumerate(collected.choices):
+            one = self.prompts[index // candidates].choice(index % candidates)
+            if candidates > self.n:
+                ranked_by = max(1, self.request.logprobs or 0)
+                one.request.output_options = structs.replace(one.request.output_options, logprobs=ranked_by)
+            if self._echoes_logprobs:
+                choice.prompt_logprobs(prompt_logprobs(one.request.token_ids))
+            await self.generation.add(one, choice)
+        await collected.done()
+        return collected
+
+    def _best(self, collected: CollectedAnswer) -> list[CollectedChoice]:
+        """Of each prompt's candidates the likeliest `n`."""
+        choices, candidates = collected.choices, self._candidates
+        if candidates == self.n:
+            return choices
+        best: list[CollectedChoice] = []
+        for start in range(0, len(choices), candidates):
+            best += sorted(choices[start : start + candidates], key=lambda one: -one.likelihood)[: self.n]
+        return best
+
+    @property
+    def _candidates(self) -> int:
+        return self.request.best_of or self.n

@@ -1,0 +1,116 @@
+"""Embeddings of texts.
+
+What a worker registered with `ModelType.Embedding` is asked, and answers with:
+
+`ModelInput.Tokens`: one request per input, `{"model", "token_ids", "dimensions"}` (the last is None where the client
+left it open); it yields one item, `{"embedding": [numbers]}`.
+
+`ModelInput.Text`: the client's request; it yields one item, OpenAI's list object
+`{"data": [{"index", "embedding"}, …], "usage"}`, in which an embedding may be numbers or base64.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from dynamo.pipeline.preprocess import Preprocessor
+from dynamo.protocols.card import ModelType
+from dynamo.protocols.errors import InvalidRequest, ProtocolError
+from dynamo.protocols.openai_embeddings import Embedding, EmbeddingList, EmbeddingRequest, EmbeddingUsage
+from dynamo.serving.one_item import OneItem
+from dynamo.serving.request import ServedRequest
+
+T = TypeVar("T")
+Vectors = list[list[float]]
+
+
+class _TokenAnswer(Struct):
+    embedding: list[float]
+
+
+class _TextEntry(Struct):
+    embedding: list[float] | str
+    index: int | None = None
+
+
+class _TextAnswer(Struct):
+    data: list[_TextEntry]
+    usage: EmbeddingUsage | None = None
+
+
+class Embeddings(ServedRequest[EmbeddingRequest]):
+    model_type = ModelType.Embedding
+
+    async def answer(self) -> EmbeddingList:
+        preprocessor = self.model.preprocessor
+        vectors, usage = await (self._from_text() if preprocessor is None else self._from_tokens(preprocessor))
+        for vector in vectors:
+            _check(vector, self.request.dimensions)
+        shown: Sequence[list[float] | str] = vectors
+        if self.request.encoding_format == "base64":
+            shown = [base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() for vector in vectors]
+        return EmbeddingList(
+            data=[Embedding(index=index, embedding=vector) for index, vector in enumerate(shown)],
+            model=self.model.name,
+            usage=usage,
+        )
+
+    async def _from_tokens(self, preprocessor: Preprocessor) -> tuple[Vectors, EmbeddingUsage]:
+        request = self.request
+        inputs = await preprocessor.embedding(request)
+        items = []
+        for ids in inputs:
+            item = OneItem()
+            items.append(item)
+            one: dict[str, Any] = {"model": request.model, "token_ids": ids, "dimensions": request.dimensions}
+            if request.nvext is not None:
+                one["nvext"] = msgspec.to_builtins(request.nvext)
+            await self.generation.relay(one, item)
+        values = await asyncio.gather(*(item.value for item in items))
+        count = sum(map(len, inputs))
+        usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
+        return [_converted(value, _TokenAnswer).embedding for value in values], usage
+
+    async def _from_text(self) -> tuple[Vectors, EmbeddingUsage]:
+        item = OneItem()
+        await self.relay(item)
+        answer, wanted = _converted(await item.value, _TextAnswer), len(self.request.inputs())
+        if len(answer.data) != wanted:
+            raise ProtocolError(f"the worker gave {len(answer.data)} embeddings for {wanted} inputs")
+        ordered = sorted(answer.data, key=lambda one: one.index or 0)
+        usage = answer.usage or EmbeddingUsage(prompt_tokens=0, total_tokens=0)
+        return [_numbers(one.embedding) for one in ordered], usage
+
+
+def _numbers(embedding: list[float] | str) -> list[float]:
+    if not isinstance(embedding, str):
+        return embedding
+    try:
+        raw = base64.b64decode(embedding, validate=True)
+        return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+    except (binascii.Error, struct.error) as error:
+        raise ProtocolError(f"the worker's embedding is no base64 of 32-bit floats: {error}") from None
+
+
+def _check(vector: list[float], dimensions: int | None) -> None:
+    if not vector or not all(map(math.isfinite, vector)):
+        raise ProtocolError("the worker's embedding has no numbers, or some that are not finite")
+    if dimensions is not None and len(vector) != dimensions:
+        message = f"dimensions: this model's embeddings have {len(vector)} numbers, not {dimensions}."
+        raise InvalidRequest(message, "dimensions", "invalid_value")
+
+
+def _converted(value: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ProtocolError(f"the worker's answer is no embedding: {error}") from None

@@ -1,0 +1,19 @@
+"""Who watches a request from outside: the metrics, log and traces of the door it came through."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dynamo.router.migration import Migration
+from dynamo.runtime.stream import Sink
+
+
+class RequestObserver(Protocol):
+    def served_by(self, model: str) -> None:
+        """The request goes to this model."""
+
+    def metered(self, sink: Sink, prompt_tokens: int = 0) -> Sink:
+        """The stage to put in front of `sink`; called once per stream of the request."""
+
+    def routing(self, migration: Migration) -> None:
+        """A stream of the request is about to be routed."""

@@ -1,0 +1,84 @@
+"""A request to a model, whichever door it came through: what chats, completions and embeddings have in common."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from dynamo.protocols.card import ModelType
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.protocols.openai_embeddings import EmbeddingRequest
+from dynamo.runtime import Context
+from dynamo.runtime.stream import Sink
+from dynamo.serving.collect import Listener
+from dynamo.serving.extra_fields import ExtraFields
+from dynamo.serving.generation import Generation
+from dynamo.serving.models import ServedModel
+from dynamo.serving.observer import RequestObserver
+from dynamo.serving.relay import RelayedAnswer
+
+RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest)
+
+
+class ServedRequest(Generic[RequestT]):
+    """Must be closed, which ends whatever it still has running at workers."""
+
+    model_type: ClassVar[ModelType]
+    id_prefix: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        request: RequestT,
+        context: Context,
+        observer: RequestObserver | None = None,
+        body: bytes | None = None,
+    ) -> None:
+        """`request` must have been validated. A worker that takes text is sent `body`, if given, in its place: what the
+        client itself wrote. Raises InvalidRequest if the model does not serve such requests."""
+        require_type(model, self.model_type)
+        self.model = model
+        self.request = request
+        self.context = context
+        self.generation = Generation(model, context, observer)
+        self.extra_fields = ExtraFields(request.nvext, self.generation)
+        self.id = f"{self.id_prefix}{context.id()}"
+        self.created = int(time.time())
+        self._body = body
+
+    @property
+    def takes_text(self) -> bool:
+        """The worker does its own tokenization and answers with OpenAI's chunks."""
+        return self.model.preprocessor is None
+
+    async def relay(self, sink: Sink) -> None:
+        """Send the request to a worker that takes text; its own chunks go to `sink`."""
+        await self.generation.relay(self._as_written(), sink)
+
+    async def relayed_answer(self, listener: Listener | None) -> dict[str, Any]:
+        """The whole answer of a worker that takes text, in its own words."""
+        answer = RelayedAnswer(listener)
+        await self.relay(answer)
+        return await answer.whole()
+
+    def _as_written(self) -> dict[str, Any]:
+        if self._body is None:
+            request: dict[str, Any] = msgspec.to_builtins(self.request)
+            return request
+        written: dict[str, Any] = msgspec.json.decode(self._body)
+        if self.request.nvext is not None:
+            written["nvext"] = msgspec.to_builtins(self.request.nvext)
+        return written
+
+    async def close(self) -> None:
+        await self.generation.close()
+
+
+def require_type(model: ServedModel, model_type: ModelType) -> None:
+    if not model.card.type & model_type:
+        wanted, offered = (", ".join(kind.names()) for kind in (model_type, model.card.type))
+        raise InvalidRequest(f"The model '{model.name}' does not serve {wanted}; it serves: {offered}.", "model")

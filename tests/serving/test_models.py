@@ -1,0 +1,221 @@
+"""Which models a frontend serves, as cards and instances come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynamo.llm import ModelInput, ModelType
+from dynamo.llm.register import register_card
+from dynamo.model import HubConfig
+from dynamo.protocols.card import ModelCard, WorkerType
+from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
+from dynamo.router import RouterConfig
+from dynamo.runtime import DistributedRuntime, Endpoint, Local, RuntimeConfig
+from dynamo.runtime.names import CARDS, INSTANCES
+from dynamo.serving.models import Models
+from support.waiting import until
+
+
+async def say(request: Any) -> AsyncIterator[Any]:
+    yield request
+
+
+class Worker:
+    """A worker whose card is put there whatever others say."""
+
+    def __init__(self, local: Local, card: ModelCard, endpoint: str = "a.b.c") -> None:
+        self.runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+        self.endpoint: Endpoint = self.runtime.endpoint(endpoint)
+        self._card = card
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Worker:
+        await self.runtime.start()
+        await register_card(self.endpoint, self._card)
+        self._task = asyncio.create_task(self.endpoint.serve_endpoint(say))
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self.runtime.shutdown()
+        assert self._task
+        await self._task
+        await self.runtime.close()
+
+
+def card(name: str = "m", **options: Any) -> ModelCard:
+    return ModelCard(name=name, model_type=ModelType.Chat.value, model_input=ModelInput.Text, **options)
+
+
+async def models_of(local: Local, mode: str = "round-robin") -> Models:
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await runtime.start()
+    models = Models(runtime, RouterConfig(mode=mode), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
+    await models.start()
+    return models
+
+
+def refusal(models: Models, name: str) -> type[Exception] | None:
+    try:
+        models.get(name)
+    except DynamoException as error:
+        return type(error)
+    return None
+
+
+async def test_models_appear_with_their_first_worker_and_go_with_their_last() -> None:
+    local = Local()
+    models = await models_of(local)
+    assert models.served() == []
+    async with Worker(local, card()):
+        await until(models.served)
+        async with Worker(local, card()):
+            await until(lambda: len(models.get("m").router.instances) == 2)
+        await until(lambda: len(models.get("m").router.instances) == 1)
+    await until(lambda: refusal(models, "m") is ModelNotFound)
+    assert models.served() == []
+    await models.close()
+
+
+async def test_an_unknown_model_is_refused_with_those_that_are_served() -> None:
+    local = Local()
+    models = await models_of(local)
+    async with Worker(local, card("b/eta")), Worker(local, card("alpha")):
+        await until(lambda: len(models.served()) == 2)
+        with pytest.raises(ModelNotFound, match="Served here: alpha, b/eta"):
+            models.get("gamma")
+    await models.close()
+
+
+async def test_a_card_without_its_instance_is_not_ready() -> None:
+    local = Local()
+    models = await models_of(local)
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await runtime.start()
+    await register_card(runtime.endpoint("a.b.c"), card())
+    await until(lambda: refusal(models, "m") is Unavailable)
+    await runtime.close()
+    await models.close()
+
+
+async def test_a_worker_that_disagrees_waits_until_the_others_are_gone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two that start together may both get past the check at registration: the frontend decides then."""
+
+    async def unchecked(*_: Any) -> None: ...
+
+    monkeypatch.setattr("dynamo.llm.register._refuse_disagreement", unchecked)
+    local = Local()
+    models = await models_of(local)
+    first = Worker(local, card(context_length=100))
+    await first.__aenter__()
+    await until(models.served)
+    async with Worker(local, card(context_length=200)) as second:
+        await until(lambda: "refusing the worker" in caplog.text)
+        await until(lambda: len(models.instances()) == 2)
+        assert models.get("m").router.instances.ids() == [first.runtime.instance_id]
+        await first.__aexit__()
+        await until(lambda: models.served() and models.get("m").card.context_length == 200)
+        assert models.get("m").router.instances.ids() == [second.runtime.instance_id]
+    await models.close()
+
+
+@pytest.mark.parametrize("kind", [WorkerType.Prefill, WorkerType.Encode])
+async def test_a_worker_that_works_for_others_gets_no_requests(
+    kind: WorkerType, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    local = Local()
+    models = await models_of(local)
+    async with Worker(local, card(worker_type=kind), "a.first.c") as helper:
+        await until(lambda: "it gets no requests" in caplog.text)
+        assert refusal(models, "m") is ModelNotFound
+        async with Worker(local, card()) as worker:
+            await until(models.served)
+            await until(lambda: len(models.instances()) == 2)
+            assert (
+                models.get("m").router.instances.ids() == [worker.runtime.instance_id] != [helper.runtime.instance_id]
+            )
+    await models.close()
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from([CARDS, INSTANCES]),
+    st.sampled_from(["a/b/c/1", "a/b/c", "a/b/c/zz", "x", "a/b/c/1/2"]),
+    st.one_of(
+        st.binary(max_size=60),
+        st.sampled_from([b'{"name":"m","model_type":1}', b'{"name":"m","model_type":99999}', b"[" * 5000, b"{}"]),
+    ),
+)
+def test_no_record_whatever_it_holds_stops_the_watch(prefix: str, place: str, value: bytes) -> None:
+    async def run() -> None:
+        local = Local()
+        models = await models_of(local)
+        stranger = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+        await stranger.start()
+        await stranger.discovery.put(prefix + place, value)
+        async with Worker(local, card("good")):
+            await until(lambda: "good" in [model.name for model in models.served()])
+        await stranger.close()
+        await models.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        '"kv_cache_block_size":0',
+        '"runtime_config":{"max_num_batched_tokens":-1}',
+        '"runtime_config":{"total_kv_blocks":-16}',
+        '"runtime_config":{"data_parallel_size":1000000000000}',
+    ],
+)
+async def test_a_card_whose_sizes_make_no_sense_is_left_out_and_named(
+    sizes: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = Local()
+    stranger = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await stranger.start()
+    value = f'{{"name":"odd","model_type":1,"model_input":"text",{sizes}}}'
+    await stranger.discovery.put(f"{CARDS}a/b/c/1", value.encode())
+    models = await models_of(local, "kv")
+    async with Worker(local, card("good")):
+        await until(models.served)
+        assert [model.name for model in models.served()] == ["good"]
+    assert sizes.split('"')[-2] in caplog.text
+    await stranger.close()
+    await models.close()
+
+
+async def test_a_thousand_instances_are_all_listed(tmp_path: Path) -> None:
+    config = RuntimeConfig.from_env({"DYN_FILE_KV": str(tmp_path / "kv")})
+    workers = [DistributedRuntime(config=config) for _ in range(1000)]
+    serving = []
+    for worker in workers:
+        endpoint = worker.endpoint("a.b.c")
+        await worker.start()
+        await worker.discovery.put(
+            f"{CARDS}{endpoint.id.path}/{worker.instance_id:x}", b'{"name":"m","model_type":1,"model_input":"text"}'
+        )
+        serving.append(asyncio.create_task(endpoint.serve_endpoint(say)))
+    runtime = DistributedRuntime(config=config)
+    await runtime.start()
+    models = Models(runtime, RouterConfig(), HubConfig.from_env({}))
+    await models.start()
+    await until(lambda: models.served() and len(models.get("m").router.instances) == 1000)
+    await models.close()
+    await runtime.close()
+    for worker in workers:
+        worker.shutdown()
+    await asyncio.gather(*serving)
+    for worker in workers:
+        await worker.close()
