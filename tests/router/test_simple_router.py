@@ -19,6 +19,7 @@ from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.instances import InstanceSet
+from dynamo.settings.router import Mode
 
 OLD, NEW = 1, 2
 
