@@ -126,8 +126,6 @@ TOOL = {"type": "function", "name": "f"}
     ("fields", "param"),
     [
         ({"background": True}, "background"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": []}, "context_management"),
         ({"moderation": {}}, "moderation"),

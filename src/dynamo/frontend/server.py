@@ -15,6 +15,7 @@ from dynamo.frontend.app import application
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
+from dynamo.frontend.kept_state import KeptState, open_state
 from dynamo.frontend.measure.exchange import Exchanges
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
@@ -59,10 +60,12 @@ class Server:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._certificate: Certificate | None = None
+        self._state: KeptState | None = None
         self.url = ""
 
     async def start(self) -> None:
         """Listen first, so that a taken port is reported at once; then learn which models there are."""
+        self._frontend.state = self._state = await open_state(self._config, self._siblings)
         self._certificate = self._tls()
         tls = self._certificate.context if self._certificate else None
         app = application(self._frontend, self._gate, self._config)
@@ -107,6 +110,8 @@ class Server:
         if self._siblings:
             await self._siblings.close()
         await self.models.close()
+        if self._state:
+            await self._state.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 

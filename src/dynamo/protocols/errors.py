@@ -56,6 +56,13 @@ class InvalidRequest(InvalidArgument):
         return cls(f"`{param}` is not supported here: {why}.", param, "unsupported_parameter")
 
 
+class NotFound(InvalidRequest):
+    """A stored object that does not exist, or no longer."""
+
+    kind = "not_found"
+    status = 404
+
+
 class ModelNotFound(DynamoException):
     kind = "model_not_found"
     status = 404

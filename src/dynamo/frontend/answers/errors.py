@@ -11,6 +11,7 @@ from dynamo.protocols.errors import (
     HttpError,
     InvalidArgument,
     ModelNotFound,
+    NotFound,
     ResourceExhausted,
     to_wire,
 )
@@ -40,7 +41,7 @@ def error_answer(error: DynamoException, request_id: str, status: int | None = N
     return ErrorAnswer(
         error=ErrorDetail(
             message=message,
-            type=_TYPES.get(status, fallback),
+            type=fallback if isinstance(error, NotFound) else _TYPES.get(status, fallback),
             param="model" if isinstance(error, ModelNotFound) else getattr(error, "param", None),
             code=_code(error),
         )
