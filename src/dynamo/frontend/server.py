@@ -65,7 +65,9 @@ class Server:
 
     async def start(self) -> None:
         """Listen first, so that a taken port is reported at once; then learn which models there are."""
-        self._frontend.state = self._state = await open_state(self._config, self._siblings)
+        self._frontend.state = self._state = await open_state(
+            self._config, self._siblings, self.models, lambda: self._runtime.is_shutting_down
+        )
         self._certificate = self._tls()
         tls = self._certificate.context if self._certificate else None
         app = application(self._frontend, self._gate, self._config)
@@ -78,6 +80,7 @@ class Server:
         if self._siblings:
             await self._siblings.start(self._frontend.snapshot, self.models.merge_overrides)
         await self.models.start()
+        await self._state.start()
         self._loop_delay.start()
         if self._certificate:
             self._certificate.watch()
@@ -93,6 +96,8 @@ class Server:
         """
         await self._runtime.wait_for_shutdown()
         self._frontend.draining = True
+        if self._state:
+            await self._state.batches.close()
         await self._drain()
         if self._listener:
             self._listener.close()
@@ -109,9 +114,9 @@ class Server:
             await self._runner.cleanup()
         if self._siblings:
             await self._siblings.close()
-        await self.models.close()
         if self._state:
             await self._state.close()
+        await self.models.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 

@@ -152,6 +152,8 @@ def _chat_messages(messages: list[Message], history: Sequence[InputItem], given:
     turn: Message | None = None
     for index, item in enumerate((*history, *given), start=-len(history)):
         where = f"input[{index}]" if index >= 0 else "history"
+        if item.is_reference:
+            raise InvalidRequest.unsupported(where, "a reference leads nowhere here; send the item itself")
         match item.type:
             case "reasoning":
                 # Reasoning, text and calls are separate items in this API, but one message in a chat.

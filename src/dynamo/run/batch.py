@@ -16,12 +16,12 @@ from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import INTERRUPTED, RunError
 from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
-from dynamo.run.journal import Journal, JournalHeader, checksum
 from dynamo.run.progress import Progress
 from dynamo.run.prompts import BadLine, Prompt, Request, read_prompt
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
 from dynamo.serving.ask import Answer, ask
+from dynamo.serving.journal import Journal, JournalError, JournalHeader, checksum
 from dynamo.serving.models import Models
 
 OUTPUT = "output.jsonl"
@@ -86,7 +86,7 @@ class Batch:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(self._concurrency):
                         group.create_task(self._answer_some(waiting, progress))
-            except* RunError as errors:
+            except* JournalError as errors:
                 raise RunError(str(errors.exceptions[0])) from errors
 
     def _unanswered(self, lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:

@@ -11,12 +11,14 @@ from dynamo.frontend.call import Body, HttpCall
 from dynamo.frontend.route import Access, Handler, HttpRoute
 from dynamo.frontend.routes import (
     admin,
+    batches,
     chat,
     completions,
     conversations,
     decisions,
     docs,
     embeddings,
+    files,
     listing,
     messages,
     responses,
@@ -37,6 +39,7 @@ from dynamo.protocols.openai_conversations import (
     UpdateConversationRequest,
 )
 from dynamo.protocols.openai_embeddings import EmbeddingList, EmbeddingRequest
+from dynamo.protocols.openai_files import BatchObject, CreateBatchRequest, DeletedFile, FileObject
 from dynamo.protocols.openai_responses import InputTokensRequest, ResponsesRequest
 from dynamo.protocols.responses_answers import DeletedResponse, InputTokens, ResponseObject
 
@@ -118,6 +121,33 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
     HttpRoute(
         "DELETE", "/v1/conversations/{id}/items/{item_id}", conversations.delete_item,
         summary="Delete an item of a conversation", answer=ConversationObject, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "POST", "/v1/files", files.create_file,
+        summary="Upload a file (multipart/form-data: file, purpose)", answer=FileObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute("GET", "/v1/files", files.list_files, summary="List the files", answer=Page, statuses=(400, 401)),
+    HttpRoute(
+        "GET", "/v1/files/{id}", files.show_file, summary="One file", answer=FileObject, statuses=_STORED_ERRORS
+    ),
+    HttpRoute(
+        "DELETE", "/v1/files/{id}", files.delete_file,
+        summary="Delete a file", answer=DeletedFile, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute("GET", "/v1/files/{id}/content", files.file_content),
+    HttpRoute(
+        "POST", "/v1/batches", batches.create_batch, CreateBatchRequest,
+        summary="Answer the requests of a file", answer=BatchObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/batches", batches.list_batches, summary="List the batches", answer=Page, statuses=(400, 401)
+    ),
+    HttpRoute(
+        "GET", "/v1/batches/{id}", batches.show_batch, summary="One batch", answer=BatchObject, statuses=_STORED_ERRORS
+    ),
+    HttpRoute(
+        "POST", "/v1/batches/{id}/cancel", batches.cancel_batch,
+        summary="Cancel a batch", answer=BatchObject, statuses=_STORED_ERRORS,
     ),
     _inference(
         "/v1/messages", messages.messages, MessagesRequest, AnthropicMessage, "anthropic_messages",
