@@ -21,7 +21,7 @@ from functools import partial
 from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.kv import RouterEvent, WorkerRank
 from dynamo.router.kv.choice.choose import Choice, choose
-from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_places
+from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index
@@ -239,7 +239,7 @@ class Simulation:
         if depth * BLOCK < LEAST_TOKENS:
             return
         prefix, last = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth]), prompt.chain[depth - 1]
-        for number, missing in idle_places(choice, depth, sharing, self._made.of(last, now)):
+        for number, missing in idle_candidates(choice, depth, sharing, self._made.sent(last, now)):
             self._made.add(self.router.workers[number], last, now)
             self.copied_tokens += missing * BLOCK
             copy = f"copy {next(self._order)}"

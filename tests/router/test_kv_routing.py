@@ -27,7 +27,7 @@ from support.waiting import PATIENCE, until
 
 def traffic(side: RouterSide) -> int:
     """Prompt tokens this router knows to have been sent."""
-    members = [WorkerRank(id) for id in side.client.set.ids()]
+    members = [WorkerRank(id) for id in side.client.instance_set.ids()]
     return round(sum(side.kv.book.loads(members, (), asyncio.get_running_loop().time()).traffic))
 
 
@@ -141,7 +141,7 @@ async def test_a_worker_that_leaves_is_forgotten_and_its_successor_learned() -> 
         async with ScriptedWorker(local) as leaves:
             await side.settled(2)
             await work([side], [stays, leaves], rng, 40)
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         asked = [await side.ask(asking("ABCDE")) for _ in range(8)]
         assert set(asked) == {stays.id}
         async with ScriptedWorker(local) as comes:
@@ -305,7 +305,7 @@ async def test_a_worker_without_snapshots_is_known_by_its_events_from_the_first_
     worker = ScriptedWorker(local)
     worker.snapshots = False
     async with routing(local) as side, worker:
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         await side.ask(asking("ABC"))
         await converged([side], [worker])
 
@@ -316,7 +316,7 @@ async def test_a_worker_without_snapshots_and_events_is_chosen_by_load(caplog: p
     worker.snapshots = False
     worker.deliver = lambda _: 0
     async with routing(local) as side, worker:
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         assert await side.ask(asking("ABC")) == worker.id
         await until(lambda: "gives no snapshot of its KV cache" in caplog.text)
         assert await side.ask(asking("ABC")) == worker.id
@@ -385,7 +385,7 @@ async def test_a_worker_that_speaks_another_version_is_routed_by_load_only(caplo
 
     worker.tell = tell  # type: ignore[method-assign]
     async with routing(local) as side, worker:
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         assert await side.ask(asking("ABC")) == worker.id
         await until(lambda: "gives no snapshot of its KV cache" in caplog.text)
         await until(lambda: side.router.stats.malformed == 1)
@@ -439,7 +439,7 @@ async def test_salts_keep_prompts_apart() -> None:
 async def test_weight_0_follows_no_events_and_spreads_by_load() -> None:
     local = Local()
     async with ScriptedWorker(local) as one, ScriptedWorker(local) as two, routing(local, overlap_weight=0.0) as side:
-        await until(lambda: len(side.client.set) == 2)
+        await until(lambda: len(side.client.instance_set) == 2)
         assert side.kv.follower is None
         for _ in range(8):
             await side.ask(asking("ABCDEF"))

@@ -1,4 +1,4 @@
-"""`KvRouter`: KV-aware routing for programs that have no frontend before their workers."""
+"""`KvRouter`: KV-aware routing for programs that send requests to workers without a frontend."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SWEEP_SECONDS = 30.0
 
 
 class KvRouterConfig(Struct, kw_only=True, frozen=True):
-    """How workers are chosen; `docs/routing.md` explains each."""
+    """How workers are chosen; `docs/routing.md` explains each setting."""
 
     overlap_score_weight: float = 1.0
     router_temperature: float = 0.0
@@ -142,7 +142,7 @@ class KvRouter:
         request = prompt(token_ids, lora_name=lora_name, cache_salt=cache_salt)
         override = self._router.override(router_config_override)
         if request_id is None:
-            peeked = self._router.peek(request, override)
+            peeked = self._router.core.peek(request, override)
             return *peeked.worker, peeked.overlap.device
         if request_id in self._bookings:
             raise ValueError(f"request_id '{request_id}' is booked already")
@@ -168,7 +168,8 @@ class KvRouter:
     ) -> list[dict[str, int]]:
         """The load each rank would have if the prompt went there."""
         await self._started()
-        choice = self._router.survey(prompt(token_ids), self._router.override(router_config_override))
+        override = self._router.override(router_config_override)
+        choice = self._router.core.peek(prompt(token_ids), override, include_busy=True)
         return [
             {
                 "worker_id": candidate.worker.worker_id,
@@ -219,7 +220,7 @@ class KvRouter:
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(RuntimeError(f"the KV router did not start: {error}"))
-                self._ready.exception()  # Raised to callers; marked as read, because there may be none.
+                self._ready.exception()  # Callers get it; marked as retrieved, because there may be none.
             raise
         finally:
             await self._router.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, subject
+from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS, subject
 from dynamo.llm.kv.feed import component_of
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.runtime import Component, Context, Endpoint
@@ -111,7 +111,7 @@ class LoadBoard:
 
     async def _repeat(self) -> None:
         while True:
-            await asyncio.sleep(LOAD_REPEATED)
+            await asyncio.sleep(LOAD_REPORT_SECONDS)
             self._changed.update(self._latest)
             self._send()
 

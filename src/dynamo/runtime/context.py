@@ -25,7 +25,7 @@ class Context:
         self._span_id: str | None = None
         self._stopped = False
         self._killed = False
-        self._listeners: dict[object, Callable[[bool], None]] = {}
+        self._listeners: dict[object, Callable[[bool], object]] = {}
 
     def id(self) -> str:
         return self._id
@@ -46,7 +46,7 @@ class Context:
             self._stopped = self._killed = True
             self._notify(killed=True)
 
-    def on_stop(self, listener: Callable[[bool], None]) -> Callable[[], None]:
+    def on_stop(self, listener: Callable[[bool], object]) -> Callable[[], None]:
         """Call `listener(killed)` when this context is stopped or killed; returns a function that takes it back."""
         key = object()
         self._listeners[key] = listener

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.protocols.kv import WorkerRank
-from dynamo.router.kv.slots import Slots, put, slots_in
+from dynamo.router.kv.slots import Slots, fill, slots_in
 
 MASKS = st.integers(0, 2**70 - 1)
 
@@ -17,7 +17,7 @@ def test_the_set_bits_are_numbered_from_the_lowest(mask: int) -> None:
 @given(MASKS, st.integers(0, 8))
 def test_a_value_is_written_for_the_workers_of_a_mask(mask: int, more: int) -> None:
     column = [0] * (mask.bit_length() + more)
-    put(column, mask, 7)
+    fill(column, mask, 7)
     assert column == [7 * (mask >> slot & 1) for slot in range(len(column))]
 
 

@@ -98,7 +98,7 @@ class LoadBook:
         self,
         request_id: str,
         worker: WorkerRank,
-        chain: Sequence[int],
+        hashes: Sequence[int],
         *,
         now: float,
         prompt_tokens: int,
@@ -112,7 +112,7 @@ class LoadBook:
         slot = self._slots.get(worker)
         if slot is None or request_id in self._bookings or (self._departed and worker in self._departed):
             return False
-        end, fresh = self._active.add(slot, chain, extra)
+        end, fresh = self._active.add(slot, hashes, extra)
         weight = self._inflation(now)
         self._bookings[request_id] = _Booking(worker, slot, end, prefill_tokens, extra)
         self._prefill[slot] += prefill_tokens
@@ -150,9 +150,9 @@ class LoadBook:
             node = node.parent
         return (node.end, node.requests - node.extra) if node is not None else (0, 0)
 
-    def loads(self, workers: Sequence[WorkerRank], chain: Sequence[int], now: float) -> Loads:
+    def loads(self, workers: Sequence[WorkerRank], hashes: Sequence[int], now: float) -> Loads:
         """The load of these workers, for a prompt with these hashes. The sequence must not be modified afterwards."""
-        shared = self._active.shared(chain, len(self._prefill))
+        shared = self._active.shared(hashes, len(self._prefill))
         at = self._slots_of(workers)
         scale = 1 / self._inflation(now)
         return Loads(
