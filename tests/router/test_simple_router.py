@@ -58,7 +58,7 @@ class Side:
         self.instances = InstanceSet("model", self.connections)  # type: ignore[arg-type]
         for id in (OLD, NEW):
             self.instances.put(Instance(
-                instance_id=id, namespace="n", component="c", endpoint="e", transport="test", address=""
+                instance_id=id, namespace="n", component="c", endpoint="e", transport="test", address=""  # type: ignore[arg-type]
             ))  # fmt: skip
         self.router = SimpleRouter(
             RouterConfig(mode=mode), self.instances, runtime.events, lambda _: ModelRuntimeConfig()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from dynamo.kv.hashing import local_hashes, salt_seed
 from dynamo.llm.bookings import ProgramBookings
@@ -42,23 +42,10 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     active_prefill_tokens_threshold_frac: float | None = None
 
     def router_config(self) -> RouterConfig:
-        return RouterConfig(
-            mode="kv",
-            overlap_weight=self.overlap_score_weight,
-            temperature=self.router_temperature,
-            host_weight=self.router_host_cache_hit_weight,
-            disk_weight=self.router_disk_cache_hit_weight,
-            use_kv_events=self.use_kv_events,
-            replica_sync=self.router_replica_sync,
-            ttl=self.router_ttl_secs,
-            copy_prefixes=self.router_copy_prefixes,
-            queue_threshold=self.router_queue_threshold,
-            queue_policy=self.router_queue_policy,
-            queue_limit=self.router_queue_limit,
-            active_decode_blocks_threshold=self.active_decode_blocks_threshold,
-            active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
-            active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
-        )
+        """All fields but the first have the names of the router's flags."""
+        flags = structs.asdict(self)
+        weight = flags.pop("overlap_score_weight")
+        return RouterConfig.from_env({}, router_mode="kv", kv_overlap_score_weight=weight, **flags)
 
 
 class KvRouter:

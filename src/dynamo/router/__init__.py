@@ -7,13 +7,4 @@ from dynamo.router.placement import Placement, Router
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 
-__all__ = [
-    "MODES",
-    "Decision",
-    "Placement",
-    "Router",
-    "RouterConfig",
-    "RouterStats",
-    "Thresholds",
-    "make_router",
-]
+__all__ = ["MODES", "Decision", "Placement", "Router", "RouterConfig", "RouterStats", "Thresholds", "make_router"]

@@ -79,13 +79,7 @@ class KvAwareRouter:
         self._queue: Queue[KvPlacement] = Queue(config.queue_policy, self._choose_and_book, self._candidates)
         self.follower = (
             Follower(
-                runtime,
-                instances,
-                self.index,
-                self._ranks.ranks,
-                self.stats,
-                block_size=block_size,
-                config=follow,
+                runtime, instances, self.index, self._ranks.ranks, self.stats, block_size=block_size, config=follow
             )
             if self.approximate is None and config.overlap_weight
             else None
@@ -317,12 +311,12 @@ class KvAwareRouter:
             ids = self.instances.available(pending.avoid)
         fleet = self._ranks.fleet(ids)
         if pending.dp_rank is not None:
-            fleet = self._of_rank(fleet, pending.dp_rank)
+            fleet = self._with_rank(fleet, pending.dp_rank)
         if not fleet.workers:
             raise self.instances.none_reachable()
         return fleet
 
-    def _of_rank(self, fleet: Fleet, dp_rank: int) -> Fleet:
+    def _with_rank(self, fleet: Fleet, dp_rank: int) -> Fleet:
         if all(worker.dp_rank == dp_rank for worker in fleet.workers):
             return fleet
         ranks = [worker for worker in fleet.workers if worker.dp_rank == dp_rank]

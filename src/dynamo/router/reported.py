@@ -25,11 +25,7 @@ class ReportedLoads:
     """The latest load report of each rank. `changed` is called shortly after reports arrive or are dropped."""
 
     def __init__(
-        self,
-        events: EventPlane,
-        instances: InstanceSet,
-        stats: RouterStats,
-        changed: Callable[[], None] = lambda: None,
+        self, events: EventPlane, instances: InstanceSet, stats: RouterStats, changed: Callable[[], None] = lambda: None
     ) -> None:
         self._instances = instances
         self._changed = changed

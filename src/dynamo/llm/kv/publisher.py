@@ -89,14 +89,7 @@ class KvEventPublisher:
         """
         self._submit(
             self._stored(
-                token_ids,
-                num_block_tokens,
-                block_hashes,
-                parent_hash,
-                block_mm_infos,
-                lora_name,
-                is_eagle,
-                cache_salt,
+                token_ids, num_block_tokens, block_hashes, parent_hash, block_mm_infos, lora_name, is_eagle, cache_salt
             )
         )
 
@@ -184,7 +177,7 @@ class KvEventPublisher:
     def _submit(self, *events: EngineStored | EngineRemoved | EngineCleared) -> None:
         if self._closed:
             raise RuntimeError("this KvEventPublisher was shut down")
-        batch = EngineBatch(timestamp=0.0, events=list(events), dp_rank=self.dp_rank)
+        batch = EngineBatch(events=list(events), dp_rank=self.dp_rank)
         self._on_loop(lambda: self._rank.take(batch))
 
     def _on_loop(self, action: Callable[[], None]) -> None:

@@ -18,12 +18,7 @@ class Snapshots:
     """One client per component. `on_reachable` is called with each worker that can now be asked for snapshots."""
 
     def __init__(
-        self,
-        runtime: DistributedRuntime,
-        on_reachable: Callable[[int], None],
-        *,
-        timeout: float,
-        concurrent: int,
+        self, runtime: DistributedRuntime, on_reachable: Callable[[int], None], *, timeout: float, concurrent: int
     ) -> None:
         self._runtime = runtime
         self._on_reachable = on_reachable
