@@ -100,7 +100,7 @@ class Router:
         return self.uncached(self.rng.choice([number for number, cost in enumerate(costs) if cost == best]), prompt)
 
     def uncached(self, number: int, prompt: Prompt) -> Picked:
-        held = self.index.match(prompt.chain).get(self.workers[number], Overlap()).device
+        held = self.index.match(prompt.chain).by_worker().get(self.workers[number], Overlap()).device
         return Picked(number, max(0, prompt.length - held * BLOCK))
 
 
@@ -121,7 +121,7 @@ def least_loaded(router: Router, prompt: Prompt, now: float) -> Picked:
 def upstream(router: Router, prompt: Prompt, now: float) -> Picked:
     """Booked prefill + own uncached prefill + active decode blocks, all in blocks of equal weight."""
     loads = router.book.loads(router.workers, prompt.chain, now)
-    found = router.index.match(prompt.chain)
+    found = router.index.match(prompt.chain).by_worker()
     costs = []
     for at, worker in enumerate(router.workers):
         cached = found.get(worker, Overlap()).device

@@ -549,6 +549,19 @@ async def test_a_router_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: heard[-1].running == [])
 
 
+async def test_bookings_after_a_full_message_are_sent_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "MAX_HASHES", 4)
+    local, heard = Local(), list[BookingBatch]()
+    async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
+        await side.settled(1)
+        await worker.runtime.events.subscribe(
+            subject(PLACE, BOOKINGS), lambda _, data: heard.append(msgspec.msgpack.decode(data, type=BookingBatch))
+        )
+        for letters in ("ABC", "ABC", "A", "B"):
+            await side.router.place(asking(letters))
+        await until(lambda: [len(batch.events) for batch in heard if batch.events] == [1, 2, 1])
+
+
 async def test_bookings_of_long_prompts_fit_into_messages(nats: Nats) -> None:
     local = Local()
     async with (

@@ -227,7 +227,7 @@ async def expect_in_vain(side: RouterSide, rank: WorkerRank) -> float:
     before = side.router.stats.snapshots
     follower.expect(rank, prompt_hashes(prompt("XY"), BLOCK))
     await until(lambda: side.router.stats.snapshots > before)
-    await follower.settled()
+    await until(lambda: follower.live)
     follower.expect(rank, prompt_hashes(prompt("AB"), BLOCK))
     return follower._ranks[rank].sync.patience
 
@@ -258,7 +258,7 @@ async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarel
             worker.last[0] += 1
             worker.store(prompt(letter))
             await until(lambda pause=pause: sync.pause == pause)
-            await follower.settled()
+            await until(lambda: follower.live)
         worker.snapshot = told  # type: ignore[method-assign]
         worker.last[0] += 1
         worker.store(prompt("D"))

@@ -212,9 +212,8 @@ class RouterSide:
 
     async def settled(self, workers: int) -> None:
         await until(lambda: len(self.client.instance_set) == workers)
-        if self.kv.follower:
-            async with asyncio.timeout(PATIENCE):
-                await self.kv.follower.settled()
+        if follower := self.kv.follower:
+            await until(lambda: follower.live)
 
     async def ask(self, request: PreprocessedRequest) -> int:
         """Run one request to its end; the instance that served it."""

@@ -300,8 +300,7 @@ class KvAwareRouter:
 
     def _uncached(self, pending: RequestToPlace) -> int:
         overlaps = self._overlaps(pending.hashes, asyncio.get_running_loop().time())
-        best = max(overlaps.device, default=0)
-        return pending.prompt_tokens - best * self._block_size
+        return pending.prompt_tokens - max(overlaps.device, default=0) * self._block_size
 
     def _candidates(self, pending: RequestToPlace) -> Fleet:
         if pending.pinned is not None:
@@ -310,19 +309,16 @@ class KvAwareRouter:
         else:
             ids = self.instances.available(pending.avoid)
         fleet = self._ranks.fleet(ids)
-        if pending.dp_rank is not None:
-            fleet = self._with_rank(fleet, pending.dp_rank)
+        dp_rank = pending.dp_rank
+        if dp_rank is not None and any(worker.dp_rank != dp_rank for worker in fleet.workers):
+            ranks = [worker for worker in fleet.workers if worker.dp_rank == dp_rank]
+            if not ranks:
+                message = f"nvext.dp_rank: no worker has a rank {dp_rank}."
+                raise InvalidRequest(message, "nvext.dp_rank", "invalid_value")
+            fleet = self._ranks.only(ranks)
         if not fleet.workers:
             raise self.instances.none_reachable()
         return fleet
-
-    def _with_rank(self, fleet: Fleet, dp_rank: int) -> Fleet:
-        if all(worker.dp_rank == dp_rank for worker in fleet.workers):
-            return fleet
-        ranks = [worker for worker in fleet.workers if worker.dp_rank == dp_rank]
-        if not ranks:
-            raise InvalidRequest(f"nvext.dp_rank: no worker has a rank {dp_rank}.", "nvext.dp_rank", "invalid_value")
-        return self._ranks.only(ranks)
 
     def _below_thresholds(self, fleet: Fleet, pending: RequestToPlace, *, refuse: bool = True) -> Fleet:
         """The ranks below the thresholds. If there are none, the request is refused or, without `refuse`, waits."""

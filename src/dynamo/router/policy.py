@@ -1,7 +1,4 @@
-"""The simple policies, which know only the candidates and the requests in flight at each.
-
-`dynamo.settings.router.POLICIES` lists them by router mode.
-"""
+"""The simple policies. They know only the candidates and the requests in flight at each. The settings list them."""
 
 from __future__ import annotations
 

@@ -38,8 +38,10 @@ class PrefixCopies:
 
     def consider(self, request: Any, placement: KvPlacement, choice: Choice, request_id: str) -> None:
         """A request was just placed: send its prefix to idle workers if enough requests share it."""
-        if not placement.hashes or not _copyable(request):
+        if not placement.hashes or not isinstance(request, PreprocessedRequest):
             return
+        if request.kv_transfer_params or request.extra_args:
+            return  # What a worker caches for it depends on more than its tokens, adapter and salt.
         block_size = choice.fleet.block_size
         depth, sharing = self._active.shared_prefix(placement, LEAST_SHARING)
         if depth * block_size < LEAST_TOKENS:
@@ -103,8 +105,3 @@ class _Discard:
 
     def fail(self, error: DynamoException) -> None:
         log.debug("worker %x computes no prefix ahead: %s", self._instance_id, error)
-
-
-def _copyable(request: Any) -> bool:
-    """Whether what a worker caches for it depends on its tokens, adapter and salt alone."""
-    return isinstance(request, PreprocessedRequest) and not request.kv_transfer_params and not request.extra_args

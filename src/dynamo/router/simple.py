@@ -147,7 +147,5 @@ class SimpleRouter:
         """A worker is busy when all its ranks are."""
         assert self._reported
         card = self._runtime_of(instance_id)
-        for rank in range(max(1, card.data_parallel_size)):
-            if not self._thresholds.busy(card, self._reported.get(WorkerRank(instance_id, rank))):
-                return False
-        return True
+        ranks = [WorkerRank(instance_id, rank) for rank in range(max(1, card.data_parallel_size))]
+        return all(self._thresholds.busy(card, self._reported.get(rank)) for rank in ranks)

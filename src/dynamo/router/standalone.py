@@ -144,23 +144,10 @@ class StandaloneRouter:
 
 
 def prompt(
-    token_ids: Sequence[int],
-    *,
-    lora_name: str | None = None,
-    cache_salt: str | None = None,
-    worker_id: int | None = None,
-    dp_rank: int | None = None,
+    token_ids: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None
 ) -> PreprocessedRequest:
     """A request for a prompt alone; an InvalidArgument names what is wrong with it."""
-    fields = {
-        "token_ids": token_ids,
-        "routing": {
-            "lora_name": lora_name,
-            "cache_salt": cache_salt,
-            "backend_instance_id": worker_id,
-            "dp_rank": dp_rank,
-        },
-    }
+    fields = {"token_ids": token_ids, "routing": {"lora_name": lora_name, "cache_salt": cache_salt}}
     try:
         return PreprocessedRequest.from_dict(fields)
     except msgspec.ValidationError as error:

@@ -28,4 +28,4 @@ def test_a_freed_number_is_given_to_the_next_worker() -> None:
     assert slots.release(WorkerRank(5)) == 0
     assert slots.release(WorkerRank(5)) is None
     assert [slots.take(WorkerRank(n)) for n in (8, 9, 10)] == [0, 1, 3]
-    assert len(slots) == 4
+    assert len(list(slots)) == 4

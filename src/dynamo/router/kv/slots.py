@@ -20,9 +20,6 @@ class Slots:
         self._slot: dict[tuple[int, int], int] = {}
         self._free: list[int] = []
 
-    def __len__(self) -> int:
-        return len(self._slot)
-
     def __iter__(self) -> Iterator[WorkerRank]:
         return filter(None, self.workers)
 

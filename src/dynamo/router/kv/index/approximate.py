@@ -28,10 +28,6 @@ class ApproximateIndex:
         """Blocks remembered, counted once per worker."""
         return self._size
 
-    @property
-    def workers(self) -> list[WorkerRank]:
-        return list(self._slots)
-
     def record(self, worker: WorkerRank, hashes: Sequence[int], now: float) -> None:
         """A prompt with these sequence hashes goes to this worker."""
         self.expire(now)

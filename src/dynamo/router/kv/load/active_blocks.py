@@ -41,9 +41,6 @@ class ActiveBlocks:
     def __init__(self) -> None:
         self._root = Segment((), 0, 0, None)
 
-    def __bool__(self) -> bool:
-        return bool(self._root.children)
-
     def shared(self, hashes: Sequence[int], slots: int) -> list[int]:
         """How many leading blocks of a prompt each worker has in use, by slot."""
         depths = [0] * slots

@@ -65,9 +65,6 @@ class LoadBook:
     def __len__(self) -> int:
         return len(self._bookings)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._bookings
-
     def add_worker(self, worker: WorkerRank) -> None:
         slot = self._slots.take(worker)
         self._departed.discard(worker)

@@ -1,4 +1,4 @@
-"""Drives `RankSync` for all ranks: subscribes to their events, fetches snapshots, applies both to the index."""
+"""Drives `RankSync` for all ranks: subscribes to their events, fetches snapshots and applies both to the index."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Rank:
         self.fetching: asyncio.Task[None] | None = None
         self.retrying: asyncio.TimerHandle | None = None
         self.checking: asyncio.TimerHandle | None = None
-        """Whether a computed prompt is in the index."""
+        """Checks later whether a computed prompt is in the index."""
         self.warned = False
 
     def cancel(self) -> None:
@@ -64,8 +64,8 @@ class Follower:
         self._block_size = block_size
         self._config = config or FollowConfig()
         self._ranks: dict[tuple[int, int], _Rank] = {}
-        self._reported_ranks: set[int] = set()
-        """Workers whose events of ranks beyond their card's were logged."""
+        self._warned_workers: set[int] = set()
+        """Workers for which events of a rank that their card does not have were logged."""
         self._cancelled: set[asyncio.Task[None]] = set()
         self._snapshots = Snapshots(
             runtime, self._reachable, timeout=self._config.timeout, concurrent=self._config.concurrent
@@ -73,7 +73,6 @@ class Follower:
         self._subscriptions: Subscriptions[RouterEventBatch] | None = None
         self._unfollow: Callable[[], None] = lambda: None
         self._checking_silence: asyncio.Task[None] | None = None
-        self._settled = asyncio.Event()
 
     def start(self) -> None:
         self._subscriptions = Subscriptions(
@@ -96,14 +95,13 @@ class Follower:
         if self._subscriptions:
             await self._subscriptions.close()
 
-    async def settled(self) -> None:
-        """Wait until every rank is live."""
-        while any(rank.sync.state is not SyncState.Live for rank in self._ranks.values()):
-            self._settled.clear()
-            await self._settled.wait()
+    @property
+    def live(self) -> bool:
+        """Whether the index follows every rank."""
+        return all(rank.sync.state is SyncState.Live for rank in self._ranks.values())
 
     def expect(self, worker: WorkerRank, hashes: Sequence[int]) -> None:
-        """The worker has computed a prompt with these blocks: they must be in the index soon, or an event was lost."""
+        """The worker has computed a prompt with these hashes: unless they are in the index soon, an event was lost."""
         rank = self._ranks.get(worker)
         if rank is None or rank.checking or rank.sync.state is not SyncState.Live or not hashes:
             return
@@ -136,8 +134,7 @@ class Follower:
                 self._cancelled.add(rank.fetching)
                 rank.fetching.add_done_callback(self._cancelled.discard)
             self._index.remove_worker(rank.worker)
-        self._reported_ranks.discard(instance_id)
-        self._settled.set()
+        self._warned_workers.discard(instance_id)
         if instance is None:
             return
         component = (instance.namespace, instance.component)
@@ -156,14 +153,14 @@ class Follower:
         for event in batch.events:
             rank = self._ranks.get((event.worker_id, event.dp_rank))
             if rank is None:
-                self._report_unknown(event.worker_id, event.dp_rank)
+                self._warn_of_unknown_rank(event.worker_id, event.dp_rank)
             else:
                 self._perform(rank, rank.sync.event(event, now))
 
-    def _report_unknown(self, worker_id: int, dp_rank: int) -> None:
-        """The worker is not ours, or not known yet (its snapshot will do), or has more ranks than its card says."""
-        if (worker_id, 0) in self._ranks and worker_id not in self._reported_ranks:
-            self._reported_ranks.add(worker_id)
+    def _warn_of_unknown_rank(self, worker_id: int, dp_rank: int) -> None:
+        """Warn if the worker is one of ours and has more ranks than its card says. A new worker sends a snapshot."""
+        if (worker_id, 0) in self._ranks and worker_id not in self._warned_workers:
+            self._warned_workers.add(worker_id)
             log.warning(
                 "worker %x publishes KV events of rank %d, but its data_parallel_size is %d: they are ignored",
                 worker_id, dp_rank, self._ranks_of(worker_id),
@@ -190,7 +187,7 @@ class Follower:
     async def _fetch(self, rank: _Rank) -> None:
         try:
             assert self._subscriptions
-            await self._subscriptions.ready(rank.component)  # or events right after the snapshot would be missed
+            await self._subscriptions.ready(rank.component)  # otherwise events after the snapshot would be missed
             self._stats.snapshots += 1
             snapshot = await self._snapshots.fetch(rank.worker, rank.component)
             if not rank.sync.covers(snapshot.last_event_id):
@@ -209,8 +206,6 @@ class Follower:
         self._perform(rank, actions)
         if rank.sync.state is SyncState.BackingOff:
             rank.retrying = asyncio.get_running_loop().call_later(rank.sync.backoff, self._retry, rank)
-        elif rank.sync.state is SyncState.Live:
-            self._settled.set()
 
     def _retry(self, rank: _Rank) -> None:
         rank.retrying = None
