@@ -39,7 +39,7 @@ from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_fields import StreamOptions
-from dynamo.router.migration import Migration
+from dynamo.router.delivery import Delivery
 from dynamo.runtime import Context
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.client_link import ClientLink
@@ -108,9 +108,9 @@ class Bench:
         exchange.served_by(MODEL)
         return exchange.metered(sink)
 
-    def migration(self, sink: Any) -> Migration:
-        # Only `start` uses the router, and this stream is started by hand.
-        return Migration(None, self.prepared.request, Context(), sink)  # type: ignore[arg-type]
+    def delivery(self, sink: Any) -> Delivery:
+        # Only `start` asks the router, and this stream is started by hand.
+        return Delivery(None, None, self.prepared.request, Context(), sink)  # type: ignore[arg-type]
 
     def per_token(self, run: Callable[[bytes], object]) -> float:
         """CPU µs per token of `run` on every frame; the best of five, because other load can only add to it."""
@@ -128,10 +128,10 @@ class Bench:
         end = NullSink()
         chains: list[tuple[str, Callable[[], Sink]]] = [
             ("dispatch to the stream's sink", lambda: end),
-            ("migration", lambda: self.migration(end)),
-            ("metrics", lambda: self.migration(self.metered(end))),
-            ("postprocess: ends, limits, id → escaped text", lambda: self.migration(self.postprocess(end))),
-            ("SSE event build", lambda: self.migration(self.postprocess(self.choice(end)))),
+            ("delivery", lambda: self.delivery(end)),
+            ("metrics", lambda: self.delivery(self.metered(end))),
+            ("postprocess: ends, limits, id → escaped text", lambda: self.delivery(self.postprocess(end))),
+            ("SSE event build", lambda: self.delivery(self.postprocess(self.choice(end)))),
         ]
         decode = ("frame decode (msgpack, one frame per step)", self.per_token(FrameDecoder().feed))
         return [decode, *((name, self.per_token(self.link(sink).feed)) for name, sink in chains)]
@@ -146,7 +146,7 @@ class Bench:
             nonlocal opened
             await request.read()
             events = EventStream()
-            sink = self.migration(self.postprocess(self.choice(events)))
+            sink = self.delivery(self.postprocess(self.choice(events)))
             link.request("path", None, Context(), sink, item_type=EngineOutput, columnar=True)
             sink.tokens(self.ids[0][:1])
             await events.begun()

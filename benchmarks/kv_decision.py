@@ -10,7 +10,8 @@ from functools import partial
 
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.kv import RouterEvent, Stored, WorkerRank
-from dynamo.router.kv.choice.cost import CostConfig, choose
+from dynamo.router.kv.choice.choose import choose
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.load.book import LoadBook

@@ -20,8 +20,9 @@ from functools import partial
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.kv import RouterEvent, WorkerRank
-from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, Made, idle_places
-from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
+from dynamo.router.kv.choice.choose import Choice, choose
+from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_places
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlap
@@ -198,7 +199,7 @@ class Simulation:
         self._talks = conversations(variant, seed)
         self._agenda: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
-        self._made = Made()
+        self._made = RecentCopies()
         for number in range(len(self._talks)):
             self._at(number * variant.stagger, partial(self._ask, number, 0))
 
@@ -234,7 +235,7 @@ class Simulation:
 
     def _copy(self, name: str, prompt: Prompt, choice: Choice, now: float) -> None:
         """What router/kv/copies.py does with requests of its own."""
-        depth, sharing = self.router.book.sharing(name, LEAST_SHARING)
+        depth, sharing = self.router.book.shared_prefix(name, LEAST_SHARING)
         if depth * BLOCK < LEAST_TOKENS:
             return
         prefix, last = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth]), prompt.chain[depth - 1]

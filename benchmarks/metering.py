@@ -11,7 +11,8 @@ import time
 from dynamo.frontend.measure.exchange import Exchange, Exchanges
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.router import Placement
-from dynamo.router.migration import Migration
+from dynamo.router.attempt import Attempt
+from dynamo.router.delivery import Delivery
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 
@@ -49,17 +50,17 @@ def cost(sink: Sink) -> float:
 def request_cost() -> float:
     """Microseconds per request."""
     exchanges = Exchanges(FrontendMetrics())
-    placement = Placement(1, None, None)  # type: ignore[arg-type]
+    attempt = Attempt(Placement(None, 1, None))  # type: ignore[arg-type]
     ids, sink, times = [1], NullSink(), []
     for _ in range(REPEATS):
         start = time.process_time()
         for _ in range(REQUESTS):
             exchange = exchanges.begin("POST", "/v1/chat/completions", "id", "chat_completions")
             exchange.served_by("model")
-            migration = Migration(None, {}, Context("id"), sink)  # type: ignore[arg-type]
-            migration.placement = placement
+            delivery = Delivery(None, None, {}, Context("id"), sink)  # type: ignore[arg-type]
+            delivery.attempt = attempt
             stage = exchange.metered(sink, 64)
-            exchange.routing(migration)
+            exchange.delivering(delivery)
             stage.tokens(ids)
             exchanges.end(exchange, 200)
         times.append((time.process_time() - start) / REQUESTS * 1e6)

@@ -25,7 +25,7 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import RouterEvent, Stored
 from dynamo.router import Router, RouterConfig
-from dynamo.router.kv.router import KvAwareRouter
+from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.instances import InstanceSet
@@ -89,7 +89,7 @@ async def measure(router: Router, make: Callable[[], PreprocessedRequest], numbe
         requests = [make() for _ in range(number)]
         start = time.process_time_ns()
         for one in requests:
-            placement = await router.open(one, request_id="x")
+            placement = await router.place(one, request_id="x")
             placement.first_token()
             placement.release()
         best = min(best, (time.process_time_ns() - start) / number / 1000)
@@ -128,12 +128,12 @@ async def main(workers: int, tokens: int, number: int, repeats: int) -> None:
     ):
         router = KvAwareRouter(RouterConfig(mode="kv"), fleet(workers), runtime, BLOCK, lambda _: card, rng=rng)
         # Not started: nobody publishes anything here, and members are learned as they would be.
-        router.instances.follow(router.member_changed)
+        router.instances.follow(router.instance_changed)
         hold(router, prompt, depths)
         if not seen:
             router._hashes.of = partial(prompt_hashes, block_size=BLOCK)  # type: ignore[method-assign]
         for _ in range(workers * 4):
-            await router.open(request(random_tokens(rng, 512)))
+            await router.place(request(random_tokens(rng, 512)))
         print(f"  kv: {name:37} {await measure(router, make, number, repeats):6.1f}")
     for mode in ("round-robin", "least-loaded", "power-of-two"):
         simple = SimpleRouter(RouterConfig(mode=mode), fleet(workers), runtime.events, lambda _: card)

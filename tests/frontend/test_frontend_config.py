@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from dynamo.frontend.__main__ import main, parser
-from dynamo.frontend.config import _ENVIRONMENT, FrontendConfig
+from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.server import ServerError
+from dynamo.settings import options
+from dynamo.settings.frontend import FrontendSettings
 from support.serving import serving
 
 
 def test_a_flag_beats_the_environment_which_beats_the_default() -> None:
     environ = {"DYN_HTTP_PORT": "9000", "DYN_HTTP_HOST": "0.0.0.0"}
-    config = FrontendConfig.from_env(environ, port=9001, host=None)
+    config = FrontendConfig.from_env(environ, http_port=9001, http_host=None)
     assert (config.port, config.host, config.body_limit_mb) == (9001, "0.0.0.0", 45)
 
 
@@ -37,49 +39,66 @@ def test_lists_and_units_of_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "complaint"),
+    ("flag", "value", "complaint"),
     [
-        ("port", 70000, "--http-port"),
-        ("host", "", "--http-host"),
-        ("host", "a b", "--http-host"),
-        ("workers", 0, "--http-workers"),
+        ("http_port", 70000, "--http-port"),
+        ("http_host", "", "--http-host"),
+        ("http_host", "a b", "--http-host"),
+        ("http_workers", 0, "--http-workers"),
         ("tls_cert_path", Path("x"), "need each other"),
         ("tls_key_path", Path("x"), "need each other"),
-        ("api_keys", ("",), "--api-key"),
-        ("api_keys", ("a\nb",), "--api-key"),
-        ("api_keys", ("schlüssel",), "--api-key"),
+        ("api_key", ("",), "--api-key"),
+        ("api_key", ("a\nb",), "--api-key"),
+        ("api_key", ("schlüssel",), "--api-key"),
         ("router_mode", "best", "--router-mode"),
-        ("body_limit_mb", 0, "DYN_HTTP_BODY_LIMIT_MB"),
+        ("http_body_limit_mb", 0, "--http-body-limit-mb"),
         ("max_concurrent_requests", -1, "--max-concurrent-requests"),
         ("overload_status_code", 200, "--overload-status-code"),
-        ("cors_allow_origins", ("example.org",), "--cors-allow-origin"),
-        ("cors_allow_origins", ("https://example.org/",), "--cors-allow-origin"),
-        ("header_timeout", -1.0, "--http-header-timeout-secs"),
-        ("body_timeout", float("nan"), "--http-body-timeout-secs"),
-        ("idle_timeout", float("inf"), "--http-idle-timeout-secs"),
+        ("cors_allow_origin", ("example.org",), "--cors-allow-origin"),
+        ("cors_allow_origin", ("https://example.org/",), "--cors-allow-origin"),
+        ("http_header_timeout_secs", -1.0, "--http-header-timeout-secs"),
+        ("http_body_timeout_secs", float("nan"), "--http-body-timeout-secs"),
+        ("http_idle_timeout_secs", float("inf"), "--http-idle-timeout-secs"),
         ("sse_keep_alive_secs", -0.1, "--sse-keep-alive-secs"),
-        ("graceful_shutdown_timeout", -1.0, "--graceful-shutdown-timeout-secs"),
+        ("graceful_shutdown_timeout_secs", -1.0, "--graceful-shutdown-timeout-secs"),
         ("metrics_prefix", "-", "--metrics-prefix"),
     ],
 )
-def test_a_wrong_value_names_its_flag(field: str, value: Any, complaint: str) -> None:
+def test_a_wrong_value_names_its_flag(flag: str, value: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        FrontendConfig.from_env({}, **{field: value})
+        FrontendConfig.from_env({}, **{flag: value})
+
+
+def test_a_wrong_value_of_a_variable_names_the_variable() -> None:
+    with pytest.raises(ValueError, match="DYN_HTTP_PORT must be at most 65535, not 70000"):
+        FrontendConfig.from_env({"DYN_HTTP_PORT": "70000"})
+
+
+def test_a_config_is_checked_however_it_is_built() -> None:
+    with pytest.raises(ValueError, match="--http-port must be at most 65535"):
+        FrontendConfig(port=70000)
+
+
+def test_a_key_is_not_repeated_in_the_refusal() -> None:
+    with pytest.raises(ValueError, match="--api-key") as refused:
+        FrontendConfig.from_env({}, api_key=["secret\n"])
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "name", [name for _, name, read in _ENVIRONMENT if read.__name__ not in ("str", "truthy", "_list", "Path")]
+    "name", [option.variables[0] for option in options(FrontendSettings) if option.kind in (int, float)]
 )
 def test_what_is_no_number_names_its_variable(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be a number, not 'many'"):
+    with pytest.raises(ValueError, match=f"{name} must be a (whole )?number, not 'many'"):
         FrontendConfig.from_env({name: "many"})
 
 
 def test_every_variable_is_in_the_help() -> None:
     text = " ".join(parser().format_help().split())
     hidden = {"DYN_FRONTEND_FD_LIMIT_TARGET"}
-    for _, name, _ in _ENVIRONMENT:
-        assert name in text or name in hidden, name
+    for option in options(FrontendSettings):
+        for name in option.variables:
+            assert name in text or name in hidden, name
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from dynamo.frontend.answers.sse import EventStream
 from dynamo.frontend.measure.exchange import Exchange
 from dynamo.pipeline.postprocess import Postprocess
-from dynamo.router.migration import Migration
+from dynamo.router.delivery import Delivery
 from dynamo.serving.generation import Generation
 from support.toys import Live, Scripted
 
-PARTS = (Exchange, Generation, Migration, Postprocess, EventStream)
+PARTS = (Exchange, Generation, Delivery, Postprocess, EventStream)
 
 MESSAGES = [{"role": "user", "content": "Is it sunny?"}]
 CHAT = {"model": "org/toy", "messages": MESSAGES}

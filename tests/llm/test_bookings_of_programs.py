@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from dynamo.llm.bookings import EXPIRY, Bookings
+from dynamo.llm.bookings import EXPIRY, ProgramBookings
 from dynamo.router import Placement
 
 
@@ -18,7 +18,7 @@ class Booked:
 
 
 def test_a_booking_is_given_back_when_nothing_was_said_of_it_for_long() -> None:
-    bookings = Bookings()
+    bookings = ProgramBookings()
     one, two, three = Booked(), Booked(), Booked()
     for name, booked in (("one", one), ("two", two), ("three", three)):
         bookings.add(name, cast(Placement, booked), 0)

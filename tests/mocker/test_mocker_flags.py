@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +27,7 @@ def test_a_delay_that_is_none_is_refused(delay: float) -> None:
 def test_flags_become_engine_arguments() -> None:
     words = ["--model-path", "x", "--data-parallel-size", "2", "--no-enable-prefix-caching", "--reasoning"]
     args = engine_args(
-        parser().parse_args(
-            [*words, '{"start_thinking_token_id": 1, "end_thinking_token_id": 2, "thinking_ratio": 0.5}']
-        )
+        parsed(*words, '{"start_thinking_token_id": 1, "end_thinking_token_id": 2, "thinking_ratio": 0.5}')
     )
     assert (args.dp_size, args.enable_prefix_caching) == (2, False)
     assert args.reasoning
@@ -72,6 +70,10 @@ def test_the_default_endpoint_follows_the_namespace_and_the_kind_of_work(
     assert str(default_endpoint(MockerArgs.from_json({"disaggregation_mode": mode}), environ)) == place
 
 
-def with_file(folder: Path, text: str, *flags: str) -> Namespace:
+def with_file(folder: Path, text: str, *flags: str) -> dict[str, Any]:
     (folder / "args.json").write_text(text)
-    return parser().parse_args(["--model-path", "x", "--extra-engine-args", str(folder / "args.json"), *flags])
+    return parsed("--model-path", "x", "--extra-engine-args", str(folder / "args.json"), *flags)
+
+
+def parsed(*words: str) -> dict[str, Any]:
+    return vars(parser().parse_args(words))

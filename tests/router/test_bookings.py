@@ -96,8 +96,8 @@ def test_after_all_requests_have_ended_nothing_is_booked(mode: str, requests: li
                 await asked.start()
                 assert not nothing_booked(side)
                 await end(asked, how, [one, two])
-                assert asked.migration.placement
-                assert asked.migration.placement.released
+                assert asked.delivery.placement
+                assert asked.delivery.placement.released
             assert nothing_booked(side)
 
     asyncio.run(check())
@@ -126,12 +126,12 @@ async def test_a_request_that_moves_is_booked_at_its_new_place_with_what_it_has_
         await side.settled(2)
         asked = Asked(side.router, asking("AB", 9), limit=1)
         await asked.start()
-        first, second = (one, two) if asked.migration.instance_id == one.id else (two, one)
+        first, second = (one, two) if asked.delivery.instance_id == one.id else (two, one)
         held = await first.held.get()
         held.outlet.tokens([1, 2, 3, 4])
         held.outlet.fail(Disconnected("gone"))
         held = await second.held.get()
-        assert asked.migration.instance_id == second.id
+        assert asked.delivery.instance_id == second.id
         assert (prefill(side, first), prefill(side, second)) == (0, 12)
         held.answer()
         await asked.done()
@@ -142,7 +142,7 @@ async def test_a_request_that_moves_is_booked_at_its_new_place_with_what_it_has_
 async def test_nobody_there_is_unavailable(mode: str) -> None:
     async with routing(Local(), mode=mode) as side:
         with pytest.raises(Unavailable):
-            await side.router.open(asking("A"))
+            await side.router.place(asking("A"))
         assert nothing_booked(side)
 
 
@@ -154,11 +154,11 @@ async def test_a_worker_that_cannot_be_reached_is_passed_over_and_not_booked(mod
         del local.hub.routes[f"test/backend/generate/{one.id:x}"]
         try:
             for _ in range(4):
-                placement = await side.router.open(asking("A"))
+                placement = await side.open(asking("A"))
                 assert placement.instance_id == two.id
                 placement.release()
             with pytest.raises(CannotConnect):
-                await side.router.open(asking("A"), pinned=one.id)
+                await side.open(asking("A"), pinned=one.id)
             assert nothing_booked(side)
         finally:
             local.hub.routes[f"test/backend/generate/{one.id:x}"] = local.hub.routes[
@@ -175,7 +175,7 @@ async def test_when_none_can_be_reached_the_request_is_unavailable(mode: str) ->
         routes = {path: local.hub.routes.pop(path) for path in paths}
         try:
             with pytest.raises(Unavailable, match="can be reached"):
-                await side.router.open(asking("A"))
+                await side.open(asking("A"))
             assert nothing_booked(side)
         finally:
             local.hub.routes.update(routes)
@@ -186,7 +186,7 @@ async def test_direct_needs_a_worker_to_be_named() -> None:
     async with ScriptedWorker(local) as worker, routing(local, mode="direct") as side:
         await until(lambda: len(side.client.set) == 1)
         with pytest.raises(InvalidRequest, match="backend_instance_id"):
-            await side.router.open(asking("A"))
+            await side.router.place(asking("A"))
         assert await side.ask(asking("A", backend_instance_id=worker.id)) == worker.id
 
 
@@ -200,14 +200,14 @@ async def test_least_loaded_and_power_of_two_look_at_what_is_in_flight() -> None
         ):
             await until(lambda side=side: len(side.client.set) == 2)
             for _ in range(3):
-                await side.router.open(asking("A"), pinned=one.id)
-            assert [(await side.router.open(asking("A"))).instance_id for _ in range(3)] == [two.id] * 3
+                await side.open(asking("A"), pinned=one.id)
+            assert [(await side.open(asking("A"))).instance_id for _ in range(3)] == [two.id] * 3
             assert side.router.decisions[-1].reasons()["in_flight"] == 2
 
 
 async def refused(router: Router, **fields: Any) -> bool:
     try:
-        (await router.open(asking("ABCD"), **fields)).release()
+        (await router.place(asking("ABCD"), **fields)).release()
     except ResourceExhausted:
         return True
     return False
@@ -221,7 +221,7 @@ async def test_when_all_are_busy_beyond_the_thresholds_requests_are_refused() ->
         routing(local, card=SIZED, active_prefill_tokens_threshold_frac=1.0) as side,
     ):
         await side.settled(2)
-        places = [await side.router.open(asking("ABCDE")) for _ in range(2)]
+        places = [await side.router.place(asking("ABCDE")) for _ in range(2)]
         assert {place.instance_id for place in places} == {one.id, two.id}
         assert await refused(side.router)
         assert await refused(side.router, pinned=one.id)
@@ -231,7 +231,7 @@ async def test_when_all_are_busy_beyond_the_thresholds_requests_are_refused() ->
         for place in places:
             place.release()
         side.router.thresholds = Thresholds(active_decode_blocks_threshold=0.02)
-        place = await side.router.open(asking("ABC"))
+        place = await side.router.place(asking("ABC"))
         place.first_token()
         assert await refused(side.router, pinned=place.instance_id)
         assert not await refused(side.router)
@@ -290,7 +290,7 @@ async def test_a_share_of_what_no_card_tells_is_never_exceeded() -> None:
     local = Local()
     async with ScriptedWorker(local), routing(local, active_decode_blocks_threshold=0.0) as side:
         await side.settled(1)
-        await side.router.open(asking("ABCD"))
+        await side.router.place(asking("ABCD"))
         assert not await refused(side.router)
         side.router.thresholds = Thresholds(active_prefill_tokens_threshold_frac=0.0)
         assert not await refused(side.router)
@@ -300,11 +300,11 @@ async def test_requests_wait_while_all_have_too_much_and_go_by_priority_then_arr
     local = Local()
     async with ScriptedWorker(local) as worker, routing(local, card=SIZED, queue_threshold=0.5) as side:
         await side.settled(1)
-        first = await side.router.open(asking("ABCD"))
+        first = await side.router.place(asking("ABCD"))
         order: list[str] = []
 
         async def wait(name: str, priority: int) -> None:
-            place = await side.router.open(asking(f"{name}XYZ", priority=priority))
+            place = await side.router.place(asking(f"{name}XYZ", priority=priority))
             order.append(name)
             place.first_token()
             place.release()
@@ -328,11 +328,11 @@ async def test_shortest_prompts_first_where_that_is_asked_for() -> None:
     local = Local()
     async with ScriptedWorker(local), routing(local, card=SIZED, queue_threshold=0, queue_policy="wspt") as side:
         await side.settled(1)
-        first = await side.router.open(asking("ABCD"))
+        first = await side.router.place(asking("ABCD"))
         order: list[str] = []
 
         async def wait(letters: str, priority: int) -> None:
-            place = await side.router.open(asking(letters, priority=priority))
+            place = await side.router.place(asking(letters, priority=priority))
             order.append(letters)
             place.release()
 
@@ -349,11 +349,11 @@ async def test_the_queue_is_bounded_and_a_new_worker_empties_it() -> None:
     local = Local()
     async with ScriptedWorker(local), routing(local, card=SIZED, queue_threshold=0, queue_limit=1) as side:
         await side.settled(1)
-        first = await side.router.open(asking("ABCD"))
-        waiting = asyncio.create_task(side.router.open(asking("EFGH")))
+        first = await side.router.place(asking("ABCD"))
+        waiting = asyncio.create_task(side.router.place(asking("EFGH")))
         await until(lambda: side.router.waiting == 1)
         with pytest.raises(RouterQueueLimitExceeded):
-            await side.router.open(asking("IJKL"))
+            await side.router.place(asking("IJKL"))
         async with ScriptedWorker(local) as second:
             place = await waiting
             assert place.instance_id == second.id
@@ -370,11 +370,11 @@ async def test_a_pinned_request_that_waits_does_not_hold_up_others() -> None:
         routing(local, card=SIZED, queue_threshold=0) as side,
     ):
         await side.settled(2)
-        places = [await side.router.open(asking("ABCD")) for _ in range(2)]
+        places = [await side.router.place(asking("ABCD")) for _ in range(2)]
         here = next(place for place in places if place.instance_id == one.id)
         there = next(place for place in places if place.instance_id != one.id)
-        pinned = asyncio.create_task(side.router.open(asking("E", priority=9), pinned=one.id))
-        free = asyncio.create_task(side.router.open(asking("F")))
+        pinned = asyncio.create_task(side.router.place(asking("E", priority=9), pinned=one.id))
+        free = asyncio.create_task(side.router.place(asking("F")))
         await until(lambda: side.router.waiting == 2)
         there.first_token()
         assert (await free).instance_id == there.instance_id
@@ -387,8 +387,8 @@ async def test_when_the_last_worker_leaves_those_that_wait_are_told() -> None:
     async with routing(local, card=SIZED, queue_threshold=0) as side:
         async with ScriptedWorker(local):
             await side.settled(1)
-            await side.router.open(asking("ABCD"))
-            waiting = asyncio.create_task(side.router.open(asking("EFGH")))
+            await side.router.place(asking("ABCD"))
+            waiting = asyncio.create_task(side.router.place(asking("EFGH")))
             await until(lambda: side.router.waiting == 1)
         with pytest.raises(Unavailable):
             await waiting
@@ -406,7 +406,7 @@ async def test_a_worker_that_leaves_and_comes_back_still_has_its_requests() -> N
     local = Local()
     async with ScriptedWorker(local) as worker, routing(local) as side:
         await side.settled(1)
-        places = [await side.router.open(asking(letters)) for letters in ("AB", "CD", "EF")]
+        places = [await side.router.place(asking(letters)) for letters in ("AB", "CD", "EF")]
         flap(side, worker)
         assert prefill(side, worker) == 24
         places[0].first_token()
@@ -425,7 +425,7 @@ async def test_frontends_tell_each_other_what_ends_while_its_worker_is_away() ->
     ):
         await one.settled(1)
         await two.settled(1)
-        place = await one.router.open(asking("ABCD"))
+        place = await one.router.place(asking("ABCD"))
         await until(lambda: prefill(two, worker) == 16)
         one.client.set.remove(worker.id)
         flap(two, worker)
@@ -449,7 +449,7 @@ async def test_frontends_count_each_others_requests(events: str) -> None:
             while not prefill(two, worker):  # over ZMQ the first ones find nobody listening
                 if placement:
                     placement.release()
-                placement = await one.router.open(asking("ABCD"))
+                placement = await one.router.place(asking("ABCD"))
                 await asyncio.sleep(0.01)
         assert placement
         await until(lambda: prefill(two, worker) == 16)
@@ -481,7 +481,7 @@ async def test_what_a_living_router_runs_counts_however_long_it_takes(monkeypatc
     ):
         await one.settled(1)
         await two.settled(1)
-        placement = await one.router.open(asking("ABCD"))
+        placement = await one.router.place(asking("ABCD"))
         await until(lambda: prefill(two, worker) == 16)
         assert two.kv.replicas
         two.kv.replicas.expire(asyncio.get_running_loop().time())
@@ -494,7 +494,7 @@ async def test_of_a_router_that_has_gone_silent_nothing_is_kept() -> None:
     local = Local()
     async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
         await side.settled(1)
-        own = await side.router.open(asking("E"))
+        own = await side.router.place(asking("E"))
         tell(worker, BookingBatch([added(worker, "1"), added(worker, "2")], router_id=7))
         await until(lambda: prefill(side, worker) == 36)
         assert side.kv.replicas
@@ -541,7 +541,7 @@ async def test_a_router_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
         await worker.runtime.events.subscribe(
             subject(PLACE, BOOKINGS), lambda _, data: heard.append(msgspec.msgpack.decode(data, type=BookingBatch))
         )
-        first, second = [await side.router.open(asking(letters)) for letters in "AB"]
+        first, second = [await side.router.place(asking(letters)) for letters in "AB"]
         await until(lambda: ["0", "1"] in [batch.running for batch in heard])
         first.release()
         await until(lambda: heard[-1].running == ["1"])
@@ -562,7 +562,7 @@ async def test_bookings_of_long_prompts_fit_into_messages(nats: Nats) -> None:
         requests = [
             PreprocessedRequest(token_ids=range(length * at, length * (at + 1))) for at, length in enumerate(lengths)
         ]
-        placements = [await one.router.open(request) for request in requests]
+        placements = [await one.router.place(request) for request in requests]
         await until(lambda: prefill(two, worker) == sum(lengths))
         for placement in placements:
             placement.release()

@@ -406,7 +406,7 @@ async def test_ranks_are_chosen_and_told_to_the_worker() -> None:
         assert request.routing is None, "the request itself is shared and must stay as it was"
         assert [one.routing and one.routing.dp_rank for one in worker.requests] == [1, 1]
         with pytest.raises(InvalidRequest, match="rank 7"):
-            await side.router.open(asking("A", dp_rank=7))
+            await side.router.place(asking("A", dp_rank=7))
 
 
 async def test_events_of_a_rank_that_the_card_does_not_have_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -451,7 +451,7 @@ async def test_text_requests_are_spread_by_their_length() -> None:
     async with ScriptedWorker(local), ScriptedWorker(local), routing(local) as side:
         await side.settled(2)
         body = {"messages": [{"role": "user", "content": "x" * 4000}]}
-        places = [(await side.router.open(body)).instance_id for _ in range(4)]
+        places = [(await side.router.place(body)).instance_id for _ in range(4)]
         assert sorted(map(places.count, set(places))) == [2, 2]
 
 
@@ -460,7 +460,7 @@ async def test_a_pinned_worker_that_is_not_there_is_told() -> None:
     async with ScriptedWorker(local), routing(local) as side:
         await side.settled(1)
         with pytest.raises(InvalidRequest, match="no instance 12345"):
-            await side.router.open(asking("A"), pinned=12345)
+            await side.router.place(asking("A"), pinned=12345)
 
 
 async def test_each_choice_tells_its_reasons(caplog: pytest.LogCaptureFixture) -> None:
@@ -473,8 +473,9 @@ async def test_each_choice_tells_its_reasons(caplog: pytest.LogCaptureFixture) -
         asked = Asked(side.router, asking("ABCDE"))
         await asked.start()
         await asked.done()
-        placement = asked.migration.placement
+        placement = asked.delivery.placement
         assert placement
+        assert placement.decision
         reasons = placement.decision.reasons()
         assert reasons["mode"] == "kv"
         assert reasons["chosen"]["worker_id"] == one.id

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
@@ -10,19 +9,20 @@ import pytest
 from dynamo.frontend.__main__ import main
 from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
-from dynamo.router import MODES, RouterConfig, add_router_flags, make_router, router_flags
-from dynamo.router.kv.router import KvAwareRouter
+from dynamo.router import MODES, RouterConfig, make_router
+from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.simple import SimpleRouter
-from dynamo.run.flags import ROUTER_MODES
+from dynamo.run.flags import BY_WORD
 from dynamo.runtime import DistributedRuntime, Local
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.instances import InstanceSet
+from dynamo.settings import given
+from dynamo.settings.arguments import FlagParser
 
 
 def parse(*words: str, **environ: str) -> RouterConfig:
-    flags = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    add_router_flags(flags)
-    return RouterConfig.from_env(environ, **router_flags(flags.parse_args(words)))
+    parsed = FlagParser("test", None, RouterConfig).parse_args(words)
+    return RouterConfig.from_env(environ, **given(vars(parsed), RouterConfig))
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_a_flag_beats_the_environment_which_beats_the_default() -> None:
 
 
 def test_the_frontend_passes_the_routers_flags_on() -> None:
-    config = FrontendConfig.from_env({"DYN_ROUTER_TEMPERATURE": "1"}, router_mode="kv", port=0)
+    config = FrontendConfig.from_env({"DYN_ROUTER_TEMPERATURE": "1"}, router_mode="kv", http_port=0)
     assert (config.router.mode, config.router.temperature) == ("kv", 1.0)
 
 
 def test_dynamo_run_offers_every_mode() -> None:
-    assert ROUTER_MODES == MODES
+    assert BY_WORD["--router-mode"].choices == MODES
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ import pytest
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import CannotConnect, Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.router import Placement, RouterConfig
+from dynamo.router import MODES, Placement, RouterConfig
+from dynamo.router.attempt import Attempt, reach
+from dynamo.router.policy import POLICIES
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network
@@ -51,7 +53,7 @@ class Connections:
 
 
 class Side:
-    def __init__(self, runtime: DistributedRuntime, mode: str) -> None:
+    def __init__(self, runtime: DistributedRuntime, mode: Any) -> None:
         self.connections = Connections()
         self.instances = InstanceSet("model", self.connections)  # type: ignore[arg-type]
         for id in (OLD, NEW):
@@ -63,9 +65,12 @@ class Side:
         )
         self.connections.to[OLD].opened.set_result(None)
 
+    async def open(self, *, pinned: int | None = None) -> Placement:
+        return (await reach(self.router.place, self.instances, {}, Attempt.connect, pinned=pinned)).placement
+
     async def opening(self, **fields: Any) -> asyncio.Task[Placement]:
         """A request that has come as far as it can."""
-        task: asyncio.Task[Placement] = asyncio.create_task(self.router.open({}, **fields))
+        task: asyncio.Task[Placement] = asyncio.create_task(self.open(**fields))
         await asyncio.sleep(0)
         return task
 
@@ -76,13 +81,17 @@ async def runtime() -> AsyncIterator[DistributedRuntime]:
         yield runtime
 
 
+def test_every_mode_but_kv_has_a_policy() -> None:
+    assert {*POLICIES, "kv"} == {*MODES}
+
+
 @pytest.mark.parametrize("mode", ["least-loaded", "power-of-two"])
 async def test_a_worker_being_reached_is_not_given_everything_that_comes_meanwhile(
     runtime: DistributedRuntime, mode: str
 ) -> None:
     side = Side(runtime, mode)
     for _ in range(10):
-        await side.router.open({}, pinned=OLD)
+        await side.open(pinned=OLD)
     opening = [await side.opening() for _ in range(20)]
     side.connections.to[NEW].opened.set_result(None)
     placed = Counter([(await one).instance_id for one in opening])
@@ -103,7 +112,7 @@ async def test_what_was_counted_is_given_back_when_a_worker_cannot_be_reached(
     runtime: DistributedRuntime, pinned: int | None
 ) -> None:
     side = Side(runtime, "least-loaded")
-    await side.router.open({}, pinned=OLD)
+    await side.open(pinned=OLD)
     opening = await side.opening(pinned=pinned)
     assert side.router.active == 2
     side.connections.to[NEW].opened.set_exception(CannotConnect("refused"))
@@ -135,5 +144,5 @@ async def test_nothing_stays_counted_when_none_can_be_reached(runtime: Distribut
     side.instances.remove(OLD)
     side.connections.to[NEW].opened.set_exception(CannotConnect("refused"))
     with pytest.raises(Unavailable):
-        await side.router.open({})
+        await side.open()
     assert side.router.active == 0

@@ -23,7 +23,7 @@ async def queued(side: RouterSide, letters: str, **fields: object) -> asyncio.Ta
     """A request that waits."""
     before = side.router.waiting
     routing = {"dp_rank": fields.pop("dp_rank")} if "dp_rank" in fields else {}
-    task = asyncio.create_task(side.router.open(asking(letters, **routing), **fields))  # type: ignore[arg-type]
+    task = asyncio.create_task(side.router.place(asking(letters, **routing), **fields))  # type: ignore[arg-type]
     await until(lambda: side.router.waiting > before or task.done())
     assert not task.done()
     return task
@@ -32,7 +32,7 @@ async def queued(side: RouterSide, letters: str, **fields: object) -> asyncio.Ta
 async def at_once(side: RouterSide, letters: str) -> Placement:
     """A request that need not wait."""
     async with asyncio.timeout(PATIENCE):
-        return await side.router.open(asking(letters))
+        return await side.router.place(asking(letters))
 
 
 def report(worker: ScriptedWorker, **load: int) -> None:
@@ -48,8 +48,8 @@ async def test_a_request_that_waits_does_not_go_to_a_busy_worker() -> None:
         routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.02) as side,
     ):
         await side.settled(2)
-        (await side.router.open(asking("ABC"), pinned=busy.id)).first_token()
-        there = await side.router.open(asking("DE"), pinned=full.id)
+        (await side.router.place(asking("ABC"), pinned=busy.id)).first_token()
+        there = await side.router.place(asking("DE"), pinned=full.id)
         waiting = await queued(side, "F")
         there.first_token()
         assert (await waiting).instance_id == full.id
@@ -62,7 +62,7 @@ async def test_a_request_that_waits_is_not_refused_when_all_become_busy() -> Non
         routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.5) as side,
     ):
         await side.settled(1)
-        there = await side.router.open(asking("ABC"))
+        there = await side.router.place(asking("ABC"))
         waiting = await queued(side, "F")
         side.router.thresholds = Thresholds(active_decode_blocks_threshold=0.02)
         there.first_token()
@@ -78,7 +78,7 @@ async def test_a_request_that_waits_goes_when_thresholds_are_raised() -> None:
         routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.5) as side,
     ):
         await side.settled(1)
-        there = await side.router.open(asking("ABC"))
+        there = await side.router.place(asking("ABC"))
         waiting = await queued(side, "F")
         side.router.thresholds = Thresholds(active_decode_blocks_threshold=0.02)
         there.first_token()
@@ -95,7 +95,7 @@ async def test_a_request_that_waits_goes_when_its_worker_reports_that_it_is_no_l
         routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.5) as side,
     ):
         await side.settled(1)
-        there = await side.router.open(asking("ABC"))
+        there = await side.router.place(asking("ABC"))
         waiting = await queued(side, "F")
         report(worker, kv_used_blocks=60)
         await until(lambda: side.kv._reported and side.kv._reported.all())
@@ -116,7 +116,7 @@ async def test_a_request_that_waits_goes_when_the_report_it_waited_for_is_forgot
         routing(local, card=SIZED, queue_threshold=0, active_decode_blocks_threshold=0.5) as side,
     ):
         await side.settled(1)
-        there = await side.router.open(asking("ABC"))
+        there = await side.router.place(asking("ABC"))
         waiting = await queued(side, "F")
         report(worker, kv_used_blocks=60)
         await until(lambda: side.kv._reported and side.kv._reported.all())
@@ -129,7 +129,7 @@ async def test_who_waits_for_one_rank_holds_up_nobody_that_can_go_to_another() -
     local = Local()
     async with ScriptedWorker(local), routing(local, card=RANKS, queue_threshold=0) as side:
         await side.settled(1)
-        there = await side.router.open(asking("ABCD", dp_rank=1))
+        there = await side.router.place(asking("ABCD", dp_rank=1))
         waiting = await queued(side, "E", dp_rank=1)
         assert (await at_once(side, "F")).dp_rank == 0
         there.first_token()
@@ -144,7 +144,7 @@ async def test_who_must_avoid_a_worker_holds_up_nobody_that_can_go_there() -> No
         routing(local, card=SIZED, queue_threshold=0) as side,
     ):
         await side.settled(2)
-        there = await side.router.open(asking("ABCD"), pinned=one.id)
+        there = await side.router.place(asking("ABCD"), pinned=one.id)
         waiting = await queued(side, "E", avoid=[two.id])
         assert (await at_once(side, "F")).instance_id == two.id
         there.first_token()
@@ -160,7 +160,7 @@ async def test_nobody_passes_who_waits_for_a_rank_on_that_rank() -> None:
         await side.settled(1)
         await side.ask(asking("ABCDEFGH", dp_rank=1))
         await until(lambda: side.same_as(worker, 1))
-        await side.router.open(asking("XY", dp_rank=1))
+        await side.router.place(asking("XY", dp_rank=1))
         assert (await at_once(side, "ABCDEFGHI")).dp_rank == 1, "it would rather be where its beginning is"
         waiting = await queued(side, "Z", dp_rank=1)
         assert (await at_once(side, "ABCDEFGHJ")).dp_rank == 0

@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
-from dynamo.engines import registry
+from dynamo.engines.catalog import BUILT_IN, EngineEntry
 from dynamo.run import flags
+from dynamo.run.flags import RunSettings
 from dynamo.run.grammar import Command, Input, Output, UsageError, parse
+from dynamo.settings import Option, options
+from dynamo.settings import given as given_of
+from dynamo.settings import read as read_settings
+from dynamo.settings.frontend import FrontendSettings
+from dynamo.settings.network import NetworkSettings
+from dynamo.settings.router import RouterSettings
 
 
 def read(line: str, **options: bool) -> Command:
@@ -137,45 +145,44 @@ def test_an_empty_word_is_named() -> None:
         parse(["in=http", ""])
 
 
-def test_every_engine_of_this_build_can_be_named() -> None:
-    known = {*flags.ENGINES, *flags.FILE_ENGINES}
-    assert set(registry.ENGINES) <= known
-    assert set(registry.NOT_YET) <= known
-    assert set(registry.ALIASES.items()) <= set(flags.OLD_ENGINES.items())
+@pytest.mark.parametrize("entry", BUILT_IN, ids=lambda entry: entry.name)
+def test_every_engine_of_this_build_can_be_named(entry: EngineEntry) -> None:
+    file = ":e.py" if entry.file else ""
+    for name in (entry.name, *entry.aliases):
+        assert read(f"out={name}{file}").output == Output(entry.name, "e.py" if entry.file else None)
 
 
-def test_every_flag_has_a_field() -> None:
-    fields = {*Command.__struct_fields__, "model_path"}
-    assert {flag.field for flag in flags.FLAGS} <= fields
+def test_no_two_settings_share_a_flag() -> None:
+    words = [word for option in flags.OPTIONS for word in option.flags]
+    assert len(words) == len(set(words))
 
 
-def some_value(flag: flags.Flag) -> st.SearchStrategy[Any]:
-    if flag.choices:
-        return st.sampled_from(flag.choices)
-    match flag.kind:
-        case "int":
-            return st.integers(int(flag.low), int(min(flag.high, 10**6)))
-        case "float":
-            return st.floats(0, 100)
-        case "bool":
-            return st.booleans()
-    return st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=8)
+def some_value(option: Option) -> st.SearchStrategy[Any]:
+    if option.choices:
+        return st.sampled_from(option.choices)
+    if option.kind is bool:
+        return st.booleans()
+    if option.kind in (int, float):
+        low = max((bound.ge for bound in option.bounds if bound.ge is not None), default=1)
+        high = min((bound.le for bound in option.bounds if bound.le is not None), default=10**6)
+        return st.integers(int(low), int(min(high, 10**6))) if option.kind is int else st.floats(max(low, 0.5), 1)
+    return st.text("abcxyz0189", min_size=1, max_size=8).map(lambda text: f"https://{text}")
 
 
 ALONE_WRONG = ("--num-nodes", "--node-rank", "--model-path", "--tls-cert-path", "--tls-key-path")
-SAFE = [flag for flag in flags.FLAGS if flag.name not in ALONE_WRONG]
+SAFE = [option for option in flags.OPTIONS if option.name not in ALONE_WRONG]
 
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> tuple[list[list[str]], dict[str, Any]]:
     """Words that belong together, and what they should mean."""
     groups, values = [["in=http"], ["out=echo_full"], ["some/model"]], {}
-    for flag in draw(st.lists(st.sampled_from(SAFE), unique=True, max_size=6)):
-        value = draw(some_value(flag))
+    for option in draw(st.lists(st.sampled_from(SAFE), unique_by=lambda option: option.key, max_size=6)):
+        value = draw(some_value(option))
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        word = draw(st.sampled_from((flag.name, *flag.aliases)))
+        word = draw(st.sampled_from(option.flags))
         groups.append([f"{word}={text}"] if draw(st.booleans()) else [word, text])
-        values[flag.field] = value
+        values[option.key] = (text,) if option.kind is tuple else option.kind(value)
     return draw(st.permutations(groups)), values
 
 
@@ -184,7 +191,16 @@ def test_flags_mean_the_same_in_any_order_and_both_spellings(line: tuple[list[li
     groups, values = line
     command = parse([word for group in groups for word in group])
     assert (command.input, command.output, command.model) == (Input("http"), Output("echo_full"), "some/model")
-    assert {name: getattr(command, name) for name in values} == values
+    meant = read_flags(RunSettings, command) | read_flags(FrontendSettings, command)
+    meant |= read_flags(RouterSettings, command) | read_flags(NetworkSettings, command)
+    assert {name: meant[name] for name in values} == values
+    assert all(getattr(command, name) == values[name] for name in values if hasattr(command, name))
+
+
+def read_flags(table: type[Struct], command: Command) -> dict[str, Any]:
+    """Every setting of a table by the name of its flag, as the room that owns it would read the command."""
+    values = read_settings(table, {}, given_of(command.flags, table))
+    return {option.key: values.get(option.field) for option in options(table)}
 
 
 @given(st.lists(st.text(max_size=12) | st.sampled_from([*flags.BY_WORD, "in=", "out=dyn", "in=text", "--", "-v"])))

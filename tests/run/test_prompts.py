@@ -27,7 +27,7 @@ ANSWER = Answer(
 
 def read(line: str | bytes, template: RequestTemplate | None = None) -> Prompt:
     data = line.encode() if isinstance(line, str) else line
-    return read_prompt(data, model="m", wishes=RequestDefaults(max_completion_tokens=9), template=template)
+    return read_prompt(data, model="m", defaults=RequestDefaults(max_completion_tokens=9), template=template)
 
 
 def openai_line(**changed: object) -> str:

@@ -12,7 +12,7 @@ import zmq.asyncio
 
 from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, RouterEventBatch, Stored, Tier
 from dynamo.runtime import DistributedRuntime
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 Blocks = set[tuple[Tier, int]]
 """Sequence hashes, each with the tier it lies in."""
@@ -88,7 +88,7 @@ def content(snapshot: KvSnapshot) -> Blocks:
 async def ask_snapshot(runtime: DistributedRuntime, worker_id: int, dp_rank: int = 0) -> KvSnapshot:
     client = await runtime.endpoint("ns.backend.kv_snapshot").client()
     async with asyncio.timeout(PATIENCE):
-        await client.wait_for_instances()
+        await until(lambda: worker_id in client.instance_ids())
         stream = await client.direct({"worker_id": worker_id, "dp_rank": dp_rank}, worker_id, annotated=False)
         (snapshot,) = [item async for item in stream]
     return msgspec.convert(snapshot, KvSnapshot)

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,11 +30,12 @@ from dynamo.protocols.kv import (
     WorkerRank,
 )
 from dynamo.router import RouterConfig
+from dynamo.router.attempt import Attempt, reach
+from dynamo.router.delivery import Delivery
 from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.router import KvAwareRouter
 from dynamo.router.kv.sync.rank_sync import FollowConfig
-from dynamo.router.migration import Migration
-from dynamo.router.router import Router
+from dynamo.router.kv_aware import KvAwareRouter
+from dynamo.router.placement import Placement, Router, pinned_instance
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Context, DistributedRuntime, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.client import Client
@@ -218,8 +220,14 @@ class RouterSide:
         await asked.start()
         await asked.done()
         assert asked.error is None, asked.error
-        assert asked.migration.instance_id is not None
-        return asked.migration.instance_id
+        assert asked.delivery.instance_id is not None
+        return asked.delivery.instance_id
+
+    async def open(self, request: Any, *, pinned: int | None = None) -> Placement:
+        """A booked place at an instance that could be reached."""
+        return (
+            await reach(self.router.place, self.router.instances, request, Attempt.connect, pinned=pinned)
+        ).placement
 
     def same_as(self, worker: ScriptedWorker, rank: int = 0) -> bool:
         """Whether the index holds exactly what the worker does."""
@@ -235,26 +243,34 @@ def _content(parts: list[Any]) -> set[Any]:
 class Asked:
     """A request under way and what came back."""
 
-    def __init__(self, router: Router, request: PreprocessedRequest, *, limit: int = 0) -> None:
+    def __init__(self, router: Router, request: PreprocessedRequest, *, limit: int = 0, group: object = None) -> None:
         self.context = Context()
         self.tokens_seen: list[int] = []
         self.error: DynamoException | None = None
         self.first = asyncio.Event()
         self.ended = asyncio.Event()
-        self.migration = Migration(router, request, self.context, self, limit=limit)
+        self.delivery = Delivery(
+            partial(router.place, group=group),
+            router.instances,
+            request,
+            self.context,
+            self,
+            pinned=pinned_instance(request),
+            limit=limit,
+        )
 
     async def start(self) -> None:
-        await self.migration.start()
+        await self.delivery.start()
 
     async def done(self) -> None:
         async with asyncio.timeout(PATIENCE):
             await self.ended.wait()
-        await self.migration.close()
+        await self.delivery.close()
 
     async def leave(self) -> None:
         """What a client that hangs up causes."""
         self.context.kill()
-        await self.migration.close()
+        await self.delivery.close()
 
     def tokens(self, ids: list[int]) -> None:
         self.tokens_seen += ids

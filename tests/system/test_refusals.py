@@ -15,9 +15,9 @@ from support.stack import TOY, Stack
     ("flags", "environ", "code", "says"),
     [
         (["--router-mode", "fastest"], {}, 2, "--router-mode must be one of"),
-        (["--discovery-backend", "zookeeper"], {}, 2, "memory, file, etcd"),
-        (["--request-plane", "pigeon"], {}, 2, "memory, tcp, nats"),
-        (["--event-plane", "pigeon"], {}, 2, "memory, zmq, nats"),
+        (["--discovery-backend", "zookeeper"], {}, 2, "memory, file or etcd"),
+        (["--request-plane", "pigeon"], {}, 2, "memory, tcp or nats"),
+        (["--event-plane", "pigeon"], {}, 2, "memory, zmq or nats"),
         (["--http-port", "99999"], {}, 2, "--http-port"),
         ([], {"DYN_HTTP_PORT": "eighty"}, 2, "DYN_HTTP_PORT"),
         ([], {"DYN_LOG": "loud"}, 2, "DYN_LOG"),

@@ -18,7 +18,7 @@ from dynamo.runtime.stream import Sink
 
 
 class EngineInfo(Struct, kw_only=True):
-    """What an engine knows of itself once it has started."""
+    """What an engine reports of itself once it has started."""
 
     context_length: int | None = None
     kv_cache_block_size: int | None = None
@@ -30,13 +30,13 @@ class EngineInfo(Struct, kw_only=True):
     guided_decoding: bool | None = None
     """Whether it honours `sampling_options.guided_decoding`, or as a text engine `response_format` and the like.
 
-    Not said: a token engine does not, a text engine is left to decide by itself.
+    None: a token engine does not, a text engine decides for itself.
     """
 
 
 class Running(Protocol):
     def cancel(self) -> None:
-        """Nobody wants the rest: free what the request holds and end or fail its sink, soon."""
+        """Stop generating: free what the request holds and end or fail its sink, soon."""
 
 
 class Engine(Protocol):
@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Begin one request. Its sink is ended or failed exactly once."""
 
     async def stop(self) -> None:
-        """Fail what still runs and let go of everything."""
+        """Fail running requests and release everything."""
 
 
 KvListener = Callable[[int, list[KvChange]], None]
@@ -77,7 +77,7 @@ class KvSource(Protocol):
     """An engine that knows what its prefix cache holds."""
 
     def on_kv_events(self, listener: KvListener) -> None:
-        """Tell `listener` of every change from now on; called once, before the first request."""
+        """Call `listener` for every change from now on; called once, before the first request."""
 
 
 class KvSocket(Struct, kw_only=True, frozen=True):
@@ -103,7 +103,7 @@ class LoadSource(Protocol):
     """An engine that knows how busy it is."""
 
     def on_load(self, listener: LoadListener) -> None:
-        """Tell `listener` when the load changes, but not at every step; called once, before the first request."""
+        """Call `listener` when the load changes, but not at every step; called once, before the first request."""
 
 
 @runtime_checkable

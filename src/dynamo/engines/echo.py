@@ -1,36 +1,42 @@
-"""Engines that give back what they are given, one token or character at a time."""
+"""Engines that repeat their input, one token or character at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from dynamo.engines.base import EngineInfo, Running
+from dynamo.engines.registry import EngineSpec
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument
 from dynamo.runtime.stream import Sink
+from dynamo.settings import Setting, Settings
 
-DEFAULT_DELAY_MS = 10.0
+
+class EchoSettings(Settings, frozen=True, kw_only=True):
+    delay_ms: Annotated[
+        float,
+        Meta(ge=0, lt=1e9),
+        Setting(variables="DYN_TOKEN_ECHO_DELAY_MS", help="milliseconds between two tokens of the echo engines"),
+    ] = 10.0
 
 
-def delay_from_env(environ: Mapping[str, str]) -> float:
-    """Seconds between two tokens, from DYN_TOKEN_ECHO_DELAY_MS."""
-    text = environ.get("DYN_TOKEN_ECHO_DELAY_MS") or str(DEFAULT_DELAY_MS)
-    try:
-        milliseconds = float(text)
-    except ValueError:
-        milliseconds = -1.0
-    if not 0 <= milliseconds < 1e9:
-        raise ValueError(f"DYN_TOKEN_ECHO_DELAY_MS must be a number of milliseconds, not '{text}'")
-    return milliseconds / 1000
+def echo_core(spec: EngineSpec) -> EchoCore:
+    return EchoCore(EchoSettings.from_env(spec.environ).delay_ms / 1000)
+
+
+def echo_full(spec: EngineSpec) -> EchoFull:
+    return EchoFull(EchoSettings.from_env(spec.environ).delay_ms / 1000)
 
 
 class Metronome:
-    """One step for all running requests every `delay` seconds, as an engine that batches would take it."""
+    """One step for all running requests every `delay` seconds, like an engine that batches."""
 
     def __init__(self, delay: float) -> None:
         self._delay = delay
@@ -98,7 +104,7 @@ class Echoed(Running):
 
 
 class EchoCore:
-    """Tokens in, the same tokens out: shows what the template and the tokenizer made of a prompt."""
+    """Tokens in, the same tokens out: shows the prompt after chat template and tokenizer."""
 
     model_input = ModelInput.Tokens
 

@@ -77,6 +77,14 @@ class PythonFileEngine:
         sys.argv = self._argv
 
 
+def pystr(spec: EngineSpec) -> PythonFileEngine:
+    return PythonFileEngine(spec, ModelInput.Text)
+
+
+def pytok(spec: EngineSpec) -> PythonFileEngine:
+    return PythonFileEngine(spec, ModelInput.Tokens)
+
+
 class _FileRunning:
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -86,7 +94,7 @@ class _FileRunning:
 
 
 class FileOutlet:
-    """Between the generator and the engine's sink: checks what a file yields, so that its mistakes stay its own."""
+    """Between the generator and the engine's sink: checks what the file yields and names its mistakes."""
 
     def __init__(self, sink: Sink, *, columnar: bool, forget: Callable[[FileOutlet], None]) -> None:
         self.columnar = columnar
@@ -97,7 +105,7 @@ class FileOutlet:
 
     def tokens(self, ids: list[int]) -> None:
         if not all(type(id) is int and id >= 0 for id in ids):
-            raise Unknown(f"generate yielded token_ids that are no token ids: {str(ids)[:100]}")
+            raise Unknown(f"generate yielded invalid token_ids: {str(ids)[:100]}")
         self._sink.tokens(ids)
 
     def item(self, value: Any) -> None:
@@ -109,7 +117,7 @@ class FileOutlet:
         try:
             output = msgspec.convert(value, EngineOutput)
         except msgspec.ValidationError as error:
-            raise Unknown(f"generate yielded a map that is no engine output: {error}") from None
+            raise Unknown(f"generate yielded a map that is not an engine output: {error}") from None
         self._sink.item(output)
 
     def end(self) -> None:

@@ -1,19 +1,20 @@
-"""Engines by name: `out=NAME` leads here. An engine's module is imported only when it is asked for."""
+"""From the name of an engine to a running one. Its module is imported only when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 
 from dynamo.engines.base import Engine, EngineError
+from dynamo.engines.catalog import BUILT_IN, EngineEntry, find
 from dynamo.model import LocalModel
-from dynamo.protocols.card import ModelInput
 
 
 class EngineSpec(Struct, kw_only=True, frozen=True):
-    """All a user can say about an engine, whichever it is; each engine refuses what it cannot follow."""
+    """Everything a user can ask of an engine; each engine refuses what it cannot do."""
 
     model: LocalModel | None = None
     model_config: LocalModel | None = None
@@ -34,61 +35,31 @@ class EngineSpec(Struct, kw_only=True, frozen=True):
     environ: Mapping[str, str] = {}
 
 
-def _mistralrs(spec: EngineSpec) -> Engine:
-    from dynamo.engines.mistralrs import MistralRsEngine
-
-    return MistralRsEngine(spec)
-
-
-def _pystr(spec: EngineSpec) -> Engine:
-    from dynamo.engines.python_file import PythonFileEngine
-
-    return PythonFileEngine(spec, ModelInput.Text)
-
-
-def _pytok(spec: EngineSpec) -> Engine:
-    from dynamo.engines.python_file import PythonFileEngine
-
-    return PythonFileEngine(spec, ModelInput.Tokens)
-
-
-def _mocker(spec: EngineSpec) -> Engine:
-    from dynamo.engines.mocker.from_spec import mocker_from_spec
-
-    return mocker_from_spec(spec)
-
-
-def _echo_core(spec: EngineSpec) -> Engine:
-    from dynamo.engines.echo import EchoCore, delay_from_env
-
-    return EchoCore(delay_from_env(spec.environ))
-
-
-def _echo_full(spec: EngineSpec) -> Engine:
-    from dynamo.engines.echo import EchoFull, delay_from_env
-
-    return EchoFull(delay_from_env(spec.environ))
-
-
-ENGINES: dict[str, Callable[[EngineSpec], Engine]] = {
-    "mistralrs": _mistralrs,
-    "pystr": _pystr,
-    "pytok": _pytok,
-    "echo_core": _echo_core,
-    "echo_full": _echo_full,
-    "mocker": _mocker,
-}
-ALIASES = {"echo": "echo_full", "llama_cpp": "llamacpp"}
-NOT_YET = ("llamacpp", "vllm", "sglang", "trtllm")
-"""Names users know from the guides whose engines this build does not have yet."""
+def engine_entry(name: str) -> EngineEntry:
+    """Raises EngineError for a name that no engine has, one whose plugin is broken and one that is not here yet."""
+    try:
+        entry = find(name)
+    except Exception as error:
+        raise EngineError(f"cannot load the engine '{name}': {type(error).__name__}: {error}") from error
+    names = ", ".join(each.name for each in BUILT_IN if each.factory)
+    if entry is None:
+        raise EngineError(f"unknown engine '{name}'; this build has {names}")
+    if entry.factory is None:
+        needs = f" (it will need: {entry.install})" if entry.install else ""
+        raise EngineError(f"this build does not have the engine '{entry.name}' yet{needs}; it has {names}")
+    return entry
 
 
 def make_engine(name: str, spec: EngineSpec) -> Engine:
-    """Raises EngineError for a name that is not there, and for a spec its engine cannot follow."""
-    name = ALIASES.get(name, name)
-    make = ENGINES.get(name)
-    if make is None:
-        if name in NOT_YET:
-            raise EngineError(f"this build does not have the engine '{name}' yet; it has {', '.join(ENGINES)}")
-        raise EngineError(f"unknown engine '{name}'; this build has {', '.join(ENGINES)}")
-    return make(spec)
+    """Raises EngineError for an engine that cannot be loaded, and for a spec that it cannot follow."""
+    entry = engine_entry(name)
+    module, _, factory = (entry.factory or "").partition(":")
+    try:
+        make = getattr(importlib.import_module(module), factory)
+    except (ImportError, AttributeError) as error:
+        fix = f"; {entry.install}" if entry.install else ""
+        raise EngineError(f"cannot load the engine '{entry.name}': {error}{fix}") from error
+    engine: Engine = make(spec)
+    if engine.model_input.value != entry.takes:
+        raise EngineError(f"the engine '{entry.name}' takes {engine.model_input.value}, its entry says {entry.takes}")
+    return engine

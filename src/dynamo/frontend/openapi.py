@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from dynamo import __version__
 from dynamo.frontend.route import HttpRoute
 
 TITLE = "Dynamo"
-API_VERSION = "1"
 _REASONS = {
     400: "The request is wrong; the message names the field.",
     401: "The API key is missing or wrong.",
@@ -39,7 +39,7 @@ def document(routes: Sequence[HttpRoute[Any]]) -> dict[str, Any]:
         paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, schema_of)
     return {
         "openapi": "3.1.0",
-        "info": {"title": TITLE, "version": API_VERSION},
+        "info": {"title": TITLE, "version": __version__},
         "paths": paths,
         "components": {"schemas": components},
     }

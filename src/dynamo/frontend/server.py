@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import ssl
+from pathlib import Path
 
 from aiohttp import web
 
@@ -119,7 +120,7 @@ class Server:
         if certificate is None or key is None:
             return None
         try:
-            return Certificate(certificate, key)
+            return Certificate(Path(certificate), Path(key))
         except TlsError as error:
             raise ServerError(str(error)) from error
 

@@ -1,22 +1,22 @@
-"""What a program has booked and not yet freed. Of what it never frees nothing is kept."""
+"""What a program has booked and not yet freed; what it never frees expires."""
 
 from __future__ import annotations
 
 import logging
 
-from dynamo.router.router import Placement
+from dynamo.router.placement import Placement
 
 log = logging.getLogger(__name__)
 
 EXPIRY = 300.0
 
 
-class Bookings:
-    """By the program's own ids. A booking of which nothing was said for EXPIRY seconds is given back."""
+class ProgramBookings:
+    """By the program's own ids. A booking that was not touched for EXPIRY seconds is released."""
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Placement, float]] = {}
-        """With when it was last spoken of, the longest ago first."""
+        """With when it was last touched, least recent first."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._held

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from dynamo.kv.hashing import local_hashes, salt_seed
-from dynamo.llm.bookings import Bookings
+from dynamo.llm.bookings import ProgramBookings
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RouterConfig
@@ -18,6 +18,7 @@ from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink
+from dynamo.settings.router import QueuePolicy
 
 SWEEP_SECONDS = 30.0
 
@@ -34,7 +35,7 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     router_disk_cache_hit_weight: float = 0.25
     router_copy_prefixes: bool = True
     router_queue_threshold: float | None = None
-    router_queue_policy: str = "fcfs"
+    router_queue_policy: QueuePolicy = "fcfs"
     router_queue_limit: int = 256
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None
@@ -61,7 +62,7 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
 
 
 class KvRouter:
-    """Routes to the workers of an endpoint, from its making (on the event loop) until its runtime closes."""
+    """Routes to the workers of an endpoint, from its construction (on the event loop) until its runtime closes."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class KvRouter:
         config = (kv_router_config or KvRouterConfig()).router_config()
         self._router = StandaloneRouter(endpoint.runtime, endpoint.id, config, block_size)
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._bookings = Bookings()
+        self._bookings = ProgramBookings()
         endpoint.runtime.own(self._live(), f"the KV router for {endpoint}")
 
     async def generate(
@@ -93,7 +94,7 @@ class KvRouter:
         extra_args: Mapping[str, Any] | None = None,
         context: Context | None = None,
     ) -> AsyncIterator[dict[str, Any]]:
-        """Send a prompt to the worker it costs least at, or to the one named; yields the worker's outputs as dicts."""
+        """Send a prompt to the worker where it costs least, or to the named one; yields the outputs as dicts."""
         request = {
             "model": model,
             "token_ids": token_ids,
@@ -111,14 +112,14 @@ class KvRouter:
         router_config_override: Mapping[str, Any] | None = None,
         context: Context | None = None,
     ) -> AsyncIterator[dict[str, Any]]:
-        """The same for a whole request in the form workers get it."""
+        """The same for a whole request in the form workers receive."""
         try:
             typed = PreprocessedRequest.from_dict(request)
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"request: {error}") from None
         await self._started()
         inbox = Inbox(context)
-        await self._router.send(typed, inbox.context, Plain(inbox), self._router.override(router_config_override))
+        await self._router.send(typed, inbox.context, DictSink(inbox), self._router.override(router_config_override))
         return Stream(inbox, annotated=False)
 
     async def best_worker(
@@ -150,22 +151,22 @@ class KvRouter:
             placement.release()
             raise ValueError(f"request_id '{request_id}' is booked already")
         self._bookings.add(request_id, placement, asyncio.get_running_loop().time())
-        assert placement.decision.choice
-        choice = placement.decision.choice
+        choice = placement.decision.choice if placement.decision else None
+        assert choice
         return *choice.worker, choice.overlap.device
 
     async def mark_prefill_complete(self, request_id: str) -> None:
-        """The first token of a booked request is there; an unknown one is no error."""
+        """The first token of a booked request has arrived; an unknown id is ignored."""
         self._bookings.first_token(request_id, asyncio.get_running_loop().time())
 
     async def free(self, request_id: str) -> None:
-        """A booked request has ended; an unknown one is no error."""
+        """A booked request has ended; an unknown id is ignored."""
         self._bookings.free(request_id)
 
     async def get_potential_loads(
         self, token_ids: Sequence[int], router_config_override: Mapping[str, Any] | None = None
     ) -> list[dict[str, int]]:
-        """What each rank would have to do if the prompt went there."""
+        """The load each rank would have if the prompt went there."""
         await self._started()
         choice = self._router.survey(prompt(token_ids), self._router.override(router_config_override))
         return [
@@ -218,14 +219,14 @@ class KvRouter:
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(RuntimeError(f"the KV router did not start: {error}"))
-                self._ready.exception()  # told to whoever asks; nobody may
+                self._ready.exception()  # Raised to callers; marked as read, because there may be none.
             raise
         finally:
             await self._router.close()
 
 
-class Plain:
-    """Structs on their way to a user become dicts."""
+class DictSink:
+    """Turns structs into dicts on their way to a user."""
 
     def __init__(self, sink: Sink) -> None:
         self.tokens = sink.tokens
@@ -247,5 +248,5 @@ def compute_block_hash_for_seq(
 ) -> list[int]:
     """One hash per full block of its own tokens, as KV events carry them."""
     if any(block_mm_infos or ()):
-        raise ValueError("block_mm_infos: blocks with images in them are not hashed here")
+        raise ValueError("block_mm_infos: blocks with images in them cannot be hashed")
     return local_hashes(tokens, kv_block_size, salt_seed(lora_name, cache_salt), eagle=bool(is_eagle))

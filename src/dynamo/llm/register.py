@@ -55,7 +55,7 @@ async def register_llm(*args: Any, **options: Any) -> None:
     Called as `(model_type, endpoint, model_path[, model_name])`, where `ModelType.Backend` means tokens in and out and
     the others text, or as `(model_input, model_type, endpoint, model_path[, model_name])`. Options: model_name,
     context_length, kv_cache_block_size, user_data, migration_limit, custom_template_path, runtime_config, worker_type.
-    Raises ModelError when the model cannot be found, when what is told of it makes no sense, or when another worker
+    Raises ModelError when the model cannot be found, when its options are invalid, or when another worker
     serves this name with another card.
     """
     asked = _arguments(args, options)
@@ -161,7 +161,7 @@ def _make_card(
 
 
 async def _refuse_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
-    """Two workers of one model must be interchangeable; the one that comes second gives way."""
+    """Two workers of one model must be interchangeable; the second to register is refused."""
     own = card_key(endpoint.id, endpoint.runtime.instance_id)
     for key, value in (await endpoint.runtime.discovery.get_prefix(CARDS)).items():
         try:
@@ -178,7 +178,7 @@ async def _refuse_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
 
 
 def _same_work(ours: ModelCard, theirs: ModelCard) -> bool:
-    """Whether whoever asks for this model could come to either."""
+    """Whether a request for this model could be sent to either."""
     both_answer = ours.takes_requests and theirs.takes_requests
     return ours.name == theirs.name and (both_answer or ours.worker_type is theirs.worker_type)
 

@@ -1,10 +1,9 @@
-"""Which instance gets a request."""
+"""Chooses an instance for each request and delivers it there."""
 
 from dynamo.router.config import MODES, RouterConfig
 from dynamo.router.decision import Decision
 from dynamo.router.factory import make_router
-from dynamo.router.flags import add_router_flags, router_flags
-from dynamo.router.router import Placement, Router
+from dynamo.router.placement import Placement, Router
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 
@@ -16,7 +15,5 @@ __all__ = [
     "RouterConfig",
     "RouterStats",
     "Thresholds",
-    "add_router_flags",
     "make_router",
-    "router_flags",
 ]

@@ -5,71 +5,63 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from typing import Annotated
 
 import uvloop
+from msgspec import Meta
 
 from dynamo.protocols.errors import StartError
 from dynamo.router.config import RouterConfig
-from dynamo.router.flags import add_router_flags, router_flags
 from dynamo.router.service import COMPONENT, serve_router
 from dynamo.router.standalone import StandaloneRouter
 from dynamo.runtime import DistributedRuntime, EndpointId, RuntimeConfig
-from dynamo.runtime.flags import FlagParser
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.open_files import raise_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
+from dynamo.settings import Setting, Settings, given
+from dynamo.settings.arguments import FlagParser
+from dynamo.settings.network import NetworkSettings
+from dynamo.settings.router import RouterSettings
 
 OPEN_FILES = 65536
 
 
+class StandaloneSettings(Settings, frozen=True, kw_only=True):
+    endpoint: Annotated[
+        str, Setting("--endpoint", metavar="NAME", help="the workers to route to: namespace.component.endpoint")
+    ]
+    block_size: Annotated[
+        int | None,
+        Meta(ge=1),
+        Setting(
+            "--router-block-size",
+            "DYN_ROUTER_BLOCK_SIZE",
+            "tokens in a KV block",
+            metavar="TOKENS",
+            default="from the workers' model card",
+        ),
+    ] = None
+
+
 def parser() -> argparse.ArgumentParser:
-    flags = FlagParser("python -m dynamo.router", __doc__)
-    flags.add_argument("--endpoint", required=True, help="the workers to route to: namespace.component.endpoint")
-    flags.add_argument(
-        "--router-block-size",
-        type=int,
-        metavar="TOKENS",
-        help="tokens in a KV block (the workers' model card says it; DYN_ROUTER_BLOCK_SIZE)",
-    )
-    flags.add_argument("--discovery-backend", help="memory, file or etcd (file; DYN_DISCOVERY_BACKEND)")
-    flags.add_argument("--request-plane", help="memory, tcp or nats (tcp; DYN_REQUEST_PLANE)")
-    flags.add_argument("--event-plane", help="memory, zmq or nats (zmq; DYN_EVENT_PLANE)")
-    flags.add_argument("-v", action="count", default=0, dest="verbosity", help="log more: -v debug, -vv all")
-    add_router_flags(flags)
-    return flags
+    return FlagParser("python -m dynamo.router", __doc__, StandaloneSettings, NetworkSettings, RouterSettings)
 
 
 def main(argv: list[str] | None = None) -> None:
-    flags = parser().parse_args(argv)
+    parsed = parser().parse_args(argv)
+    flags = vars(parsed)
     try:
-        configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=flags.verbosity))
-        endpoint = EndpointId.exact(flags.endpoint)
-        config = RouterConfig.from_env(os.environ, **{**router_flags(flags), "router_mode": flags.router_mode or "kv"})
+        configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=parsed.verbosity))
+        asked = StandaloneSettings.from_env(os.environ, **given(flags, StandaloneSettings))
+        endpoint = EndpointId.exact(asked.endpoint)
+        config = RouterConfig.from_env(os.environ, **{"router_mode": "kv"} | given(flags, RouterSettings))
         if config.mode != "kv":
             raise ValueError(f"python -m dynamo.router is a KV router: --router-mode must be kv, not {config.mode}")
-        block_size = read_block_size(flags.router_block_size, os.environ)
-        network = RuntimeConfig.from_env(
-            os.environ,
-            discovery_backend=flags.discovery_backend,
-            request_plane=flags.request_plane,
-            event_plane=flags.event_plane,
-        )
+        network = RuntimeConfig.from_env(os.environ, **given(flags, NetworkSettings))
     except (ValueError, StartError) as error:
         raise fail(str(error), code=2, error=error) from None
     raise_limit(OPEN_FILES)
-    uvloop.run(serve(endpoint, config, block_size, network))
-
-
-def read_block_size(flag: int | None, environ: Mapping[str, str]) -> int | None:
-    source, text = "--router-block-size", "" if flag is None else str(flag)
-    if flag is None:
-        source, text = "DYN_ROUTER_BLOCK_SIZE", environ.get("DYN_ROUTER_BLOCK_SIZE", "").strip()
-        if not text:
-            return None
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{source} must be a whole number of at least 1, not '{text}'")
-    return int(text)
+    uvloop.run(serve(endpoint, config, asked.block_size, network))
 
 
 async def serve(endpoint: EndpointId, config: RouterConfig, block_size: int | None, network: RuntimeConfig) -> None:
@@ -79,7 +71,7 @@ async def serve(endpoint: EndpointId, config: RouterConfig, block_size: int | No
         router = StandaloneRouter(runtime, endpoint, config, block_size)
         try:
             if block_size is None:
-                print(f"waiting for a worker at {endpoint} to tell its block size", file=sys.stderr, flush=True)
+                print(f"waiting for a worker at {endpoint} to report its block size", file=sys.stderr, flush=True)
             if await unless_shut_down(runtime, router.start()):
                 await serve_router(runtime, endpoint.namespace, router, on_found)
         finally:

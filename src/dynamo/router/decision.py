@@ -1,4 +1,4 @@
-"""Why this worker? Each choice keeps what it was made from; words are found only when somebody asks."""
+"""Why a worker was chosen. A decision keeps what it was made from; the explanation is written only when asked for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.router.kv.choice.cost import Candidate, Choice
+from dynamo.router.kv.choice.choose import Candidate, Choice
 
-MOST = 16
-"""Candidates told at most, the cheapest first."""
+MOST_CANDIDATES = 16
+"""Candidates in an explanation, the cheapest first."""
 
 
 class Decision(Struct, kw_only=True):
@@ -22,7 +22,7 @@ class Decision(Struct, kw_only=True):
     pinned: bool
     considered: int
     in_flight: int = 0
-    """Requests of ours the worker was busy with."""
+    """Our requests in flight at the worker."""
     waited: float = 0.0
     """Seconds in the router's queue."""
     choice: Choice | None = None
@@ -30,13 +30,13 @@ class Decision(Struct, kw_only=True):
 
     @property
     def hit_rate(self) -> float | None:
-        """The share of the prompt that was expected in the worker's cache, where that was looked at."""
+        """The share of the prompt expected in the worker's cache; None where caches are not looked at."""
         if self.choice is None:
             return None
         return self.choice.cached_blocks / self.choice.prompt_blocks if self.choice.prompt_blocks else 0.0
 
-    def reasons(self, most: int = MOST) -> dict[str, Any]:
-        told: dict[str, Any] = {
+    def reasons(self, most: int = MOST_CANDIDATES) -> dict[str, Any]:
+        reasons: dict[str, Any] = {
             "mode": self.mode,
             "worker_id": self.worker_id,
             "dp_rank": self.dp_rank or 0,
@@ -45,21 +45,21 @@ class Decision(Struct, kw_only=True):
         }
         choice = self.choice
         if choice is None:
-            return told | {"in_flight": self.in_flight}
+            return reasons | {"in_flight": self.in_flight}
         nearest = sorted(range(len(choice.costs)), key=choice.costs.__getitem__)[:most]
-        return told | {
+        return reasons | {
             "waited_ms": self.waited * 1000,
             "prompt_tokens": choice.prompt_tokens,
             "prompt_blocks": choice.prompt_blocks,
             "overlap_weight": choice.config.overlap_weight,
             "temperature": choice.config.temperature,
             "draw": choice.draw,
-            "chosen": _told(choice.chosen),
+            "chosen": _candidate(choice.chosen),
             "passed_over": choice.passed_over,
-            "candidates": [_told(choice.candidate(at)) for at in nearest],
+            "candidates": [_candidate(choice.candidate(at)) for at in nearest],
         }
 
-    def record(self, model: str, most: int = MOST) -> dict[str, Any]:
+    def record(self, model: str, most: int = MOST_CANDIDATES) -> dict[str, Any]:
         return {"request_id": self.request_id, "time": self.time, "model": model, **self.reasons(most)}
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Decision(Struct, kw_only=True):
         return f"{where} of {self.considered}: {cached}, {why}{passed}"
 
 
-def _told(candidate: Candidate) -> dict[str, Any]:
+def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {
         "worker_id": candidate.worker.worker_id,
         "dp_rank": candidate.worker.dp_rank,

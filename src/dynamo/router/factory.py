@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.router.config import RouterConfig
-from dynamo.router.kv.router import KvAwareRouter
-from dynamo.router.router import Router
+from dynamo.router.kv_aware import KvAwareRouter
+from dynamo.router.placement import Router
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
@@ -23,17 +23,17 @@ def make_router(
     runtime: DistributedRuntime,
     runtime_of: Callable[[int], ModelRuntimeConfig] | None = None,
 ) -> Router:
-    """Not yet started. `runtime_of` tells what each instance's own card says; without it the one card counts for all.
+    """Create the router, not yet started. `runtime_of` is each instance's runtime configuration, by default the card's.
 
-    A card may bring a configuration of its own, which replaces the given one as a whole.
+    A card may carry a router configuration of its own, which replaces the given one as a whole.
     """
-    sizes = runtime_of or (lambda _: card.runtime_config)
-    told = card.runtime_config.runtime_data.get("router_config")
-    if told is not None:
+    runtime_of = runtime_of or (lambda _: card.runtime_config)
+    requested = card.runtime_config.runtime_data.get("router_config")
+    if requested is not None:
         try:
-            config = RouterConfig.from_card(told)
+            config = RouterConfig.from_card(requested)
         except ValueError as error:
             log.warning("model '%s': its card asks for a router we cannot make (%s); ours is used", card.name, error)
     if config.mode == "kv":
-        return KvAwareRouter(config, instances, runtime, card.kv_cache_block_size, sizes)
-    return SimpleRouter(config, instances, runtime.events, sizes)
+        return KvAwareRouter(config, instances, runtime, card.kv_cache_block_size, runtime_of)
+    return SimpleRouter(config, instances, runtime.events, runtime_of)

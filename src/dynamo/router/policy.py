@@ -1,4 +1,4 @@
-"""The simple policies: they look at nothing but who is there and how much each of them has to do."""
+"""The simple policies: they know only the candidates and the requests in flight at each. `POLICIES` names them all."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dynamo.protocols.errors import InvalidRequest
+from dynamo.settings.router import Mode
 
 InFlight = Mapping[int, int]
-"""How many requests of ours each instance is busy with; who has none may be missing."""
+"""Our own requests in flight at each instance; an instance without any may be missing."""
 
 
 class Policy(Protocol):
     def choose(self, candidates: Sequence[int], in_flight: InFlight) -> int:
-        """One of the candidates, of which there is at least one."""
+        """Choose one of the candidates, of which there is at least one."""
 
 
 class RoundRobin:
@@ -39,7 +40,7 @@ class LeastLoaded:
 
 
 class PowerOfTwo:
-    """The less loaded of two drawn by chance."""
+    """The less loaded of two candidates drawn at random."""
 
     def choose(self, candidates: Sequence[int], in_flight: InFlight) -> int:
         if len(candidates) == 1:
@@ -49,7 +50,7 @@ class PowerOfTwo:
 
 
 class Direct:
-    """Nobody is chosen here: each request must say where it goes."""
+    """Chooses none: each request must name its instance."""
 
     def choose(self, candidates: Sequence[int], in_flight: InFlight) -> int:
         raise InvalidRequest(
@@ -59,7 +60,7 @@ class Direct:
         )
 
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[Mode, Callable[[], Policy]] = {
     "round-robin": RoundRobin,
     "random": Random,
     "least-loaded": LeastLoaded,

@@ -1,4 +1,4 @@
-"""The router as a service: three endpoints of a component `router` beside the workers."""
+"""The router as a service: three endpoints of the component `router` in the workers' namespace."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import Cancelled, InvalidArgument, from_exception
+from dynamo.protocols.errors import Cancelled, CannotConnect, InvalidArgument, Unavailable, from_exception
 from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId
 from dynamo.runtime.plane.route import log_failure
@@ -19,8 +19,8 @@ from dynamo.runtime.stream import Outlet
 COMPONENT = "router"
 
 
-class Question(Struct, kw_only=True):
-    """A prompt that somebody asks about."""
+class PromptQuery(Struct, kw_only=True):
+    """A prompt to choose a worker for, or to look up in the caches."""
 
     token_ids: list[int]
     router_config_override: dict[str, Any] | None = None
@@ -28,8 +28,8 @@ class Question(Struct, kw_only=True):
     lora_name: str | None = None
 
 
-class Asked(PreprocessedRequest, kw_only=True):
-    """A request to be sent on, and how to choose for it."""
+class RoutedRequest(PreprocessedRequest, kw_only=True):
+    """A request to forward, with its own cost settings."""
 
     router_config_override: dict[str, Any] | None = None
 
@@ -38,18 +38,18 @@ class Asked(PreprocessedRequest, kw_only=True):
 
 
 class Forwarder:
-    """The handler of `generate`: one task per request until it is placed, and direct calls from there on."""
+    """The handler of `generate`: one task per request until it is sent, direct calls from then on."""
 
     def __init__(self, router: StandaloneRouter) -> None:
         self._router = router
-        self._placing: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
 
-    def __call__(self, request: Asked, context: Context, outlet: Outlet) -> None:
-        task = asyncio.create_task(self._place(request, context, outlet))
-        self._placing.add(task)
-        task.add_done_callback(self._placing.discard)
+    def __call__(self, request: RoutedRequest, context: Context, outlet: Outlet) -> None:
+        task = asyncio.create_task(self._send(request, context, outlet))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
 
-    async def _place(self, request: Asked, context: Context, outlet: Outlet) -> None:
+    async def _send(self, request: RoutedRequest, context: Context, outlet: Outlet) -> None:
         sending = asyncio.current_task()
         assert sending
         forget = context.on_stop(lambda _: _cancel(sending))
@@ -60,6 +60,9 @@ class Forwarder:
             await self._router.send(request.plain(), context, outlet, override)
         except asyncio.CancelledError:
             outlet.fail(Cancelled("request was cancelled"))
+        except CannotConnect as error:
+            # The instance the request names is unreachable. Forwarded as it is, the error would speak of this router.
+            outlet.fail(Unavailable(error.message))
         except Exception as error:
             log_failure(context, error)
             outlet.fail(from_exception(error))
@@ -67,9 +70,9 @@ class Forwarder:
             forget()
 
     async def close(self) -> None:
-        for task in self._placing:
+        for task in self._sending:
             task.cancel()
-        await asyncio.gather(*self._placing, return_exceptions=True)
+        await asyncio.gather(*self._sending, return_exceptions=True)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
@@ -79,15 +82,15 @@ def _cancel(task: asyncio.Task[None]) -> None:
 async def serve_router(
     runtime: DistributedRuntime, namespace: str, router: StandaloneRouter, on_found: Callable[[], None] | None = None
 ) -> None:
-    """Serve until the runtime shuts down. `on_found` is called when `generate` can be found."""
+    """Serve until the runtime shuts down. `on_found` is called when `generate` is registered."""
 
     async def best_worker_id(request: Any) -> AsyncIterator[int]:
-        question = read_question(request)
-        choice = router.peek(prompt_of(question), router.override(question.router_config_override))
+        query = read_query(request)
+        choice = router.peek(prompt_of(query), router.override(query.router_config_override))
         yield choice.worker.worker_id
 
     async def get_overlap_scores(request: Any) -> AsyncIterator[dict[str, Any]]:
-        yield router.overlap_scores(prompt_of(read_question(request)))
+        yield router.overlap_scores(prompt_of(read_query(request)))
 
     def place(name: str) -> Endpoint:
         return Endpoint(runtime, EndpointId(namespace, COMPONENT, name))
@@ -97,19 +100,19 @@ async def serve_router(
         async with asyncio.TaskGroup() as group:
             group.create_task(place("best_worker_id").serve_endpoint(best_worker_id))
             group.create_task(place("get_overlap_scores").serve_endpoint(get_overlap_scores))
-            group.create_task(place("generate").serve(forwarder, Asked, on_found=on_found))
+            group.create_task(place("generate").serve(forwarder, RoutedRequest, on_found=on_found))
     finally:
         await forwarder.close()
 
 
-def read_question(request: Any) -> Question:
+def read_query(request: Any) -> PromptQuery:
     """An object, or the token ids alone."""
-    told = {"token_ids": request} if isinstance(request, list) else request
+    fields = {"token_ids": request} if isinstance(request, list) else request
     try:
-        return msgspec.convert(told, Question)
+        return msgspec.convert(fields, PromptQuery)
     except msgspec.ValidationError as error:
         raise InvalidArgument(f"request: {error}") from None
 
 
-def prompt_of(question: Question) -> PreprocessedRequest:
-    return prompt(question.token_ids, lora_name=question.lora_name, cache_salt=question.cache_namespace)
+def prompt_of(query: PromptQuery) -> PreprocessedRequest:
+    return prompt(query.token_ids, lora_name=query.lora_name, cache_salt=query.cache_namespace)

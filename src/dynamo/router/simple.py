@@ -1,4 +1,4 @@
-"""The router of the simple policies: it counts its own requests and knows what workers report."""
+"""The router of the simple policies: it counts its own requests and follows what workers report."""
 
 from __future__ import annotations
 
@@ -9,36 +9,19 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from dynamo.protocols.card import ModelRuntimeConfig
-from dynamo.protocols.errors import DynamoException, ResourceExhausted
+from dynamo.protocols.errors import ResourceExhausted
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
+from dynamo.router.placement import DECISIONS_KEPT, Placement, WorkerLoad, check_pinned
 from dynamo.router.policy import POLICIES
 from dynamo.router.reported import ReportedLoads
-from dynamo.router.router import REMEMBERED, Placement, WorkerLoad, pinned_channel
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
-from dynamo.runtime.plane.base import Channel
 
 log = logging.getLogger(__name__)
-
-
-class SimplePlacement(Placement):
-    __slots__ = ("_in_flight",)
-
-    def __init__(self, instance_id: int, channel: Channel, decision: Decision, in_flight: dict[int, int]) -> None:
-        super().__init__(instance_id, channel, decision)
-        self._in_flight = in_flight
-        in_flight[instance_id] = in_flight.get(instance_id, 0) + 1
-
-    def _freed(self) -> None:
-        left = self._in_flight[self.instance_id] - 1
-        if left:
-            self._in_flight[self.instance_id] = left
-        else:
-            del self._in_flight[self.instance_id]
 
 
 class SimpleRouter:
@@ -50,7 +33,7 @@ class SimpleRouter:
         runtime_of: Callable[[int], ModelRuntimeConfig],
     ) -> None:
         self.instances = instances
-        self.decisions: deque[Decision] = deque(maxlen=REMEMBERED)
+        self.decisions: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
         self.stats = RouterStats()
         self.waiting = self.known_blocks = 0
         self._mode = config.mode
@@ -78,7 +61,7 @@ class SimpleRouter:
             self.start()
 
     def start(self) -> None:
-        """Reports are only listened to while somebody has set a threshold."""
+        """Load reports matter only for thresholds, so they are followed once one is set."""
         self._started = True
         if self._thresholds and self._reported is None:
             self._reported = ReportedLoads(self._events, self.instances, self.stats)
@@ -89,31 +72,59 @@ class SimpleRouter:
             await self._reported.close()
             self._reported = None
 
-    async def open(
-        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
-    ) -> SimplePlacement:
+    async def place(
+        self,
+        request: Any,
+        *,
+        request_id: str = "",
+        group: object = None,
+        pinned: int | None = None,
+        avoid: Collection[int] = (),
+    ) -> Placement:
         if pinned is not None:
-            pinned_channel(self.instances, pinned)
-            placement = self._counted(request_id, pinned, self._free_of([pinned]), pinned=True)
-            await placement.connect()
-            return self._recorded(placement)
-        failed = set(avoid)
-        last: DynamoException | None = None
-        while routable := self.instances.routable(failed):
-            free = self._free_of(routable)
-            placement = self._counted(request_id, self._policy.choose(free, self._in_flight), free, pinned=False)
-            try:
-                await placement.connect()
-            except DynamoException as error:
-                self.instances.unreachable(placement.instance_id, error)
-                failed.add(placement.instance_id)
-                last = error
-            else:
-                return self._recorded(placement)
-        raise self.instances.nobody(last) from last
+            check_pinned(self.instances, pinned)
+            candidates = self._below_thresholds([pinned])
+            chosen = pinned
+        else:
+            routable = self.instances.routable(avoid)
+            if not routable:
+                raise self.instances.nobody()
+            candidates = self._below_thresholds(routable)
+            chosen = self._policy.choose(candidates, self._in_flight)
+        # Counted from the choice on: others choose while the worker is being reached.
+        before = self._in_flight.get(chosen, 0)
+        self._in_flight[chosen] = before + 1
+        decision = Decision(
+            request_id=request_id,
+            time=time.time(),
+            mode=self._mode,
+            worker_id=chosen,
+            dp_rank=None,
+            pinned=pinned is not None,
+            considered=len(candidates),
+            in_flight=before,
+        )
+        return Placement(self, chosen, self.instances.channel(chosen), decision)
+
+    def connected(self, placement: Placement) -> None:
+        decision = placement.decision
+        assert decision
+        self.decisions.append(decision)
+        self.stats.requests += 1
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("request %s: %s", decision.request_id, decision)
+
+    def prompt_computed(self, placement: Placement) -> None: ...
+
+    def released(self, placement: Placement) -> None:
+        left = self._in_flight[placement.instance_id] - 1
+        if left:
+            self._in_flight[placement.instance_id] = left
+        else:
+            del self._in_flight[placement.instance_id]
 
     def loads(self) -> list[WorkerLoad]:
-        """What workers report, while anybody listens."""
+        """What workers report, while their reports are followed."""
         if self._reported is None:
             return []
         return [
@@ -121,32 +132,8 @@ class SimpleRouter:
             for worker, load in self._reported.all()
         ]
 
-    def _counted(
-        self, request_id: str, instance_id: int, candidates: Sequence[int], *, pinned: bool
-    ) -> SimplePlacement:
-        """From the choice on: many others may choose while the worker is being reached."""
-        decision = Decision(
-            request_id=request_id,
-            time=time.time(),
-            mode=self._mode,
-            worker_id=instance_id,
-            dp_rank=None,
-            pinned=pinned,
-            considered=len(candidates),
-            in_flight=self._in_flight.get(instance_id, 0),
-        )
-        return SimplePlacement(instance_id, self.instances.channel(instance_id), decision, self._in_flight)
-
-    def _recorded(self, placement: SimplePlacement) -> SimplePlacement:
-        decision = placement.decision
-        self.decisions.append(decision)
-        self.stats.requests += 1
-        if log.isEnabledFor(logging.DEBUG):
-            log.debug("request %s: %s", decision.request_id, decision)
-        return placement
-
-    def _free_of(self, candidates: Sequence[int]) -> Sequence[int]:
-        """Those that are not busy."""
+    def _below_thresholds(self, candidates: Sequence[int]) -> Sequence[int]:
+        """The candidates that are not busy; raises when all are."""
         if not self._thresholds or self._reported is None:
             return candidates
         free = [id for id in candidates if not self._busy(id)]

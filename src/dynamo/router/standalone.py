@@ -1,23 +1,28 @@
-"""A KV router on the workers of one endpoint, for those who route without a frontend."""
+"""A KV router for the workers of one endpoint, for programs that route without a frontend."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 from msgspec import structs
 
 from dynamo.protocols.card import ModelCard
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
-from dynamo.protocols.errors import CannotConnect, DynamoException, InvalidArgument
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.attempt import Attempt, reach
 from dynamo.router.config import RouterConfig
-from dynamo.router.kv.choice.cost import Choice, CostConfig
+from dynamo.router.delivery import Delivery
+from dynamo.router.kv.choice.choose import Choice
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
-from dynamo.router.kv.router import KvAwareRouter
-from dynamo.router.router import Placement, on_rank
+from dynamo.router.kv_aware import KvAwareRouter
+from dynamo.router.placement import Placement, pinned_instance
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId
 from dynamo.runtime.stream import Sink
@@ -40,23 +45,27 @@ class StandaloneRouter:
         self._runtime = runtime
         self._config = config
         self._block_size = block_size
-        self._workers = Workers(runtime, endpoint, self._agree)
+        self._workers = Workers(runtime, endpoint, self._card_changed)
         self._core: KvAwareRouter | None = None
-        self._made = asyncio.Event()
+        self._core_started = asyncio.Event()
         self._warned = False
+        self._deliveries: WeakSet[Delivery] = WeakSet()
+        """Those under way: their streams and retries refer to them."""
 
     async def start(self) -> StandaloneRouter:
-        """Returns when the workers that are there are known and, if no block size was given, one has told it."""
+        """Return when the present workers are known and, if no block size was given, a model card has named one."""
         await self._runtime.start()
         await self._workers.start()
         if self._block_size is not None:
-            self._make(self._block_size)
+            self._start_core(self._block_size)
         else:
-            await self._made.wait()
+            await self._core_started.wait()
         return self
 
     async def close(self) -> None:
         await self._workers.close()
+        for delivery in list(self._deliveries):
+            await delivery.close()
         if self._core:
             await self._core.close()
 
@@ -72,42 +81,43 @@ class StandaloneRouter:
 
     async def send(
         self, request: PreprocessedRequest, context: Context, sink: Sink, override: CostConfig | None = None
-    ) -> Placement:
-        """Place a request and push its answer into `sink`; its booking ends with it."""
-        pinned = request.routing.backend_instance_id if request.routing else None
-        placement = await self.core.open(request, request_id=context.id(), pinned=pinned, cost=override)
-        if placement.dp_rank is not None:
-            request = on_rank(request, placement.dp_rank)
-        booked = BookedSink(placement, sink)
-        try:
-            placement.channel.send(request, context, booked, item_type=EngineOutput, columnar=True)
-        except CannotConnect:
-            placement.release()
-            raise
-        return placement
+    ) -> None:
+        """Deliver a request and push its stream into `sink`. Raises when there is no instance to send it to."""
+        delivery = Delivery(
+            partial(self.core.place, cost=override),
+            self.core.instances,
+            request,
+            context,
+            sink,
+            pinned=pinned_instance(request),
+        )
+        self._deliveries.add(delivery)
+        await delivery.start()
 
     async def book(
         self, request: PreprocessedRequest, request_id: str, override: CostConfig | None = None, *, learn: bool
     ) -> Placement:
-        """Place a request that somebody else will send; so nothing is sent to any worker on its account."""
-        return await self.core.open(request, request_id=request_id, cost=override, copies=False, learn=learn)
+        """Place a request that the caller will send itself. No worker is sent anything on its account."""
+        place = partial(self.core.place, cost=override, copies=False, learn=learn)
+        attempt = await reach(place, self.core.instances, request, Attempt.connect, request_id=request_id)
+        return attempt.placement
 
     def peek(self, request: PreprocessedRequest, override: CostConfig | None = None) -> Choice:
-        """What would be chosen now."""
+        """What would be chosen now; nothing is booked."""
         return self.core.peek(request, override)
 
     def survey(self, request: PreprocessedRequest, override: CostConfig | None = None) -> Choice:
-        """The same with all workers among the candidates, whether they would be chosen from or not."""
-        return self.core.peek(request, override, everybody=True)
+        """The same with draining and busy workers among the candidates."""
+        return self.core.peek(request, override, everyone=True)
 
-    def override(self, told: Mapping[str, Any] | None) -> CostConfig | None:
-        """The costs a request asks for by `router_config_override`; names what it cannot follow."""
-        if not told:
+    def override(self, given: Mapping[str, Any] | None) -> CostConfig | None:
+        """The cost settings of a request's `router_config_override`; an InvalidArgument names what is wrong."""
+        if not given:
             return None
-        if not isinstance(told, Mapping):
-            raise InvalidArgument(f"router_config_override must be an object, not {type(told).__name__}")
+        if not isinstance(given, Mapping):
+            raise InvalidArgument(f"router_config_override must be an object, not {type(given).__name__}")
         values: dict[str, float] = {}
-        for name, value in told.items():
+        for name, value in given.items():
             if name not in _OVERRIDES:
                 raise InvalidArgument(f"router_config_override has no '{name}'; it knows {', '.join(_OVERRIDES)}")
             if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -116,7 +126,7 @@ class StandaloneRouter:
         return structs.replace(self._config.cost, **values)
 
     def overlap_scores(self, request: PreprocessedRequest) -> dict[str, Any]:
-        """How much of the prompt each rank holds; those of slower tiers also counted from the first block."""
+        """How much of the prompt each rank holds, per tier; slower tiers are also counted from the first block."""
         choice = self.survey(request)
         rows = [
             _overlap_row(candidate.worker, candidate.overlap, candidate.cached_blocks)
@@ -124,10 +134,10 @@ class StandaloneRouter:
         ]
         return {"block_size": self.block_size, "num_blocks": choice.prompt_blocks, "workers": rows}
 
-    def _agree(self, instance_id: int, card: ModelCard) -> None:
+    def _card_changed(self, instance_id: int, card: ModelCard) -> None:
         if self._block_size is None:
             self._block_size = card.kv_cache_block_size
-            self._make(self._block_size)
+            self._start_core(self._block_size)
         elif card.kv_cache_block_size != self._block_size and not self._warned:
             self._warned = True
             log.warning(
@@ -138,41 +148,12 @@ class StandaloneRouter:
                 self._block_size,
             )
 
-    def _make(self, block_size: int) -> None:
+    def _start_core(self, block_size: int) -> None:
         if self._core is None:
             workers = self._workers
             self._core = KvAwareRouter(self._config, workers.instances, self._runtime, block_size, workers.runtime_of)
             self._core.start()
-            self._made.set()
-
-
-class BookedSink:
-    """Hands on what it is told, and gives the booking back when the stream is over."""
-
-    def __init__(self, placement: Placement, sink: Sink) -> None:
-        self._placement = placement
-        self._sink = sink
-        self._begun = False
-
-    def tokens(self, ids: list[int]) -> None:
-        if not self._begun:
-            self._begun = True
-            self._placement.first_token()
-        self._sink.tokens(ids)
-
-    def item(self, value: Any) -> None:
-        if not self._begun and isinstance(value, EngineOutput) and value.token_ids:
-            self._begun = True
-            self._placement.first_token()
-        self._sink.item(value)
-
-    def end(self) -> None:
-        self._placement.release()
-        self._sink.end()
-
-    def fail(self, error: DynamoException) -> None:
-        self._placement.release()
-        self._sink.fail(error)
+            self._core_started.set()
 
 
 def prompt(
@@ -183,8 +164,8 @@ def prompt(
     worker_id: int | None = None,
     dp_rank: int | None = None,
 ) -> PreprocessedRequest:
-    """A prompt to ask about; names what is wrong with it."""
-    told = {
+    """A request for a prompt alone; an InvalidArgument names what is wrong with it."""
+    fields = {
         "token_ids": token_ids,
         "routing": {
             "lora_name": lora_name,
@@ -194,7 +175,7 @@ def prompt(
         },
     }
     try:
-        return PreprocessedRequest.from_dict(told)
+        return PreprocessedRequest.from_dict(fields)
     except msgspec.ValidationError as error:
         raise InvalidArgument(str(error)) from None
 

@@ -1,4 +1,4 @@
-"""What a router counts. Whoever publishes metrics reads it."""
+"""What a router counts; the metrics read it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ class RouterStats(Struct):
     rejected: int = 0
     """Refused because all workers were busy or the queue was full."""
     queue_full: int = 0
-    """Those of them that found the queue full."""
+    """The rejected that found the queue full."""
     queued: int = 0
-    """Had to wait here for a worker."""
+    """Had to wait in the router's queue."""
     prompt_blocks: int = 0
     overlap_blocks: int = 0
-    """Of those, what the chosen workers had cached."""
+    """The prompt blocks that the chosen workers had cached."""
     non_max_overlap_selections: int = 0
-    """Another worker had more of the prompt."""
+    """Choices although another worker had more of the prompt cached."""
     overlap_blocks_lost: int = 0
-    """How much more."""
+    """How many blocks more."""
     hit_rate_counts: list[int] = field(default_factory=lambda: [0] * (len(HIT_RATE_BOUNDS) + 1))
     """Choices by share of the prompt that was cached, each bounded above by HIT_RATE_BOUNDS."""
     hit_rate_sum: float = 0.0
     copies: int = 0
-    """Shared prefixes that idle workers were told to compute ahead."""
+    """Shared prefixes sent to idle workers ahead of need."""
     copied_blocks: int = 0
     overhead: Overhead | None = None
-    """For routers that look at caches."""
+    """Only KV-aware routers measure it."""
     events: int = 0
     """KV events applied."""
     snapshots: int = 0
-    """Times a worker was asked for all it holds."""
+    """Snapshots requested from workers."""
     heard: int = 0
-    """Requests that other routers told to have placed."""
+    """Requests that other routers announced."""
     malformed: int = 0
-    """Messages that were none."""
+    """Messages that could not be decoded."""
 
     def chosen(self, overlap: int, best: int, blocks: int) -> None:
         self.prompt_blocks += blocks

@@ -1,4 +1,4 @@
-"""From which load on a worker takes no more requests."""
+"""The load beyond which a worker is busy and gets no more requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynamo.protocols.kv import ActiveLoad
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):
-    """None is never."""
+    """None means never."""
 
     active_decode_blocks_threshold: float | None = None
     """Share of the worker's blocks in use."""
@@ -38,15 +38,15 @@ class Thresholds(Struct, frozen=True, kw_only=True):
         )
 
     def busy(
-        self, card: ModelRuntimeConfig, said: ActiveLoad, prefill_tokens: float = 0.0, used_blocks: float = 0.0
+        self, card: ModelRuntimeConfig, reported: ActiveLoad, prefill_tokens: float = 0.0, used_blocks: float = 0.0
     ) -> bool:
-        """Whether one rank is beyond any of them, by what it said or by what we booked there, whichever is more.
+        """Whether a rank is beyond any threshold, by its report or by our bookings, whichever is more.
 
-        A share of what is not known is never exceeded.
+        A share of an unknown total is never exceeded.
         """
         tokens, batches = self.active_prefill_tokens_threshold, self.active_prefill_tokens_threshold_frac
         if tokens is not None or batches is not None:
-            waiting, batch = max(prefill_tokens, said.active_prefill_tokens or 0), card.max_num_batched_tokens
+            waiting, batch = max(prefill_tokens, reported.active_prefill_tokens or 0), card.max_num_batched_tokens
             if tokens is not None and waiting > tokens:
                 return True
             if batches is not None and batch and waiting > batches * batch:
@@ -54,5 +54,5 @@ class Thresholds(Struct, frozen=True, kw_only=True):
         share = self.active_decode_blocks_threshold
         if share is None:
             return False
-        total = said.kv_total_blocks or card.total_kv_blocks
-        return bool(total) and max(used_blocks, said.used_blocks) > share * (total or 0)
+        total = reported.kv_total_blocks or card.total_kv_blocks
+        return bool(total) and max(used_blocks, reported.used_blocks) > share * (total or 0)

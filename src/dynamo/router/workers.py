@@ -11,7 +11,7 @@ from dynamo.runtime.membership import Member, Membership
 
 
 class Workers:
-    """Follows discovery from `start` to `close`. `on_card` is called with every card that appears or changes."""
+    """Follows discovery from `start` to `close`. `on_card` gets the card of each worker that can be reached."""
 
     def __init__(
         self, runtime: DistributedRuntime, endpoint: EndpointId, on_card: Callable[[int, ModelCard], None]
@@ -37,8 +37,9 @@ class Workers:
             self._runtimes.pop(worker, None)
         elif after.card != before.card:
             self._runtimes[worker] = after.card.runtime_config
-            self._on_card(worker, after.card)
             if after.card.runtime_config != known:
                 self.instances.refresh(worker)
         if after.instance != before.instance:
             self.instances.update(worker, after.instance)
+        if after.card and after.instance and (after.card != before.card or before.instance is None):
+            self._on_card(worker, after.card)

@@ -1,4 +1,4 @@
-"""What text, stdin and batch share: a model that answers, in this process or on the network, and how it is asked."""
+"""What text, stdin and batch share: a model that answers, in this process or on the network, and request defaults."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from dynamo.engines.registry import engine_entry
 from dynamo.model import HubConfig
 from dynamo.router import RouterConfig
+from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served
-from dynamo.run.settings import request_template, router_flags
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
 from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models, ServedModel
+from dynamo.settings import given
+from dynamo.settings.router import RouterSettings
 
 
 @asynccontextmanager
@@ -22,7 +25,7 @@ async def answering(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
 ) -> AsyncIterator[tuple[Models, ServedModel]]:
     """The models there are and the one to ask, ready while the block runs."""
-    router = RouterConfig.from_env(environ, **router_flags(command))
+    router = RouterConfig.from_env(environ, **given(command.flags, RouterSettings))
     models = Models(runtime, router, HubConfig.from_env(environ))
     async with AsyncExitStack() as stack:
         name = command.model_name
@@ -39,13 +42,12 @@ async def answering(
             await models.close()
 
 
-def wishes(command: Command) -> RequestDefaults:
-    """How requests are worded that the user gave only the text of."""
+def request_defaults(command: Command) -> RequestDefaults:
+    """How to fill in requests of which the user gives only the text."""
     template = request_template(command.request_template)
-    # What echo_core gives back is the prompt, with the end-of-turn tokens of its template: they must not end it.
-    echo = command.output.engine == "echo_core"
+    engine = command.output.engine
     return RequestDefaults(
         temperature=template.temperature if template else None,
         max_completion_tokens=template.max_completion_tokens if template else None,
-        raw=echo,
+        raw=engine is not None and engine_entry(engine).repeats_prompt,
     )

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
-from dynamo.run.answering import answering, wishes
+from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import INTERRUPTED, RunError
+from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
 from dynamo.run.journal import Journal, JournalHeader, checksum
 from dynamo.run.progress import Progress
 from dynamo.run.prompts import BadLine, Prompt, Request, read_prompt
-from dynamo.run.settings import request_template
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
 from dynamo.serving.ask import Answer, ask
@@ -68,7 +68,7 @@ class Batch:
     ) -> None:
         self._runtime = runtime
         self._concurrency = command.batch_concurrency
-        self._wishes = wishes(command)
+        self._defaults = request_defaults(command)
         self._template = request_template(command.request_template)
         self._models = models
         self._model = model
@@ -98,13 +98,13 @@ class Batch:
         for number, line in waiting:
             record, failed = await self._outcome(number, line)
             if failed and self._runtime.is_shutting_down:
-                return  # it failed because we are leaving: whoever resumes asks again
+                return  # failed by our own shutdown: the resumed batch asks again
             self._journal.add(number, msgspec.json.encode(record), failed=failed)
             progress.one_more(self._journal.failed)
 
     async def _outcome(self, number: int, line: bytes) -> tuple[dict[str, object], bool]:
         try:
-            prompt = read_prompt(line, model=self._model, wishes=self._wishes, template=self._template)
+            prompt = read_prompt(line, model=self._model, defaults=self._defaults, template=self._template)
         except BadLine as bad:
             return bad.record(number), True
         try:
@@ -119,7 +119,7 @@ class Batch:
                 answer = await ask(self._models.get(request.model), request)
                 break
             except (Unavailable, ModelNotFound):
-                # All workers of our model left: whoever comes next gets the rest. Another model may never come.
+                # All workers of our model left: wait for the next one. A worker for any other model may never come.
                 if attempt == _ATTEMPTS or request.model != self._model:
                     raise
                 await self._models.wait_for(self._model)

@@ -1,22 +1,30 @@
-"""Shell completions, made from the table of flags: `eval "$(dynamo-run --completion bash)"`."""
+"""Shell completions, made from the table of flags: `eval "$(dynamo-run --completion bash)"`.
+
+Our own and not shtab's: bash breaks words at `=` and `:`, and shtab completes only whole words, so it cannot complete
+`in=ht` or `out=pystr:fi` (docs/decisions/0001-dependencies.md).
+"""
 
 from __future__ import annotations
 
+from dynamo.engines.catalog import plugin_names
 from dynamo.run import flags
+from dynamo.settings import Option
 
 _INPUTS = " ".join(f"in={word}" for word in flags.INPUTS)
-_OUTPUTS = " ".join(f"out={word}" for word in (*flags.ENGINES, "pystr:", "pytok:", "dyn"))
-_FLAGS = " ".join([*flags.BY_WORD, *flags.OTHER_WORDS])
+_FLAGS = " ".join([*flags.BY_WORD, *flags.NEGATED, *flags.OTHER_WORDS])
 
 
 def script(shell: str) -> str:
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]()
+    outputs = " ".join((*flags.ENGINES, *plugin_names(), *(f"{name}:" for name in flags.FILE_ENGINES), "dyn"))
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](outputs)
 
 
-def _bash() -> str:
+def _bash(outputs: str) -> str:
+    choices_of = {word: option.choices for word, option in flags.BY_WORD.items() if option.choices}
+    choices_of["--completion"] = flags.SHELLS
     cases = "\n".join(
-        f'        {name}) COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word")); return ;;'
-        for name, choices in _choices()
+        f'        {word}) COMPREPLY=($(compgen -W "{" ".join(choices)}" -- "$word")); return ;;'
+        for word, choices in choices_of.items()
     )
     # "=" and ":" are word breaks in bash, so the word is cut out of the line and completed after its last break.
     return f"""\
@@ -31,7 +39,7 @@ _dynamo_run() {{
         in=batch:*) COMPREPLY=($(compgen -f -- "${{word#in=batch:}}")) ;;
         out=pystr:*|out=pytok:*) COMPREPLY=($(compgen -f -- "${{word#out=py???:}}")) ;;
         in=*) COMPREPLY=($(compgen -W "{" ".join(flags.INPUTS)}" -- "${{word#in=}}")) ;;
-        out=*) COMPREPLY=($(compgen -W "{_OUTPUTS.replace("out=", "")}" -- "${{word#out=}}")) ;;
+        out=*) COMPREPLY=($(compgen -W "{outputs}" -- "${{word#out=}}")) ;;
         -*) COMPREPLY=($(compgen -W "{_FLAGS}" -- "$word")) ;;
         *) COMPREPLY=($(compgen -W "in= out=" -- "$word") $(compgen -f -- "$word")) ;;
     esac
@@ -41,15 +49,18 @@ complete -o filenames -F _dynamo_run dynamo-run
 """
 
 
-def _zsh() -> str:
-    about = [f"    '{flag.name}[{flag.about}]:{flag.metavar}:{_zsh_values(flag)}'" for flag in flags.FLAGS]
+def _zsh(outputs: str) -> str:
+    about = [
+        f"    '{'*' if option.kind is tuple else ''}{word}[{_about(option)}]:{option.metavar}:{_zsh_values(option)}'"
+        for word, option in flags.BY_WORD.items()
+    ]
     lines = " \\\n".join([*about, "    '*:word:_dynamo_run_words'"])
     return f"""\
 #compdef dynamo-run
 _dynamo_run_words() {{
     compset -P 'in=batch:' && {{ _files; return }}
     compset -P 'out=py(str|tok):' && {{ _files; return }}
-    compadd -S '' -- {_INPUTS} {_OUTPUTS}
+    compadd -S '' -- {_INPUTS} {_prefixed(outputs)}
     _files
 }}
 _dynamo_run() {{
@@ -62,17 +73,18 @@ compdef _dynamo_run dynamo-run
 """
 
 
-def _zsh_values(flag: flags.Flag) -> str:
-    if flag.choices:
-        return f"({' '.join(flag.choices)})"
-    return "_files" if flag.kind == "file" else " "
+def _zsh_values(option: Option) -> str:
+    if choices := _choices(option):
+        return f"({' '.join(choices)})"
+    return "_files" if flags.takes_path(option) else " "
 
 
-def _fish() -> str:
-    lines = [f"complete -c dynamo-run -a '{_INPUTS} {_OUTPUTS}'"]
-    for flag in flags.FLAGS:
-        values = f" -xa '{' '.join(flag.choices)}'" if flag.choices else " -r"
-        lines.append(f"complete -c dynamo-run -l {flag.name[2:]}{values} -d '{flag.about}'")
+def _fish(outputs: str) -> str:
+    lines = [f"complete -c dynamo-run -a '{_INPUTS} {_prefixed(outputs)}'"]
+    for word, option in flags.BY_WORD.items():
+        choices = _choices(option)
+        values = f" -xa '{' '.join(choices)}'" if choices else " -r"
+        lines.append(f"complete -c dynamo-run -l {word[2:]}{values} -d '{_about(option)}'")
     lines += [
         "complete -c dynamo-run -s h -l help -d 'show the help'",
         "complete -c dynamo-run -l version -d 'show the version'",
@@ -82,5 +94,14 @@ def _fish() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _choices() -> list[tuple[str, tuple[str, ...]]]:
-    return [(flag.name, flag.choices) for flag in flags.FLAGS if flag.choices] + [("--completion", flags.SHELLS)]
+def _choices(option: Option) -> tuple[str, ...]:
+    return ("true", "false") if option.kind is bool else option.choices
+
+
+def _about(option: Option) -> str:
+    """Without the characters that would end a word of the script."""
+    return option.setting.help.replace("'", "’").replace(":", " -").replace("[", "(").replace("]", ")")
+
+
+def _prefixed(outputs: str) -> str:
+    return " ".join(f"out={word}" for word in outputs.split())

@@ -1,16 +1,16 @@
-"""What an input can fail with."""
+"""Errors of dynamo-run's inputs."""
 
 from __future__ import annotations
 
 from dynamo.protocols.errors import StartError
 
 INTERRUPTED = 130
-"""The exit code shells give to what a signal ended."""
+"""The exit code shells use for a process that SIGINT ended."""
 
 
 class RunError(StartError):
-    """One line that says what happened and what to do."""
+    """Its message is one line: what happened and what to do."""
 
 
 class Interrupted(Exception):
-    """A signal came before there was anything to finish."""
+    """A signal came while the engine was starting."""

@@ -1,118 +1,83 @@
-"""Every flag of dynamo-run, once: the grammar, the help and the shell completions are made from this table."""
+"""The flags of dynamo-run: its own and those it shares with other commands."""
 
-from __future__ import annotations
+from typing import Annotated
 
-from typing import Literal
+from msgspec import Meta
 
-from msgspec import Struct
+from dynamo.engines.catalog import BUILT_IN
+from dynamo.settings import Option, Setting, Settings, options
+from dynamo.settings.frontend import FrontendSettings
+from dynamo.settings.network import NetworkSettings
+from dynamo.settings.router import RouterSettings
+from dynamo.settings.worker import MigrationLimit, ModelName
 
-ROUTER_MODES = ("round-robin", "random", "least-loaded", "power-of-two", "direct", "kv")
-"""Those of the router, which is not loaded to show a help text."""
-Kind = Literal["text", "int", "float", "bool", "file"]
-
-
-class Flag(Struct, frozen=True, kw_only=True):
-    name: str
-    about: str
-    group: str
-    metavar: str = ""
-    kind: Kind = "text"
-    low: float = 0
-    high: float = 2**31 - 1
-    choices: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def field(self) -> str:
-        """The name of its field in a Command."""
-        return self.name.removeprefix("--").replace("-", "_")
+_AT_LEAST_1 = Meta(ge=1, le=2**31 - 1)
 
 
-MODEL = "Model"
-HTTP = "HTTP"
-ROUTER = "Router"
-NETWORK = "Network"
-ENGINE = "Engine"
-REQUESTS = "Requests"
-GROUPS = (MODEL, ENGINE, HTTP, REQUESTS, ROUTER, NETWORK)
+class RunSettings(Settings, frozen=True, kw_only=True):
+    # fmt: off
+    model_path: Annotated[str | None, Setting(
+        "--model-path", help="the same as the word MODEL", metavar="MODEL", group="model")] = None
+    model_name: ModelName = None
+    model_config: Annotated[str | None, Setting(
+        "--model-config", help="the tokenizer for a GGUF file", metavar="FOLDER", group="model")] = None
+    context_length: Annotated[int | None, _AT_LEAST_1, Setting(
+        "--context-length", help="fewer tokens than the model allows", group="model")] = None
+    dyn_tool_call_parser: Annotated[str | None, Setting(
+        "--dyn-tool-call-parser", help="format of the model's tool calls", group="model")] = None
+    dyn_reasoning_parser: Annotated[str | None, Setting(
+        "--dyn-reasoning-parser", help="format of the model's reasoning", group="model")] = None
+    kv_cache_block_size: Annotated[int | None, _AT_LEAST_1, Setting(
+        "--kv-cache-block-size", help="tokens in a KV block", group="engine", default="16")] = None
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=255), Setting(
+        "--tensor-parallel-size", help="GPUs", group="engine")] = 1
+    base_gpu_id: Annotated[int, Meta(ge=0, le=255), Setting(
+        "--base-gpu-id", help="the first GPU to use", group="engine")] = 0
+    num_nodes: Annotated[int, _AT_LEAST_1, Setting(
+        "--num-nodes", help="nodes that run one engine", group="engine")] = 1
+    node_rank: Annotated[int, Meta(ge=0, le=2**31 - 1), Setting(
+        "--node-rank", help="rank of this node; 0 is the leader", group="engine")] = 0
+    leader_addr: Annotated[str | None, Setting(
+        "--leader-addr", help="address of the leader", metavar="HOST:PORT", group="engine",
+        aliases=("--dist-init-addr",))] = None
+    extra_engine_args: Annotated[str | None, Setting(
+        "--extra-engine-args", help="the engine's own arguments, .json or .yaml", metavar="FILE",
+        group="engine")] = None
+    request_template: Annotated[str | None, Setting(
+        "--request-template", help="JSON: defaults for fields of requests", metavar="FILE", group="requests")] = None
+    batch_concurrency: Annotated[int, Meta(ge=1, le=65536), Setting(
+        "--batch-concurrency", help="batch prompts at a time", group="requests")] = 64
+    # fmt: on
+    migration_limit: MigrationLimit = 0
 
-FLAGS = (
-    Flag(name="--model-path", metavar="MODEL", kind="file", group=MODEL, about="the same as the word MODEL"),
-    Flag(name="--model-name", metavar="NAME", group=MODEL, about="served as (default: repo, folder or file name)"),
-    Flag(
-        name="--model-config", metavar="FOLDER", kind="file", group=MODEL, about="the tokenizer for a GGUF file"
-    ),
-    Flag(
-        name="--context-length", metavar="N", kind="int", low=1, group=MODEL, about="fewer tokens than the model allows"
-    ),
-    Flag(name="--dyn-tool-call-parser", metavar="NAME", group=MODEL, about="how the model writes tool calls"),
-    Flag(name="--dyn-reasoning-parser", metavar="NAME", group=MODEL, about="how the model writes its thoughts"),
-    Flag(
-        name="--kv-cache-block-size", metavar="N", kind="int", low=1, group=ENGINE, about="tokens per KV block (16)"
-    ),
-    Flag(name="--tensor-parallel-size", metavar="N", kind="int", low=1, high=255, group=ENGINE, about="GPUs (1)"),
-    Flag(name="--base-gpu-id", metavar="N", kind="int", high=255, group=ENGINE, about="the first GPU to use (0)"),
-    Flag(name="--num-nodes", metavar="N", kind="int", low=1, group=ENGINE, about="machines that run one engine (1)"),
-    Flag(name="--node-rank", metavar="N", kind="int", group=ENGINE, about="which of them this is; 0 leads (0)"),
-    Flag(
-        name="--leader-addr",
-        metavar="HOST:PORT",
-        group=ENGINE,
-        aliases=("--dist-init-addr",),
-        about="where node 0 is",
-    ),
-    Flag(
-        name="--extra-engine-args", metavar="FILE", kind="file", group=ENGINE, about="the engine's own, .json or .yaml"
-    ),
-    Flag(name="--http-host", metavar="ADDRESS", group=HTTP, about="listen here (127.0.0.1); 0.0.0.0 is everywhere"),
-    Flag(name="--http-port", metavar="PORT", kind="int", high=65535, group=HTTP, about="and here (8080)"),
-    Flag(name="--tls-cert-path", metavar="FILE", kind="file", group=HTTP, about="serve HTTPS with this certificate"),
-    Flag(name="--tls-key-path", metavar="FILE", kind="file", group=HTTP, about="and its key, both PEM"),
-    Flag(
-        name="--request-template", metavar="FILE", kind="file", group=REQUESTS, about="JSON: what requests leave out"
-    ),
-    Flag(
-        name="--batch-concurrency", metavar="N", kind="int", low=1, high=65536, group=REQUESTS,
-        about="batch prompts at a time (64)",
-    ),
-    Flag(
-        name="--migration-limit", metavar="N", kind="int", high=1023, group=REQUESTS,
-        about="times a request may change its worker (0)",
-    ),
-    Flag(
-        name="--router-mode", metavar="MODE", group=ROUTER, choices=ROUTER_MODES,
-        about="round-robin (default), random, kv …",
-    ),
-    Flag(
-        name="--kv-overlap-score-weight", metavar="X", kind="float", group=ROUTER, about="weight of cached blocks (1)"
-    ),
-    Flag(
-        name="--router-temperature", metavar="X", kind="float", group=ROUTER, about="0 takes the best worker (0)"
-    ),
-    Flag(
-        name="--use-kv-events", metavar="BOOL", kind="bool", group=ROUTER, about="false: guess their caches (true)"
-    ),
-    Flag(
-        name="--discovery-backend", metavar="NAME", group=NETWORK, choices=("memory", "mem", "file", "etcd"),
-        about="file (default), etcd, memory",
-    ),
-    Flag(
-        name="--request-plane", metavar="NAME", group=NETWORK, choices=("memory", "mem", "tcp", "nats"),
-        about="tcp (default), nats, memory",
-    ),
-    Flag(
-        name="--event-plane", metavar="NAME", group=NETWORK, choices=("memory", "mem", "zmq", "nats"),
-        about="zmq (default), nats, memory",
-    ),
-)  # fmt: skip
 
-BY_WORD = {word: flag for flag in FLAGS for word in (flag.name, *flag.aliases)}
+_ONE_PROCESS = ("--http-workers",)
+"""dynamo-run serves from its own process only."""
+OPTIONS: tuple[Option, ...] = tuple(
+    option
+    for table in (RunSettings, FrontendSettings, RouterSettings, NetworkSettings)
+    for option in options(table)
+    if option.setting.flag and option.setting.flag not in _ONE_PROCESS
+)
+BY_WORD = {word: option for option in OPTIONS for word in option.flags}
+NEGATED = {f"--no-{word[2:]}": option for word, option in BY_WORD.items() if option.kind is bool}
 OTHER_WORDS = ("--help", "-h", "--version", "--completion", "-v", "-vv")
 SHELLS = ("bash", "zsh", "fish")
 
+GROUPS = ("model", "engine", "HTTP", "requests", "router", "network")
+_IN_THE_HELP = (
+    "--http-host", "--http-port", "--tls-cert-path", "--tls-key-path", "--router-mode", "--kv-overlap-score-weight",
+    "--router-temperature", "--use-kv-events", "--discovery-backend", "--request-plane", "--event-plane",
+)  # fmt: skip
+"""Of the shared flags, those that fit into one screen of help; `python -m dynamo.frontend --help` has all."""
+SHOWN = tuple(option for option in OPTIONS if option in options(RunSettings) or option.setting.flag in _IN_THE_HELP)
+
 INPUTS = ("text", "stdin", "http", "batch:", "dyn://", "none")
-ENGINES = ("mistralrs", "echo_core", "echo_full", "mocker", "llamacpp", "vllm", "sglang", "trtllm")
-"""Those the guides know; whether this build has one is the registry's to say."""
-OLD_ENGINES = {"echo": "echo_full", "llama_cpp": "llamacpp", "tensorrtllm": "trtllm"}
-FILE_ENGINES = ("pystr", "pytok")
+ENGINES = tuple(entry.name for entry in BUILT_IN if not entry.file)
+FILE_ENGINES = tuple(entry.name for entry in BUILT_IN if entry.file)
+ENGINE_ALIASES = {alias: entry.name for entry in BUILT_IN for alias in entry.aliases}
 REMOTE = ("dyn", "auto")
+
+
+def takes_path(option: Option) -> bool:
+    return option.metavar in ("FILE", "FOLDER", "MODEL")

@@ -1,19 +1,22 @@
-"""What a dynamo-run command line means. Pure: nothing is opened, read or started here."""
+"""Parses the command line of dynamo-run. Pure: nothing is opened, read or started here."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from dynamo import settings
+from dynamo.engines.catalog import MISTRALRS, plugin_names
 from dynamo.run import flags
-from dynamo.run.flags import Flag
+from dynamo.run.flags import RunSettings
+from dynamo.settings import Option, nearest, read
+from dynamo.settings.setting import one_of
 
 InputKind = Literal["text", "stdin", "http", "batch", "dyn", "none"]
 
-DEFAULT_ENGINE = "mistralrs"
+DEFAULT_ENGINE = MISTRALRS.name
 
 
 class UsageError(Exception):
@@ -38,48 +41,24 @@ class Output(Struct, frozen=True):
         return self.engine is None
 
 
-class Command(Struct, frozen=True, kw_only=True):
+class Command(RunSettings, frozen=True, kw_only=True):
     input: Input
     output: Output
     model: str | None = None
-    arguments: list[str] = []
+    arguments: list[str] = field(default_factory=list)
     verbosity: int = 0
-    notes: list[str] = []
+    notes: list[str] = field(default_factory=list)
     show: Literal["help", "version", "completion"] | None = None
     shell: str = ""
-
-    model_name: str | None = None
-    model_config: str | None = None
-    context_length: int | None = None
-    dyn_tool_call_parser: str | None = None
-    dyn_reasoning_parser: str | None = None
-    kv_cache_block_size: int | None = None
-    tensor_parallel_size: int = 1
-    base_gpu_id: int = 0
-    num_nodes: int = 1
-    node_rank: int = 0
-    leader_addr: str | None = None
-    extra_engine_args: str | None = None
-    http_host: str | None = None
-    http_port: int | None = None
-    tls_cert_path: str | None = None
-    tls_key_path: str | None = None
-    request_template: str | None = None
-    batch_concurrency: int = 64
-    migration_limit: int = 0
-    router_mode: str | None = None
-    kv_overlap_score_weight: float | None = None
-    router_temperature: float | None = None
-    use_kv_events: bool | None = None
-    discovery_backend: str | None = None
-    request_plane: str | None = None
-    event_plane: str | None = None
+    flags: dict[str, Any] = field(default_factory=dict)
+    """The shared flags that were given: `dynamo.settings.given` picks those of a table."""
 
 
 def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
     """Read a command line; `terminal` says whether standard input is one, which decides the default input."""
     words, arguments = _split(words)
     values: dict[str, Any] = {"arguments": arguments}
+    given: dict[str, Any] = {}
     verbosity, notes, models = 0, [], []
     rest = list(words)
     while rest:
@@ -94,10 +73,13 @@ def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
         elif word in ("-v", "-vv"):
             verbosity += len(word) - 1
         elif name in flags.BY_WORD:
-            flag = flags.BY_WORD[name]
-            values[flag.field] = _value(flag, name, value if equals else None, rest)
+            option = flags.BY_WORD[name]
+            text = _text(option, name, value if equals else None, rest)
+            given[option.key] = [*given.get(option.key, ()), text] if option.kind is tuple else text
+        elif word in flags.NEGATED:
+            given[flags.NEGATED[word].key] = "false"
         elif word.startswith("-") and word != "-":
-            known = (*flags.BY_WORD, *flags.OTHER_WORDS)
+            known = (*flags.BY_WORD, *flags.NEGATED, *flags.OTHER_WORDS)
             raise UsageError(f"unknown flag '{name}'{nearest(name, known)}")
         elif name == "in" and equals:
             _once(values, "input", "in=")
@@ -117,21 +99,16 @@ def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
         raise UsageError("-vv is as verbose as it gets")
     values.setdefault("input", Input("text" if terminal else "stdin"))
     values.setdefault("output", Output(DEFAULT_ENGINE))
-    values["model"] = _model(models, values.pop("model_path", None))
-    command = Command(**values, verbosity=verbosity, notes=notes)
+    own = read(RunSettings, {}, settings.given(given, RunSettings))
+    values["model"] = _model(models, own.get("model_path"))
+    command = Command(**own, **values, verbosity=verbosity, notes=notes, flags=given)
     if command.show is None:
         _check(command)
     return command
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'X'?`, or nothing where no word is near."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean '{found[0]}'?" if found else ""
-
-
 def _split(words: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """Ours, and what comes after `--`, which is the engine's."""
+    """The words before `--`, and those after it, which are the engine's."""
     if "--" not in words:
         return words, []
     cut = words.index("--")
@@ -149,43 +126,23 @@ def _next(name: str, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def _value(flag: Flag, name: str, given: str | None, rest: list[str]) -> Any:
-    if flag.kind == "bool":
-        if given is None:
-            given = rest.pop(0) if rest and rest[0].lower() in ("true", "false") else "true"
-        if given.lower() not in ("true", "false"):
-            raise UsageError(f"{name} must be true or false, not '{given}'")
-        return given.lower() == "true"
+def _text(option: Option, name: str, given: str | None, rest: list[str]) -> str:
+    """The value of a flag as it was written; one that the flag does not take is refused here."""
+    if option.kind is bool and given is None:
+        given = rest.pop(0) if rest and rest[0].lower() in ("true", "false") else "true"
     text = _next(name, rest) if given is None else given
     if not text:
         raise UsageError(f"{name} needs a value")
-    if flag.choices and text not in flag.choices:
-        raise UsageError(f"{name} must be {_list(flag.choices)}, not '{text}'{nearest(text, flag.choices)}")
-    if flag.kind in ("int", "float"):
-        return _number(flag, name, text)
-    return text
-
-
-def _number(flag: Flag, name: str, text: str) -> int | float:
-    whole = flag.kind == "int"
     try:
-        number = int(text) if whole else float(text)
-    except ValueError:
-        raise UsageError(f"{name} must be a {'whole ' if whole else ''}number, not '{text}'") from None
-    if not flag.low <= number <= flag.high:
-        limit = f"at most {flag.high:.0f}" if number > flag.high else f"at least {flag.low:.0f}"
-        raise UsageError(f"{name} must be {limit}, not {text}")
-    return number
-
-
-def _list(words: Sequence[str]) -> str:
-    shown = [word for word in words if word != "mem"]
-    return f"{', '.join(shown[:-1])} or {shown[-1]}"
+        option.value((text,) if option.kind is tuple else text, name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return text
 
 
 def _shell(name: str) -> str:
     if name not in flags.SHELLS:
-        raise UsageError(f"--completion must be {_list(flags.SHELLS)}, not '{name}'{nearest(name, flags.SHELLS)}")
+        raise UsageError(f"--completion must be {one_of(flags.SHELLS)}, not '{name}'{nearest(name, flags.SHELLS)}")
     return name
 
 
@@ -210,11 +167,15 @@ def _output(value: str) -> Output:
         if not file:
             raise UsageError(f"out={kind} needs a Python file: out={kind}:engine.py")
         return Output(kind, file)
-    engine = flags.OLD_ENGINES.get(value, value)
+    engine = flags.ENGINE_ALIASES.get(value, value)
     if engine in flags.ENGINES:
         return Output(engine)
-    known = (*flags.ENGINES, *flags.OLD_ENGINES, *flags.REMOTE, "pystr:", "pytok:")
-    raise UsageError(f"unknown output 'out={value}'{nearest(value, known) or _known('out=', flags.ENGINES)}")
+    plugins = plugin_names()
+    if engine in plugins:
+        return Output(engine)
+    engines = (*flags.ENGINES, *plugins)
+    known = (*engines, *flags.ENGINE_ALIASES, *flags.REMOTE, *(f"{name}:" for name in flags.FILE_ENGINES))
+    raise UsageError(f"unknown output 'out={value}'{nearest(value, known) or _known('out=', engines)}")
 
 
 def _known(prefix: str, words: Sequence[str]) -> str:
@@ -234,13 +195,13 @@ def _misplaced(words: list[str]) -> str:
     for word in words:
         if word in flags.INPUTS:
             return f"; did you mean 'in={word}'?"
-        if word in (*flags.ENGINES, *flags.OLD_ENGINES, *flags.REMOTE):
+        if word in (*flags.ENGINES, *flags.ENGINE_ALIASES, *flags.REMOTE):
             return f"; did you mean 'out={word}'?"
     return ""
 
 
 def _check(command: Command) -> None:
-    """What does not go together."""
+    """Refuse combinations that do not work."""
     kind, remote = command.input.kind, command.output.remote
     if remote and kind == "dyn":
         raise UsageError("in=dyn:// and out=dyn cannot go together: a worker needs an engine, such as out=mistralrs")
@@ -256,7 +217,7 @@ def _check(command: Command) -> None:
                 raise UsageError(f"{name} belongs to the workers: give it where the engine runs, not with out=dyn")
         if command.model:
             raise UsageError(f"out=dyn serves what workers offer, not {command.model}; to pick one use --model-name")
-    if (command.tls_cert_path is None) != (command.tls_key_path is None):
+    if ("tls_cert_path" in command.flags) != ("tls_key_path" in command.flags):
         raise UsageError("--tls-cert-path and --tls-key-path need each other")
     if command.node_rank >= command.num_nodes:
         raise UsageError(f"--node-rank must be less than --num-nodes ({command.num_nodes}), not {command.node_rank}")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dynamo.run import flags
+from dynamo.settings import Option
+from dynamo.settings.setting import one_of
 
+_FILES = "  ".join(f"{name}:FILE.py" for name in flags.FILE_ENGINES)
 _HEAD = f"""\
 usage: dynamo-run [in=INPUT] [out=OUTPUT] [flags] [MODEL] [-- engine arguments]          (in any order)
 
   in=   text (a chat; the default)    stdin (one answer; the default in a pipe)    http (OpenAI API)
         batch:FILE (JSON lines)       dyn://NAMESPACE.COMPONENT.ENDPOINT (worker)  none (follower node)
   out=  {"  ".join(flags.ENGINES)}
-        pystr:FILE.py  pytok:FILE.py (your own engine)    dyn or auto (workers on the network)
+        {_FILES} (your own engine)    dyn or auto (workers on the network)
   MODEL a Hugging Face id, a folder or a GGUF file; without one, or as 'tiny', the bundled model
 """
 
 _TAIL = """\
+More      --api-key, --router-queue-policy …: all flags of python -m dynamo.frontend, see its --help
 General   -v, -vv                        log more; finer with DYN_LOG=debug,dynamo.router=trace
           --version, --completion SHELL  the version; a script for bash, zsh or fish
 
@@ -31,9 +35,17 @@ General   -v, -vv                        log more; finer with DYN_LOG=debug,dyna
 def help_text() -> str:
     lines = []
     for group in flags.GROUPS:
-        label = group
-        for flag in flags.FLAGS:
-            if flag.group == group:
-                lines.append(f"{label:<9} {flag.name + ' ' + flag.metavar:<30} {flag.about}")
+        label = group[0].upper() + group[1:]
+        for option in flags.SHOWN:
+            if option.group == group:
+                lines.append(f"{label:<9} {option.name + ' ' + option.metavar:<30} {_about(option)}")
                 label = ""
     return "\n".join([_HEAD, *lines, _TAIL])
+
+
+def _about(option: Option) -> str:
+    """Its sentence with the choices, where both fit into the line, and the default."""
+    text = option.setting.help
+    if option.choices and len(option.choices) < 4:
+        text += f": {one_of(option.choices)}"
+    return f"{text} ({option.shown_default})" if option.shown_default else text

@@ -5,31 +5,29 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
+from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served
-from dynamo.run.settings import request_template, router_flags
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
+from dynamo.settings import given
+from dynamo.settings.frontend import FrontendSettings
+from dynamo.settings.router import RouterSettings
 
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     config = FrontendConfig.from_env(
         environ,
-        host=command.http_host,
-        port=command.http_port,
-        tls_cert_path=Path(command.tls_cert_path) if command.tls_cert_path else None,
-        tls_key_path=Path(command.tls_key_path) if command.tls_key_path else None,
         request_template=request_template(command.request_template),
-        **router_flags(command),
+        **given(command.flags, FrontendSettings, RouterSettings),
     )
     server = Server(runtime, config, HubConfig.from_env(environ))
     try:
-        # Listening comes first: a port that is taken should be told before a large model is loaded.
+        # Listen first: a port that is in use should be reported before a large model is loaded.
         await server.start()
         if command.output.remote:
             _greet(server, config, None)
@@ -49,7 +47,7 @@ def _greet(server: Server, config: FrontendConfig, model: str | None) -> None:
 
 
 def greeting(url: str, config: FrontendConfig, model: str | None) -> str:
-    """Where it is, how to try it, and how to open it to others."""
+    """The address, a request to try, and how to open it to other machines."""
     lines = [f"serving on {url}"]
     if model is None:
         lines.append(f"workers that join are found by themselves; to see their models: curl {url}/v1/models")

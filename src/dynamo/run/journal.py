@@ -2,8 +2,8 @@
 
 Answers come in any order and a process can be killed at any moment. So each answer is appended to the journal in one
 write, under the number of its input line; when all are there they are written out in input order and the journal goes.
-A run that finds a journal of the same input goes on where it ends: lines that are in it are not asked again, and a line
-cut short by a kill counts as not written.
+A run that finds a journal of the same input resumes it: lines that are in it are not asked again, and a line cut short
+by a kill counts as not written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dynamo.run.errors import RunError
 
 
 class JournalHeader(Struct, frozen=True, kw_only=True):
-    """What a journal belongs to; answers of another input or model must not be mixed in."""
+    """What a journal belongs to; answers of another input or model are never mixed in."""
 
     input: str
     checksum: str
@@ -63,7 +63,7 @@ class Journal:
             self._append(msgspec.json.encode(header) + b"\n")
 
     def _read(self, expected: JournalHeader) -> None:
-        """Learn what is there, and cut off what a kill left unfinished."""
+        """Read the finished entries and cut off an unfinished one."""
         with os.fdopen(os.dup(self._fd), "rb") as file:
             for number, line in enumerate(file):
                 if not line.endswith(b"\n"):
@@ -87,7 +87,7 @@ class Journal:
                 what = "content of the input file"
             raise RunError(
                 f"{self.path} is from an interrupted batch with another {what} "
-                f"({found.input}, model {found.model}): finish that one, or delete the journal to give it up"
+                f"({found.input}, model {found.model}): finish that one, or delete the journal to drop it"
             )
 
     def __contains__(self, line: int) -> bool:

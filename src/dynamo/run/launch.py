@@ -1,4 +1,4 @@
-"""From a command to a running process: settings, network, then the input that was asked for."""
+"""From a command to a running process: settings, network, then the input."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from typing import Any
 
 import uvloop
 
-from dynamo.engines.registry import ENGINES, EngineSpec, make_engine
+from dynamo.engines.registry import engine_entry
 from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.run.errors import INTERRUPTED, Interrupted
 from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+from dynamo.settings import given
+from dynamo.settings.frontend import FrontendSettings
+from dynamo.settings.network import NetworkSettings
 
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
     try:
         talks = command.input.kind in ("text", "stdin", "batch")
         configure_dynamo_logging(LogConfig.from_env(quiet(environ) if talks else environ, verbosity=command.verbosity))
-        _check_engine(command)
+        if command.output.engine:
+            engine_entry(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None
@@ -35,24 +39,18 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         raise SystemExit(code)
 
 
-def _check_engine(command: Command) -> None:
-    """An engine that this build does not have is told before a prompt is read or a model fetched for it."""
-    engine = command.output.engine
-    if engine and engine not in ENGINES:
-        make_engine(engine, EngineSpec())
-
-
 def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
-    """Without remote workers on either side, nothing outside this process is needed or touched."""
-    if not command.output.remote and command.input.kind != "dyn":
-        return RuntimeConfig.in_process(environ)
-    config = RuntimeConfig.from_env(
-        environ,
-        discovery_backend=command.discovery_backend,
-        request_plane=command.request_plane,
-        event_plane=command.event_plane,
-    )
-    return config if command.input.kind == "dyn" else config.without_status()
+    """In-process, unless requests come from or go to other processes."""
+    if command.input.kind == "dyn":
+        return RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings))
+    if command.output.remote:
+        config = RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings)).without_status()
+    else:
+        config = RuntimeConfig.in_process(environ)
+    if command.input.kind == "http":
+        http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
+        config = config.with_graceful_shutdown_timeout(http.graceful_shutdown_timeout)
+    return config
 
 
 def _input(command: Command) -> Any:

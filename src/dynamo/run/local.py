@@ -1,41 +1,41 @@
-"""An engine in this process: its model brought here, its card written, its endpoint served."""
+"""An engine in this process: fetch its model, build the model card, serve its endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import operator
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import reduce
 from pathlib import Path
 
 from msgspec import Struct
 
 from dynamo.engines.base import Engine, EngineInfo
-from dynamo.engines.registry import EngineSpec, make_engine
+from dynamo.engines.registry import EngineSpec, engine_entry, make_engine
 from dynamo.llm.register import register_card
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType
 from dynamo.run.errors import Interrupted
-from dynamo.run.grammar import Command, UsageError, nearest
-from dynamo.run.settings import engine_arguments
+from dynamo.run.files import engine_arguments
+from dynamo.run.grammar import Command, UsageError
 from dynamo.run.threads import in_thread
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.names import EndpointId, instance_key
 from dynamo.runtime.process import unless_shut_down
+from dynamo.settings import nearest
 from dynamo.worker import serve_engine
 
-_TAKE_TEXT = ("echo_full", "pystr")
-_NEED_NO_WEIGHTS = ("echo_core", "mocker", "pytok")
-_BUNDLED_FOR = ("mistralrs", "echo_core", "mocker")
 _BUNDLED_PARSERS = ("hermes", "basic")
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """What will be served: the engine's files, those the card is written from, and the name."""
+    """What will be served: the engine's model, the model its card describes, and the served name."""
 
     name: str
     model: LocalModel | None = None
@@ -47,7 +47,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 async def engine_served(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], place: EndpointId
 ) -> AsyncIterator[ModelCard]:
-    """Start the engine, serve it at `place` while the block runs, then let it finish and stop it."""
+    """Start the engine, serve it at `place` while the block runs, then drain and stop it."""
     subject, engine, info = await _start(runtime, command, environ)
     try:
         endpoint = Endpoint(runtime, place)
@@ -69,14 +69,14 @@ async def engine_served(
 
 
 async def start_follower(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> Engine:
-    """The engine of a node that takes no requests itself."""
+    """The engine of a follower node."""
     return (await _start(runtime, command, environ))[1]
 
 
 async def _start(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
 ) -> tuple[Subject, Engine, EngineInfo]:
-    """Find the model and load it, which may take long: a signal ends it."""
+    """Find the model and load it. This may take long, and a signal interrupts it."""
 
     async def start() -> tuple[Subject, Engine, EngineInfo]:
         subject = await in_thread(lambda: _find(command, HubConfig.from_env(environ)))
@@ -104,7 +104,7 @@ def _check_parsers(command: Command) -> None:
 
 
 async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[None]) -> None:
-    """Wait until discovery knows the instance, or until it is certain that it never will."""
+    """Wait until discovery lists the instance; where serving fails first, raise its error."""
 
     async def watch() -> None:
         async with contextlib.aclosing(runtime.discovery.watch(key)) as changes:
@@ -121,21 +121,21 @@ async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[No
 
 
 def _find(command: Command, hub: HubConfig) -> Subject:
-    name = command.output.engine
-    assert name
-    if name in _TAKE_TEXT:
-        file = Path(command.output.file).stem if command.output.file else name
+    assert command.output.engine
+    engine = engine_entry(command.output.engine)
+    if engine.takes == "text":
+        file = Path(command.output.file).stem if command.output.file else engine.name
         return Subject(name=command.model_name or (default_name(command.model) if command.model else file))
     source, is_bundled = command.model, False
     if source == BUNDLED and not Path(source).exists():
         source, is_bundled = str(bundled()), True
     elif source is None:
-        if name not in _BUNDLED_FOR:
-            raise ModelError(f"out={name} needs a model: name a folder, a GGUF file or a Hugging Face id")
+        if not engine.bundled:
+            raise ModelError(f"out={engine.name} needs a model: name a folder, a GGUF file or a Hugging Face id")
         source, is_bundled = str(bundled()), True
         print(f"no model given: using the bundled model '{default_name(source)}'", file=sys.stderr)
     config = command.model_config
-    model = resolve(source, config=hub, weights=name not in _NEED_NO_WEIGHTS, tokenizer=config is None)
+    model = resolve(source, config=hub, weights=engine.weights, tokenizer=config is None)
     return Subject(
         name=command.model_name or default_name(source),
         model=model,
@@ -178,12 +178,14 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
         guided_decoding=info.guided_decoding,
         data_parallel_size=info.data_parallel_size,
     )
+    assert command.output.engine
+    names = engine_entry(command.output.engine).model_types
+    model_type = reduce(operator.or_, (ModelType[name] for name in names))
     block_size = command.kv_cache_block_size or info.kv_cache_block_size or 16
     if engine.model_input is ModelInput.Text:
-        both = command.output.engine == "echo_full"
         return ModelCard(
             name=subject.name,
-            model_type=(ModelType.Backend if both else ModelType.Chat).value,
+            model_type=model_type.value,
             model_input=ModelInput.Text,
             context_length=info.context_length or command.context_length,
             kv_cache_block_size=block_size,
@@ -194,7 +196,7 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
     return build_card(
         subject.described_by,
         name=subject.name,
-        model_type=ModelType.Backend,
+        model_type=model_type,
         worker_type=info.worker_type,
         context_length=info.context_length or command.context_length,
         kv_cache_block_size=block_size,

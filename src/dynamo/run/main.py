@@ -1,4 +1,4 @@
-"""The commands `dynamo-run` and `dynamo`. Everything heavy is imported only once it is known to be needed."""
+"""The commands `dynamo-run` and `dynamo`. Heavy rooms are imported only when something will run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from dynamo import __version__
-from dynamo.run.grammar import Command, UsageError, nearest, parse
+from dynamo.run.grammar import Command, UsageError, parse
+from dynamo.settings import nearest
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -42,7 +43,7 @@ def dynamo() -> None:
 
 
 def _fill_standard_descriptors() -> None:
-    """Where one of the first three was closed, a socket would get its number, which the event loop does not survive."""
+    """Open those of 0, 1 and 2 that are closed: a socket with such a number breaks the event loop."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)

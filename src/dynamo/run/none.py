@@ -1,4 +1,4 @@
-"""in=none: a follower node of an engine that spans several. The engine does its part; no requests come here."""
+"""in=none: a follower node of an engine that spans several nodes; requests go to the leader."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ _URLS: dict[str, BodyDecoder[Any]] = {"/v1/chat/completions": _CHAT, "/v1/comple
 
 
 class Prompt(Protocol):
-    """One line: the request it asks for, and how its outcome is written down."""
+    """One line: its request, and the record of its outcome."""
 
     def request(self) -> Request:
-        """Raises DynamoException where the line asks for something that cannot be."""
+        """Raises DynamoException for a request that is not valid."""
 
     def answered(self, answer: Answer) -> dict[str, Any]: ...
 
@@ -34,7 +34,7 @@ class Prompt(Protocol):
 
 
 class BadLine(Exception):
-    """The line cannot be understood at all."""
+    """The line is not a prompt."""
 
     def __init__(self, why: str, custom_id: str | None = None) -> None:
         super().__init__(why)
@@ -51,13 +51,13 @@ class BadLine(Exception):
 class TextPrompt:
     """The plain form: a text in, a response out."""
 
-    def __init__(self, text: str, model: str, wishes: RequestDefaults) -> None:
+    def __init__(self, text: str, model: str, defaults: RequestDefaults) -> None:
         self._text = text
         self._model = model
-        self._wishes = wishes
+        self._defaults = defaults
 
     def request(self) -> Request:
-        return self._wishes.chat(self._model, [Message(role="user", content=self._text)])
+        return self._defaults.chat(self._model, [Message(role="user", content=self._text)])
 
     def answered(self, answer: Answer) -> dict[str, Any]:
         record = {
@@ -85,8 +85,8 @@ class OpenAIPrompt:
         self._id = _new_id()
 
     def request(self) -> Request:
-        asked: Request = _URLS[self._url].decode(self._body)
-        return asked
+        request: Request = _URLS[self._url].decode(self._body)
+        return request
 
     def answered(self, answer: Answer) -> dict[str, Any]:
         return self._record(200, answer.body)
@@ -99,8 +99,10 @@ class OpenAIPrompt:
         return {"id": self._id, "custom_id": self._custom_id, "response": response, "error": None}
 
 
-def read_prompt(line: bytes, *, model: str, wishes: RequestDefaults, template: RequestTemplate | None = None) -> Prompt:
-    """Raises BadLine, in words for the person who wrote the file."""
+def read_prompt(
+    line: bytes, *, model: str, defaults: RequestDefaults, template: RequestTemplate | None = None
+) -> Prompt:
+    """Raises BadLine, whose message is for the author of the file."""
     try:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError) as error:
@@ -112,7 +114,7 @@ def read_prompt(line: bytes, *, model: str, wishes: RequestDefaults, template: R
     text = value.get("text")
     if not isinstance(text, str):
         raise BadLine('has no text: write {"text": "…"}' if text is None else "its text must be a string")
-    return TextPrompt(text, model, wishes)
+    return TextPrompt(text, model, defaults)
 
 
 def _openai(value: dict[str, Any], template: RequestTemplate | None) -> OpenAIPrompt:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from dynamo.protocols.openai_chat import Message
-from dynamo.run.answering import answering, wishes
+from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import INTERRUPTED, RunError
 from dynamo.run.grammar import Command
 from dynamo.run.threads import in_thread
@@ -23,14 +23,14 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
 
 
 async def _answer(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
-    asking = wishes(command)
+    defaults = request_defaults(command)
     prompt = (await _read_all()).rstrip("\n")
     if not prompt.strip():
         raise RunError("there is no prompt on standard input")
     async with answering(runtime, command, environ) as (_, model):
         printer = _Printer()
         answer = asyncio.ensure_future(
-            ask(model, asking.chat(model.name, [Message(role="user", content=prompt)]), printer)
+            ask(model, defaults.chat(model.name, [Message(role="user", content=prompt)]), printer)
         )
         printer.when_closed = answer.cancel
         try:
@@ -44,7 +44,7 @@ async def _answer(runtime: DistributedRuntime, command: Command, environ: Mappin
 
 
 class _Printer:
-    """Writes text as it comes; a reader that has left (`| head`) ends the answer."""
+    """Writes text as it comes; a closed pipe (`| head`) cancels the answer."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -59,13 +59,13 @@ class _Printer:
             sys.stdout.flush()
         except BrokenPipeError:
             self.closed = True
-            # The interpreter flushes once more when it leaves, which must not fail again.
+            # The interpreter flushes stdout once more at exit, which must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.when_closed()
         self._last = text[-1:]
 
     def reasoning(self, text: str) -> None:
-        """Thoughts are not the answer."""
+        """Reasoning is not part of the answer."""
 
     def end(self) -> None:
         if self._last != "\n":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from dynamo.run.answering import answering, wishes
+from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command
 from dynamo.runtime import DistributedRuntime
@@ -20,7 +20,7 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
 
 
 async def _chat(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
-    asking = wishes(command)
+    defaults = request_defaults(command)
     async with answering(runtime, command, environ) as (models, model):
-        await TerminalChat(models, model.name, asking, history_path(environ)).run()
+        await TerminalChat(models, model.name, defaults, history_path(environ)).run()
     return 0

@@ -1,4 +1,4 @@
-"""Work that blocks and that nothing can interrupt: a download, a read from a terminal."""
+"""Blocking work that cannot be interrupted: a download, a read from a terminal."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Like `asyncio.to_thread`, but the thread is left behind when this is cancelled or the process ends."""
+    """Like `asyncio.to_thread`, but cancelling this, or ending the process, abandons the thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, error: BaseException | None) -> None:
+    def settle(result: T | None, error: BaseException | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -30,7 +30,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:
             failure = error
         if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, result, failure)
+            loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=body, name="dynamo-run", daemon=True).start()
     return await done

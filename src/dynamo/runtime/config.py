@@ -15,9 +15,9 @@ from dynamo.runtime.nats_config import NatsConfig
 from dynamo.runtime.own_address import own_address
 from dynamo.runtime.plane.tcp import TcpConfig
 from dynamo.runtime.status import StatusConfig
+from dynamo.settings.network import NetworkSettings
 
 PlaneKind = Literal["memory", "tcp", "nats"]
-PLANES: tuple[PlaneKind, ...] = ("memory", "tcp", "nats")
 
 
 class RuntimeConfig(Struct, frozen=True, kw_only=True):
@@ -38,21 +38,23 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
         request_plane: str | None = None,
         event_plane: str | None = None,
     ) -> RuntimeConfig:
-        """An argument beats its environment variable; a wrong value of either is a ValueError that says what fits."""
-        discovery = DiscoveryConfig.from_env(environ, discovery_backend)
+        """An argument beats its environment variable; a ValueError names the one that is wrong."""
+        network = NetworkSettings.from_env(
+            environ, discovery_backend=discovery_backend, request_plane=request_plane, event_plane=event_plane
+        )
+        discovery = DiscoveryConfig.from_env(environ, network.discovery_backend)
         in_process = discovery.backend == "memory"
-        plane = request_plane or environ.get("DYN_REQUEST_PLANE") or ("memory" if in_process else "tcp")
-        events = event_plane or environ.get("DYN_EVENT_PLANE") or ("memory" if in_process else None)
         nats = NatsConfig.from_env(environ)
         peers = _hosts(discovery, nats)
+        events = EventPlaneConfig.from_env(environ, network.event_plane or ("memory" if in_process else None))
         return cls(
             discovery=discovery,
-            plane=_plane_kind(plane),
+            plane=network.request_plane or ("memory" if in_process else "tcp"),
             tcp=TcpConfig.from_env(environ, local_only=discovery.backend != "etcd", peers=peers),
             nats=nats,
-            events=_reachable(EventPlaneConfig.from_env(environ, events), environ, discovery, peers),
+            events=_reachable(events, environ, discovery, peers),
             status=StatusConfig.from_env(environ),
-            graceful_shutdown_timeout=_seconds(environ, "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", 30.0),
+            graceful_shutdown_timeout=network.graceful_shutdown_timeout,
         )
 
     @classmethod
@@ -62,12 +64,16 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
         return config.without_status()
 
     def without_status(self) -> RuntimeConfig:
-        """For processes that are no workers: what tells the status of those is not for them."""
+        """For processes that are not workers: DYN_SYSTEM_PORT means the workers beside them."""
         return structs.replace(self, status=StatusConfig())
+
+    def with_graceful_shutdown_timeout(self, seconds: float) -> RuntimeConfig:
+        """For a frontend, whose running requests have their full time even where the runtime's own limit is shorter."""
+        return structs.replace(self, graceful_shutdown_timeout=max(self.graceful_shutdown_timeout, seconds))
 
 
 def _hosts(discovery: DiscoveryConfig, nats: NatsConfig) -> tuple[str, ...]:
-    """The machines of the services that everyone reaches, where discovery spans machines."""
+    """The hosts of etcd and NATS, which every process reaches, where discovery spans machines."""
     if discovery.backend != "etcd":
         return ()
     urls = [*discovery.etcd.endpoints, *(url if "://" in url else f"nats://{url}" for url in nats.servers)]
@@ -81,21 +87,3 @@ def _reachable(
     if discovery.backend == "etcd" and not environ.get("DYN_EVENT_PLANE_HOST"):
         return structs.replace(events, host=own_address(peers), peers=peers)
     return structs.replace(events, peers=peers)
-
-
-def _plane_kind(kind: str) -> PlaneKind:
-    for known in PLANES:
-        if kind == known or (kind == "mem" and known == "memory"):
-            return known
-    raise ValueError(f"unknown request plane '{kind}': use one of {', '.join(PLANES)}")
-
-
-def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name) or ""
-    try:
-        seconds = float(text) if text else default
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e9:
-        raise ValueError(f"{name} must be a number of seconds, not '{text}'")
-    return seconds

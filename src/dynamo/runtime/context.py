@@ -1,4 +1,4 @@
-"""The context of one request: its id, what came with it, and whether anybody still wants the answer."""
+"""The context of one request: its id, its metadata, and whether the caller still wants the answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2
 
 
 class Context:
-    """`stop` asks for an early but orderly end; `kill` says that nobody listens any more. Both happen at most once."""
+    """`stop` asks for an early but orderly end; `kill` says that the caller is gone. Both happen at most once."""
 
     __slots__ = ("_id", "_killed", "_listeners", "_span_id", "_stopped", "_traceparent", "metadata")
 
@@ -39,12 +39,12 @@ class Context:
     def stop_generating(self) -> None:
         if not self._stopped:
             self._stopped = True
-            self._tell(killed=False)
+            self._notify(killed=False)
 
     def kill(self) -> None:
         if not self._killed:
             self._stopped = self._killed = True
-            self._tell(killed=True)
+            self._notify(killed=True)
 
     def on_stop(self, listener: Callable[[bool], None]) -> Callable[[], None]:
         """Call `listener(killed)` when this context is stopped or killed; returns a function that takes it back."""
@@ -56,16 +56,16 @@ class Context:
 
         return forget
 
-    def _tell(self, *, killed: bool) -> None:
+    def _notify(self, *, killed: bool) -> None:
         for listener in tuple(self._listeners.values()):
             listener(killed)
 
     async def async_killed_or_stopped(self) -> bool:
         if not self._stopped:
-            told = asyncio.Event()
-            forget = self.on_stop(lambda _: told.set())
+            stopped = asyncio.Event()
+            forget = self.on_stop(lambda _: stopped.set())
             try:
-                await told.wait()
+                await stopped.wait()
             finally:
                 forget()
         return True
@@ -90,7 +90,7 @@ class Context:
 
     @property
     def span_id(self) -> str | None:
-        """The span of this hop: made when first asked for, if the request is traced at all."""
+        """The span of this hop, created on first use if the request is traced."""
         if self._span_id is None and self.trace_id:
             self._span_id = secrets.token_hex(8)
         return self._span_id

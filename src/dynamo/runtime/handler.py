@@ -18,8 +18,8 @@ UserHandler = Callable[..., Any]
 class GeneratorHandler:
     """Runs one task per request and owns it until it is done.
 
-    A handler that takes a `context` learns of cancellation from it and is closed at its next item once nobody listens;
-    one that does not is cancelled where it stands.
+    A handler that takes a `context` learns of cancellation from it and is closed at its next item once the caller is
+    gone; one that does not is cancelled where it stands.
     """
 
     def __init__(self, function: UserHandler) -> None:

@@ -18,7 +18,7 @@ class Sample(Struct, array_like=True):
 
 
 class MetricFamily(Struct, array_like=True):
-    """One family at one moment, as processes tell it to each other."""
+    """One family at one moment, as processes exchange it."""
 
     name: str
     help: str
@@ -27,7 +27,7 @@ class MetricFamily(Struct, array_like=True):
 
 
 class Number:
-    """A counter or a gauge: whoever has it adds to `value`."""
+    """A counter or a gauge; its owner adds to `value`."""
 
     __slots__ = ("value",)
 
@@ -53,7 +53,7 @@ class Histogram:
         self.total += value
 
     def samples(self, name: str, labels: dict[str, str], scale: float = 1.0) -> Iterator[Sample]:
-        """`scale` tells the values in another unit: 1000 makes milliseconds of seconds."""
+        """`scale` converts the unit of the values: 1000 turns seconds into milliseconds."""
         count = 0
         bounds = [repr(float(f"{bound * scale:.6g}")) for bound in self.bounds]
         for bound, more in zip([*bounds, "+Inf"], self.counts, strict=True):

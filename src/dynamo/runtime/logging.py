@@ -8,8 +8,11 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Annotated, Literal
 
 from msgspec import Struct
+
+from dynamo.settings import Setting, Settings
 
 TRACE = 5
 LEVELS = {
@@ -25,6 +28,18 @@ _NAMES = {logging.CRITICAL: "ERROR", logging.WARNING: "WARN", TRACE: "TRACE"}
 _NOISY = ("asyncio", "aiohttp", "huggingface_hub", "httpx", "httpx2", "urllib3", "nats", "filelock")
 
 
+class LogSettings(Settings, frozen=True, kw_only=True):
+    # fmt: off
+    filter: Annotated[str, Setting(
+        variables="DYN_LOG", help="levels in RUST_LOG's syntax, like `info,dynamo.router=debug`")] = "info"
+    form: Annotated[Literal["readable", "jsonl"] | None, Setting(
+        variables="DYN_LOGGING_CONSOLE_FORMAT", help="form of a line", default="readable")] = None
+    jsonl: Annotated[bool, Setting(variables="DYN_LOGGING_JSONL", help="older: JSON lines")] = False
+    local_time: Annotated[bool, Setting(variables="DYN_LOG_USE_LOCAL_TZ", help="local time instead of UTC")] = False
+    plain: Annotated[bool, Setting(variables="DYN_SDK_DISABLE_ANSI_LOGGING", help="no colours on a terminal")] = False
+    # fmt: on
+
+
 class LogConfig(Struct, frozen=True, kw_only=True):
     level: int = logging.INFO
     filters: dict[str, int] = {}
@@ -34,24 +49,22 @@ class LogConfig(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], *, verbosity: int = 0) -> LogConfig:
-        """`-v` and `-vv` beat DYN_LOG. A wrong value is a ValueError that says what fits."""
-        level, filters = parse_filter(environ.get("DYN_LOG") or "info")
+        """`-v` and `-vv` beat DYN_LOG. A ValueError names a wrong variable and says what fits."""
+        settings = LogSettings.from_env(environ)
+        level, filters = parse_filter(settings.filter)
         if verbosity:
             level = logging.DEBUG if verbosity == 1 else TRACE
-        form = (environ.get("DYN_LOGGING_CONSOLE_FORMAT") or "").strip()
-        if form not in ("", "readable", "jsonl"):
-            raise ValueError(f"DYN_LOGGING_CONSOLE_FORMAT must be readable or jsonl, not '{form}'")
         return cls(
             level=level,
             filters=filters,
-            jsonl=form == "jsonl" or (not form and truthy(environ.get("DYN_LOGGING_JSONL"))),
-            local_time=truthy(environ.get("DYN_LOG_USE_LOCAL_TZ")),
-            colour=not truthy(environ.get("DYN_SDK_DISABLE_ANSI_LOGGING")) and sys.stderr.isatty(),
+            jsonl=settings.form == "jsonl" or (settings.form is None and settings.jsonl),
+            local_time=settings.local_time,
+            colour=not settings.plain and sys.stderr.isatty(),
         )
 
 
 def quiet(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """For programs that talk to a person or a pipe: only what went wrong is worth a line, unless DYN_LOG asks."""
+    """For programs that talk to a person or a pipe: warnings and errors only, unless DYN_LOG says otherwise."""
     return environ if environ.get("DYN_LOG") else {**environ, "DYN_LOG": "warn"}
 
 

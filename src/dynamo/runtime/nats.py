@@ -96,8 +96,8 @@ class NatsConnection:
         """Queue one message; all of one loop iteration leave in one write.
 
         Raises `NatsError` when it cannot be queued: no connection, too large, or the server does not read. What was
-        queued may still be lost when the connection breaks; `on_state` tells about that. When `reply` is given and
-        nobody listens on `subject`, the server itself answers on `reply` with an empty message.
+        queued may still be lost when the connection breaks; `on_state` reports that. When `reply` is given and
+        there is no subscriber to `subject`, the server itself answers on `reply` with an empty message.
         """
         client = self._client
         if client is None or not self._connected:
@@ -109,7 +109,7 @@ class NatsConnection:
         try:
             _run(client.publish(subject, data, reply))
         except _library_error() as error:
-            # nats-py sees a broken connection a moment before it tells us, and may fail to tell that it gave up.
+            # nats-py sees a broken connection a moment before it calls back, and may not call back when it gives up.
             if client.is_closed:
                 self._on_lost(client)
                 self._on_closed(client)
@@ -282,7 +282,7 @@ class NatsConnection:
         if not self._in_outage:
             self._in_outage = True
             logger.warning("lost NATS at %s; trying again until it is back", self.config.where)
-        self._tell(False)
+        self._notify(False)
 
     def _on_back(self, client: Client) -> None:
         if client is not self._client or self._closing:
@@ -290,7 +290,7 @@ class NatsConnection:
         self._connected = True
         self._in_outage = False
         logger.info("NATS at %s is back", self.config.where)
-        self._tell(True)
+        self._notify(True)
 
     def _on_closed(self, client: Client) -> None:
         """nats-py gives up for good when the server answers with an error, such as revoked access; we do not."""
@@ -310,7 +310,7 @@ class NatsConnection:
             self._on_back(client)
             return
 
-    def _tell(self, connected: bool) -> None:
+    def _notify(self, connected: bool) -> None:
         for listener in tuple(self._listeners):
             try:
                 listener(connected)
@@ -321,7 +321,7 @@ class NatsConnection:
 def _deliver(
     routes: Mapping[int, NatsSubscription], *, subject: str, reply: str, data: bytes, _sid: int, **_: object
 ) -> None:
-    """Stands where nats-py makes a message object: None tells it that there is nothing left to do."""
+    """Replaces the class from which nats-py creates a message: None means that there is nothing left to do."""
     subscription = routes.get(_sid)
     if subscription is None:
         return

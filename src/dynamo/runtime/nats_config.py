@@ -1,23 +1,30 @@
-"""Where NATS is and how to get in: the `NATS_*` variables."""
+"""Where NATS is and how to log in: the `NATS_*` variables."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from dynamo.settings import Setting, Settings
 
 DEFAULT_SERVER = "nats://localhost:4222"
 
 
-class NatsConfig(Struct, frozen=True):
-    servers: tuple[str, ...] = (DEFAULT_SERVER,)
-    username: str | None = None
-    password: str | None = None
-    token: str | None = None
-    nkey_seed: str | None = None
-    credentials_file: str | None = None
-    tls_ca_file: str | None = None
+def _servers(text: str) -> tuple[str, ...]:
+    return tuple(server.strip() for server in text.split(",") if server.strip())
+
+
+class NatsConfig(Settings, frozen=True, kw_only=True):
+    # fmt: off
+    servers: Annotated[tuple[str, ...], Setting(
+        variables="NATS_SERVER", help="servers, with commas between them", parse=_servers)] = (DEFAULT_SERVER,)
+    username: Annotated[str | None, Setting(variables="NATS_AUTH_USERNAME", help="user; needs the password")] = None
+    password: Annotated[str | None, Setting(variables="NATS_AUTH_PASSWORD", help="its password", secret=True)] = None
+    token: Annotated[str | None, Setting(variables="NATS_AUTH_TOKEN", help="token, not a user", secret=True)] = None
+    nkey_seed: Annotated[str | None, Setting(variables="NATS_AUTH_NKEY", help="NKey seed", secret=True)] = None
+    credentials_file: Annotated[str | None, Setting(
+        variables="NATS_AUTH_CREDENTIALS_FILE", help="credentials file (JWT and seed)")] = None
+    tls_ca_file: Annotated[str | None, Setting(
+        variables="NATS_TLS_CA_CERT_PATH", help="authority that signed the servers' certificates")] = None
+    # fmt: on
 
     def __post_init__(self) -> None:
         if not self.servers:
@@ -26,19 +33,6 @@ class NatsConfig(Struct, frozen=True):
             _check_server(server)
         if (self.username is None) != (self.password is None):
             raise ValueError("NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD go together: set both or neither")
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> NatsConfig:
-        listed = environ.get("NATS_SERVER", "").strip() or DEFAULT_SERVER
-        return cls(
-            servers=tuple(server.strip() for server in listed.split(",") if server.strip()),
-            username=environ.get("NATS_AUTH_USERNAME") or None,
-            password=environ.get("NATS_AUTH_PASSWORD") or None,
-            token=environ.get("NATS_AUTH_TOKEN") or None,
-            nkey_seed=environ.get("NATS_AUTH_NKEY") or None,
-            credentials_file=environ.get("NATS_AUTH_CREDENTIALS_FILE") or None,
-            tls_ca_file=environ.get("NATS_TLS_CA_CERT_PATH") or None,
-        )
 
     @property
     def where(self) -> str:

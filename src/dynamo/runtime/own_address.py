@@ -27,7 +27,7 @@ def own_address(peers: Iterable[str] = (), family: int = socket.AF_UNSPEC) -> st
 def _towards(host: str, family: int) -> Iterator[str]:
     try:
         found = socket.getaddrinfo(host, 9, family, socket.SOCK_DGRAM)
-    except (OSError, ValueError):  # whoever connects to it says what is wrong with the name
+    except (OSError, ValueError):  # connecting to it will report what is wrong with the name
         return
     for of, kind, protocol, _, where in found:
         try:

@@ -1,4 +1,4 @@
-"""The life of a process: start or say why not; leave in order at the first signal, at once at the second."""
+"""The life of a process: start or exit with one line; drain at the first signal, exit at the second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 def fail(message: str, *, code: int = 1, error: BaseException | None = None) -> SystemExit:
     """One clear line on stderr, the trace only at debug level; raise what this returns."""
     if error and log.isEnabledFor(logging.DEBUG):
-        log.debug("this is where it failed", exc_info=error)
+        log.debug("where it failed", exc_info=error)
     print(f"error: {message}", file=sys.stderr, flush=True)
     return SystemExit(code)
 
@@ -40,7 +40,7 @@ async def start_or_exit(make: Callable[[], DistributedRuntime]) -> DistributedRu
 
 
 async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -> T | None:
-    """Run `work`; SIGTERM and SIGINT shut the runtime down and give `work` the time to finish in order."""
+    """Run `work`; SIGTERM and SIGINT shut the runtime down and give `work` time to finish."""
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
 
@@ -57,7 +57,7 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
     try:
         await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            # The endpoints bound their own wait; what the worker function does after them gets a moment more.
+            # Endpoints limit their own draining; the worker function's clean-up after them gets 5 s more.
             await asyncio.wait({task}, timeout=runtime.config.graceful_shutdown_timeout + 5)
         if not task.done():
             log.warning("the worker function did not return after shutdown and is cancelled")
@@ -76,7 +76,7 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
 
 
 async def unless_shut_down(runtime: DistributedRuntime, work: Coroutine[Any, Any, T]) -> T | None:
-    """Run `work`, or as much of it as there is time for: a shutdown cancels it, and then this is None."""
+    """Run `work` until it ends or the runtime shuts down, which cancels it: then the result is None."""
     task = asyncio.create_task(work)
     leaving = asyncio.create_task(runtime.wait_for_shutdown())
     try:

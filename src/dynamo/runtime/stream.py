@@ -1,4 +1,4 @@
-"""Streams are pushed, not pulled: what flows back from a worker is told to a `Sink`, one plain call per step.
+"""Streams are pushed, not pulled: what flows back from a worker goes into a `Sink`, one plain call per step.
 
 There is no task, queue or future per token; the stages of a request are sinks chained once, when it starts.
 """

@@ -1,13 +1,16 @@
-"""The chain of one request: for each choice a way to a worker and the stages its stream passes."""
+"""One client request at the workers: for each of its choices a delivery and the stages its stream passes."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.router.decision import Decision
-from dynamo.router.migration import Migration
+from dynamo.router.delivery import Delivery
+from dynamo.router.placement import pinned_instance
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 from dynamo.serving.models import ServedModel
@@ -17,24 +20,27 @@ from dynamo.serving.observer import RequestObserver
 class Generation:
     """Everything a request has running at workers. `close` ends it, whatever state it is in."""
 
-    def __init__(self, model: ServedModel, context: Context, exchange: RequestObserver | None = None) -> None:
-        """Without an exchange nothing is measured."""
+    def __init__(self, model: ServedModel, context: Context, observer: RequestObserver | None = None) -> None:
         self._model = model
         self._context = context
-        self._exchange = exchange
-        if exchange:
-            exchange.served_by(model.name)
-        self._running: list[tuple[Context, Migration]] = []
+        self._observer = observer
+        if observer:
+            observer.served_by(model.name)
+        self._group = object()
+        """Tells the router which deliveries are choices of one request."""
+        self._running: list[tuple[Context, Delivery]] = []
 
     @property
     def decisions(self) -> list[Decision]:
-        """Where each choice is, and why."""
-        return [migration.placement.decision for _, migration in self._running if migration.placement]
+        """The routing decision of each choice."""
+        placements = [delivery.placement for _, delivery in self._running]
+        return [placement.decision for placement in placements if placement and placement.decision]
 
     @property
     def first_output_time(self) -> float | None:
-        """When the first worker said something, on the clock of `time.time`."""
-        return min((at for _, migration in self._running if (at := migration.first_output_time)), default=None)
+        """When the first worker produced output, on the clock of `time.time`."""
+        times = [delivery.history.first_output_time for _, delivery in self._running]
+        return min((at for at in times if at), default=None)
 
     async def add(
         self,
@@ -43,7 +49,7 @@ class Generation:
         asked: ChatRequest | None = None,
         reason_of_calls: str = "tool_calls",
     ) -> None:
-        """Send one choice's request; its text is told to `choice`, parsed as the chat request asks for."""
+        """Send one choice's request; its text goes to `choice`, parsed as the chat request asks for."""
         preprocessor = self._model.preprocessor
         assert preprocessor
         context = self._next_context()
@@ -57,22 +63,30 @@ class Generation:
             stop_worker=context.stop_generating,
         )
         choice.begin(sink.usage)
-        metered = self._exchange.metered(sink, len(prepared.request.token_ids)) if self._exchange else sink
-        await self._start(prepared.request, context, metered)
+        metered = self._observer.metered(sink, len(prepared.request.token_ids)) if self._observer else sink
+        await self._deliver(prepared.request, context, metered)
 
     async def relay(self, request: object, sink: Sink) -> None:
         """Send a request as the client wrote it, to a worker that takes text."""
         context = self._next_context()
-        metered = self._exchange.metered(sink) if self._exchange else sink
-        await self._start(request, context, metered)
+        metered = self._observer.metered(sink) if self._observer else sink
+        await self._deliver(request, context, metered)
 
-    async def _start(self, request: object, context: Context, sink: Sink) -> None:
-        model = self._model
-        migration = Migration(model.router, request, context, sink, limit=model.card.migration_limit)
-        self._running.append((context, migration))
-        if self._exchange:
-            self._exchange.routing(migration)
-        await migration.start()
+    async def _deliver(self, request: object, context: Context, sink: Sink) -> None:
+        router = self._model.router
+        delivery = Delivery(
+            partial(router.place, group=self._group),
+            router.instances,
+            request,
+            context,
+            sink,
+            pinned=pinned_instance(request),
+            limit=self._model.card.migration_limit,
+        )
+        self._running.append((context, delivery))
+        if self._observer:
+            self._observer.delivering(delivery)
+        await delivery.start()
 
     def _next_context(self) -> Context:
         """Each choice can be stopped alone; the first one carries the request's own id."""
@@ -81,8 +95,8 @@ class Generation:
         return self._context.detached(f"{self._context.id()}-{len(self._running)}")
 
     async def close(self) -> None:
-        # Nothing of it is kept: its stages know this object, and what holds itself is freed by the collector alone.
+        # The list is given up: the deliveries' sinks know this object, and a cycle would wait for the collector.
         running, self._running = self._running, []
-        for context, migration in running:
+        for context, delivery in running:
             context.kill()
-            await migration.close()
+            await delivery.close()

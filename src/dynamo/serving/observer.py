@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dynamo.router.migration import Migration
+from dynamo.router.delivery import Delivery
 from dynamo.runtime.stream import Sink
 
 
@@ -15,5 +15,5 @@ class RequestObserver(Protocol):
     def metered(self, sink: Sink, prompt_tokens: int = 0) -> Sink:
         """The stage to put in front of `sink`; called once per stream of the request."""
 
-    def routing(self, migration: Migration) -> None:
+    def delivering(self, delivery: Delivery) -> None:
         """A stream of the request is about to be routed."""

@@ -1,4 +1,4 @@
-"""What every worker is made of: an engine, an endpoint, a registration, an orderly end."""
+"""What every worker does: serve an engine at an endpoint, publish its KV events and load, drain."""
 
 from dynamo.worker.serve import serve_engine
 

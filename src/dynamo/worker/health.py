@@ -1,4 +1,4 @@
-"""The smallest request an engine can be tried with."""
+"""The smallest request that tests an engine."""
 
 from __future__ import annotations
 

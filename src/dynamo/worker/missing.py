@@ -1,14 +1,14 @@
-"""What stands where an engine's own command will be."""
+"""The command of an engine that this build does not have yet."""
 
 from __future__ import annotations
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.registry import EngineSpec, make_engine
+from dynamo.engines.registry import engine_entry
 from dynamo.runtime.process import fail
 
 
 def main(engine: str) -> None:
     try:
-        make_engine(engine, EngineSpec())
+        engine_entry(engine)
     except EngineError as error:
         raise fail(str(error), error=error) from None

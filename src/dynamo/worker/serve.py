@@ -29,7 +29,7 @@ from dynamo.worker.health import health_check_payload
 
 
 def engine_handler(engine: Engine) -> Handler:
-    """Requests go to the engine, its steps straight to the outlet, a caller's leaving back to the engine."""
+    """Requests go to the engine, its output straight to the outlet, cancellation back to the engine."""
 
     def handle(request: Any, context: Context, outlet: Outlet) -> None:
         running = engine.submit(request, outlet)
@@ -43,9 +43,9 @@ def engine_handler(engine: Engine) -> Handler:
 async def serve_engine(endpoint: Endpoint, engine: Engine, model: str | None = None) -> None:
     """Serve until the runtime shuts down. The engine must have started; its owner stops it afterwards.
 
-    `model` is the name its metrics tell.
+    `model` is the name in its metrics.
     """
-    # First, so that whoever finds the endpoint finds what stands beside it.
+    # First, so that a router that finds the endpoint also finds its events, load and clearing endpoint.
     if isinstance(engine, KvSource):
         await publish_kv_events(endpoint, engine)
     if isinstance(engine, KvSocketSource):
@@ -64,7 +64,7 @@ async def serve_engine(endpoint: Endpoint, engine: Engine, model: str | None = N
 
 
 async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
-    """What the engine tells of its blocks goes to the routers, and its snapshot to those that ask."""
+    """Send the changes of the engine's blocks to the routers, and a snapshot to those that ask."""
     await endpoint.runtime.start()
     feed = kv_feed(endpoint)
 
@@ -78,7 +78,7 @@ async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
 
 
 async def relay_kv_events(endpoint: Endpoint, engine: KvSocketSource) -> None:
-    """What the engine publishes on its own sockets goes to the routers."""
+    """Relay what the engine publishes on its own ZMQ sockets to the routers."""
     await endpoint.runtime.start()
     for socket in engine.kv_sockets():
         KvEventPublisher(
@@ -96,7 +96,7 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
     publisher = WorkerMetricsPublisher()
     await publisher.create_endpoint(endpoint)
 
-    def told(load: RankLoad) -> None:
+    def publish(load: RankLoad) -> None:
         publisher.publish(
             load.dp_rank,
             load.active_decode_blocks,
@@ -105,11 +105,11 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
             kv_total_blocks=load.kv_total_blocks,
         )
 
-    engine.on_load(told)
+    engine.on_load(publish)
 
 
 async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
-    """Whoever runs the service may empty the cache, by an endpoint of its own."""
+    """Serve an endpoint beside the engine's that empties its prefix cache."""
 
     async def clear(request: Any) -> AsyncIterator[Any]:
         if not await engine.clear_cache():

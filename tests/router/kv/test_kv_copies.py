@@ -15,8 +15,9 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import Unknown
 from dynamo.protocols.kv import WorkerRank
-from dynamo.router.kv.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, Made, idle_places
-from dynamo.router.kv.choice.cost import CostConfig, choose
+from dynamo.router.kv.choice.choose import choose
+from dynamo.router.kv.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, RecentCopies, idle_places
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
@@ -39,7 +40,7 @@ def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
     rows: list[tuple[int, int, float, int]], sharing: int, depth: int, told: int
 ) -> None:
     fleet = Fleet({WorkerRank(n): Capacity(total_blocks=row[3]) for n, row in enumerate(rows)}, 16)
-    requests = [row[0] for row in rows]
+    requests = [float(row[0]) for row in rows]
     nothing = [0] * len(rows)
     loads = Loads([0.0] * len(rows), [0.0] * len(rows), nothing, requests, [row[2] for row in rows])
     held = Overlaps.of({WorkerRank(n): Overlap(row[1]) for n, row in enumerate(rows)})
@@ -68,7 +69,7 @@ def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
 
 
 def test_a_worker_is_told_of_a_prefix_at_most_once_a_minute() -> None:
-    made = Made()
+    made = RecentCopies()
     made.add(WorkerRank(1), 7, now=0)
     made.add(WorkerRank(2), 7, now=30)
     assert [made.of(7, now=59)(WorkerRank(n)) for n in (1, 2, 3)] == [True, True, False]
@@ -134,7 +135,7 @@ async def test_the_third_request_that_begins_alike_brings_copies_to_idle_workers
         await here.ask()
         await here.ask()
         assert not here.copies()
-        holders = {asked.migration.instance_id for asked in here.asked}
+        holders = {asked.delivery.instance_id for asked in here.asked}
         await here.ask()
         await until(lambda: here.side.router.stats.copies == len(here.copies()) == 3 - len(holders))
         for at, copy in here.copies():
@@ -167,9 +168,9 @@ async def test_a_copy_carries_adapter_and_salt_and_names_the_rank() -> None:
             assert copy.routing
             assert (copy.routing.lora_name, copy.routing.cache_salt) == ("tuned", "mine")
             taken = {
-                (asked.migration.instance_id, asked.migration.placement.dp_rank)
+                (asked.delivery.instance_id, asked.delivery.placement.dp_rank)
                 for asked in here.asked
-                if asked.migration.placement
+                if asked.delivery.placement
             }
             assert (here.workers[at].id, copy.routing.dp_rank) not in taken
         await here.end()
@@ -189,9 +190,9 @@ async def test_no_copies_where_they_are_not_wanted_or_nobody_would_know_of_them(
 async def test_what_is_only_booked_brings_no_copies() -> None:
     async with AsyncExitStack() as stack:
         here = await party(stack, 8)
-        booked = [await here.side.kv.open(PreprocessedRequest(token_ids=[*SYSTEM]), copies=False) for _ in range(6)]
+        booked = [await here.side.kv.place(PreprocessedRequest(token_ids=[*SYSTEM]), copies=False) for _ in range(6)]
         assert here.side.router.stats.copies == 0
-        (await here.side.kv.open(PreprocessedRequest(token_ids=[*SYSTEM]))).release()
+        (await here.side.kv.place(PreprocessedRequest(token_ids=[*SYSTEM]))).release()
         assert here.side.router.stats.copies > 0, "they count among those that share it"
         for placement in booked:
             placement.release()
@@ -217,11 +218,11 @@ async def test_the_choices_of_one_request_are_not_many_that_begin_alike() -> Non
         here = await party(stack, 8)
         one = Prepared(PreprocessedRequest(token_ids=SYSTEM, stop_conditions=StopConditions(max_tokens=3)), "")
         for index in range(8):
-            here.asked.append(Asked(here.side.router, one.choice(index).request))
+            here.asked.append(Asked(here.side.router, one.choice(index).request, group="one"))
             await here.asked[-1].start()
         assert here.side.router.stats.copies == 0
         await here.end()
-        assert not here.side.kv._ledger._prompts
+        assert not here.side.kv._active._groups
 
 
 async def test_prefixes_that_only_begin_alike_are_copied_each_for_itself() -> None:
@@ -231,7 +232,7 @@ async def test_prefixes_that_only_begin_alike_are_copied_each_for_itself() -> No
             tokens = [*range(BLOCK), *range(system, system + 4000)]
             places = []
             for pinned in (here.workers[0].id, None, None):
-                places.append(await here.side.kv.open(PreprocessedRequest(token_ids=[*tokens]), pinned=pinned))
+                places.append(await here.side.kv.place(PreprocessedRequest(token_ids=[*tokens]), pinned=pinned))
                 places[-1].first_token()
             assert {place.instance_id for place in places} == {here.workers[0].id}
             assert here.side.router.stats.copies == made

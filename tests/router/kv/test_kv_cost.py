@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dynamo.protocols.errors import InvalidArgument, Unavailable
 from dynamo.protocols.kv import WorkerRank
-from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
+from dynamo.router.kv.choice.choose import Choice, choose
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
 from dynamo.router.kv.load.book import Loads
@@ -64,17 +65,17 @@ def plain_cost(size: Capacity, held: Overlap, load: Load, loads: list[Load], con
     left = max(0, TOKENS - int(max(credit, load.shared) * BLOCK))
     mean = max(1024.0, sum([other.traffic for other in loads]) / len(loads))
     share = 1 + load.traffic * (1 / mean) if load.traffic < mean else 2
-    cost = config.overlap_weight * left * share
+    work = config.overlap_weight * left * share
     coming = max(0.0, load.shared - credit) * BLOCK
-    waiting = load.waiting - min(1, config.overlap_weight) / 2 * min(load.waiting, coming)
-    cost += waiting + config.pass_tokens if waiting else 0
+    booked = load.waiting - min(1, config.overlap_weight) / 2 * min(load.waiting, coming)
+    waiting = booked + config.pass_tokens if booked else 0
     in_use = load.blocks - load.shared + TOKENS // BLOCK
-    cost += in_use * (config.crowding / (size.total_blocks or (1 << 18) // BLOCK)) + 32 * load.requests
-    cost += load.traffic / 1024
+    crowding = in_use * (config.crowding / (size.total_blocks or (1 << 18) // BLOCK)) + 32 * load.requests
+    spreading = load.traffic / 1024
     batch = size.max_batched_tokens or 8192
     if load.requests and load.traffic > config.tolerance * mean + least:
-        cost += 2 * max(0.0, load.traffic - config.tolerance * mean - batch) / batch * TOKENS
-    return cost
+        spreading += 2 * max(0.0, load.traffic - config.tolerance * mean - batch) / batch * TOKENS
+    return work + waiting + crowding + spreading
 
 
 class Load(NamedTuple):

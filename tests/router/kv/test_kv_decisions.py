@@ -8,7 +8,8 @@ import pytest
 
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.kv import RouterEvent, Stored, WorkerRank
-from dynamo.router.kv.choice.cost import Choice, CostConfig, choose
+from dynamo.router.kv.choice.choose import Choice, choose
+from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.index import Index

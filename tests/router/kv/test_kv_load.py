@@ -185,11 +185,11 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
         counted = [{*chain} for _, chain, _, extra in self.model.values() if not extra]
         for request, (_, chain, _, _) in self.model.items():
             shared = [number for block in chain if (number := sum(block in other for other in counted)) >= 2]
-            assert self.book.sharing(request, 2) == (len(shared), shared[-1] if shared else 0)
+            assert self.book.shared_prefix(request, 2) == (len(shared), shared[-1] if shared else 0)
 
     @invariant()
-    def no_stretch_is_kept_that_could_be_left_out(self) -> None:
-        look = [*self.book._used._root.children.values()]
+    def no_segment_is_kept_that_could_be_left_out(self) -> None:
+        look = [*self.book._active._root.children.values()]
         while look:
             node = look.pop()
             assert node.requests == sum(node.users.values()) > 0
@@ -204,7 +204,7 @@ class BookAgainstNaiveModel(RuleBasedStateMachine):
             self.book.free(request)
         seen = self.book.loads(self.workers, [], 0)
         assert not any((*seen.prefill_tokens, *seen.active_blocks, *seen.requests))
-        assert not self.book._used
+        assert not self.book._active
 
 
 BookAgainstNaiveModel.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from dynamo.engines.base import EngineError
+from dynamo.engines.catalog import MISTRALRS
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import HubConfig, LoadedModel, LocalModel, ModelError, build_card, open_card
@@ -82,7 +83,7 @@ def import_library(weights: int) -> Any:
     try:
         import mistralrs
     except ImportError as error:
-        raise EngineError(f"the mistralrs package cannot be imported ({error}); pip install mistralrs") from error
+        raise EngineError(f"the mistralrs package cannot be imported ({error}); {MISTRALRS.install}") from error
     return mistralrs
 
 

@@ -1,21 +1,22 @@
-"""How a mocker is set up: the arguments it shares with vLLM and those of its own, checked once."""
+"""The mocker's arguments: those it shares with vLLM and its own, each with its flag."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct, structs
 
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.settings import Setting
 
 PositiveInt = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**32)]
 Factor = Annotated[float, Meta(ge=0)]
 Flag = tuple[str, str, Any]
-"""As it was written, the argument it means, and its value."""
+"""The flag, its argument and its value."""
 
 
 class ReasoningArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -26,33 +27,56 @@ class ReasoningArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     thinking_ratio: Annotated[float, Meta(ge=0, le=1)]
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"a JSON object ({error})") from None
+
+
 class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    engine_type: Literal["vllm"] = "vllm"
-    block_size: PositiveInt = 64
-    num_gpu_blocks: Annotated[int, Meta(ge=1, le=2**24)] = 16384
-    """Blocks requests can hold. vLLM keeps one of its own for padding: its N + 1 is this N."""
-    max_model_len: Annotated[int, Meta(ge=2, le=2**31 - 1)] | None = None
-    """Longest sequence, prompt included; the model's own where nothing is said."""
-    max_num_seqs: PositiveInt = 256
-    max_num_batched_tokens: PositiveInt = 8192
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    preemption_mode: Literal["lifo", "fifo"] = "lifo"
-    watermark: Annotated[float, Meta(ge=0, lt=1)] = 0.01
-    """Share of the blocks that admitting a request leaves free for those that run. vLLM V1 behaves like 0."""
-    speedup_ratio: Factor = 1.0
-    """Divides the modelled time; 0 takes no time at all."""
-    decode_speedup_ratio: Factor = 1.0
-    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    startup_time: Annotated[float, Meta(ge=0)] | None = None
-    disaggregation_mode: Literal["agg", "prefill", "decode"] = "agg"
-    reasoning: ReasoningArgs | None = None
-    planner_profile_data: str | None = None
-    """A profiler's .npz file whose times take the place of the published curves."""
+    GROUP: ClassVar[str] = "engine"
+
+    # fmt: off
+    engine_type: Annotated[Literal["vllm"], Setting("--engine-type", help="the engine to imitate")] = "vllm"
+    num_gpu_blocks: Annotated[int, Meta(ge=1, le=2**24), Setting(
+        "--num-gpu-blocks-override", help="KV blocks that requests can hold, per rank")] = 16384
+    """vLLM keeps one more of its own for padding: its N + 1 is this N."""
+    block_size: Annotated[PositiveInt, Setting("--block-size", help="tokens in a KV block")] = 64
+    max_model_len: Annotated[Annotated[int, Meta(ge=2, le=2**31 - 1)] | None, Setting(
+        "--max-model-len", help="longest sequence, prompt included", default="the model's")] = None
+    max_num_seqs: Annotated[PositiveInt, Setting("--max-num-seqs", help="requests running at once")] = 256
+    max_num_batched_tokens: Annotated[PositiveInt, Setting(
+        "--max-num-batched-tokens", help="tokens computed in one step")] = 8192
+    enable_prefix_caching: Annotated[bool, Setting(
+        "--enable-prefix-caching", help="reuse the blocks of earlier prompts")] = True
+    enable_chunked_prefill: Annotated[bool, Setting(
+        "--enable-chunked-prefill", help="compute a prompt in several steps")] = True
+    preemption_mode: Annotated[Literal["lifo", "fifo"], Setting(
+        "--preemption-mode", help="which request is preempted")] = "lifo"
+    watermark: Annotated[float, Meta(ge=0, lt=1), Setting(
+        "--watermark", help="share of the blocks kept free when admitting a request")] = 0.01
+    """vLLM V1 behaves like 0."""
+    speedup_ratio: Annotated[Factor, Setting(
+        "--speedup-ratio", help="divides all modelled times; 0 takes no time")] = 1.0
+    decode_speedup_ratio: Annotated[Factor, Setting(
+        "--decode-speedup-ratio", help="divides the times of decode steps")] = 1.0
+    dp_size: Annotated[int, Meta(ge=1, le=1024), Setting("--data-parallel-size", help="ranks in each worker")] = 1
+    startup_time: Annotated[Factor | None, Setting(
+        "--startup-time", help="time before a worker is ready", metavar="SECONDS", default="none")] = None
+    planner_profile_data: Annotated[str | None, Setting(
+        "--planner-profile-data", help="a profiler's .npz with the times to use", metavar="FILE",
+        default="the published curves")] = None
+    disaggregation_mode: Annotated[Literal["agg", "prefill", "decode"], Setting(
+        "--disaggregation-mode", help="what the worker does")] = "agg"
+    reasoning: Annotated[ReasoningArgs | None, Setting(
+        "--reasoning", help="the token ids that begin and end thinking, and its share of an answer", metavar="JSON",
+        parse=_json_object)] = None
+    # fmt: on
 
     @classmethod
     def from_json(cls, source: bytes | str | Mapping[str, Any], flags: Iterable[Flag] = ()) -> MockerArgs:
-        """From the text of an `--extra-engine-args` file or its dict; whatever is wrong is named in one line.
+        """From the text of an `--extra-engine-args` file or its dict; an InvalidArgument names what is wrong.
 
         Flags fill what the file leaves out, and must not contradict it.
         """
@@ -84,7 +108,7 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
         return args
 
     def within(self, card: ModelCard) -> MockerArgs:
-        """No request grows longer than the card says: its model may be able to do less than fits in the blocks."""
+        """Limited to the card's context length, which may be less than fits in the blocks."""
         return structs.replace(self, max_model_len=card.context_length)
 
     @property
@@ -97,9 +121,9 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
     @property
     def context_limit(self) -> int:
-        """Tokens a request can reach, prompt included, so that it can always be computed alone, again if preempted.
+        """Longest sequence, prompt included, that can be computed alone, and once more after a preemption.
 
-        The last token of an answer is never computed, which is why capacity and budget stretch by one.
+        The last token of an answer is never computed, which is why one more than capacity and budget fits.
         """
         limit = self.capacity_tokens + 1
         if self.max_model_len is not None:

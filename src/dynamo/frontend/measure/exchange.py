@@ -15,7 +15,7 @@ from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted, Unknown, to_wire
-from dynamo.router.migration import Migration
+from dynamo.router.delivery import Delivery
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class Exchanges:
 
 class Exchange:
     __slots__ = (
-        "_all", "_asked", "_first", "_known", "_migrations", "_model", "_stages", "_timed", "cached_tokens", "endpoint",
+        "_all", "_asked", "_deliveries", "_first", "_known", "_model", "_stages", "_timed", "cached_tokens", "endpoint",
         "error", "input_tokens", "is_probe", "method", "metrics", "path", "request_id", "span", "started", "stream",
         "traceparent",
     )  # fmt: skip
@@ -208,7 +208,7 @@ class Exchange:
         self._known = self._asked = self._first = 0.0
         self._timed = False
         self._stages: list[Metered] = []
-        self._migrations: list[Migration] = []
+        self._deliveries: list[Delivery] = []
 
     def served_by(self, model: str) -> None:
         """The model is known and served here."""
@@ -227,11 +227,11 @@ class Exchange:
         self._stages.append(stage)
         return stage
 
-    def routing(self, migration: Migration) -> None:
+    def delivering(self, delivery: Delivery) -> None:
         """A stream of this request goes to the router now."""
-        if not self._migrations:
+        if not self._deliveries:
             self._asked = perf_counter()
-        self._migrations.append(migration)
+        self._deliveries.append(delivery)
 
     def first_token(self, now: float) -> None:
         if not self._first:
@@ -244,14 +244,14 @@ class Exchange:
         """Where it is on its way to the first token; empty before its model is known and after that token."""
         if self._model is None or self._first:
             return ""
-        if not self._migrations:
+        if not self._deliveries:
             return PREPROCESS
-        return DISPATCH if self.streams == len(self._migrations) else ROUTE
+        return DISPATCH if self.streams == len(self._deliveries) else ROUTE
 
     @property
     def streams(self) -> int:
         """How many of its streams are open at workers."""
-        return sum(one.placement is not None and not one.placement.released for one in self._migrations)
+        return sum(one.placement is not None and not one.placement.released for one in self._deliveries)
 
     @property
     def model(self) -> str:
@@ -267,7 +267,7 @@ class Exchange:
 
     @property
     def workers(self) -> list[int]:
-        return [one.instance_id for one in self._migrations if one.instance_id is not None]
+        return [one.instance_id for one in self._deliveries if one.instance_id is not None]
 
     @property
     def request_type(self) -> str:
@@ -277,7 +277,7 @@ class Exchange:
         """Add to the metrics what is known and not yet in them."""
         if self._first and not self._timed:
             self._timed = True
-            placed = self._migrations[0].placed_at
+            placed = self._deliveries[0].history.placed_at
             self.metrics.stages.passed(self._asked - self._known, placed - self._asked, self._first - placed)
         for stage in self._stages:
             stage.settle()
@@ -295,7 +295,7 @@ class Exchange:
     def forget(self) -> None:
         """Drop the references that lead back to this object, so that it is freed without the garbage collector."""
         self._stages.clear()
-        self._migrations.clear()
+        self._deliveries.clear()
         self.error = None
 
     def _count(self, status: int, duration: float) -> None:
@@ -324,9 +324,9 @@ class Exchange:
             model.output_sequence.observe(self.output_tokens)
         if self.endpoint == "embeddings":
             counts.embedding_latency.at(model.name).observe(duration)
-        for number, one in enumerate(self._migrations):
-            if one.migrations:
-                counts.moved(model.name, one)
+        for number, one in enumerate(self._deliveries):
+            if one.history.migrations:
+                counts.moved(model.name, one.history)
             placement = one.placement
             if placement is not None and self._first:
                 stage = self._stages[number]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dynamo.frontend.measure.stages import Stages
 from dynamo.frontend.measure.worker_metrics import LastSeen
 from dynamo.protocols.card import ModelCard
-from dynamo.router.migration import Migration
+from dynamo.router.delivery import DeliveryHistory
 from dynamo.runtime.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
 
 UNKNOWN_MODEL = "unknown_model"
@@ -112,11 +112,11 @@ class FrontendMetrics:
             known = self._models[name] = ModelMetrics(self, name)
         return known
 
-    def moved(self, model: str, migration: Migration) -> None:
+    def moved(self, model: str, history: DeliveryHistory) -> None:
         """A request is over that changed its worker."""
-        self.migrations.at(model, "new_request").value += migration.restarts
-        self.migrations.at(model, "ongoing_request").value += migration.migrations - migration.restarts
-        for move in migration.moves:
+        self.migrations.at(model, "new_request").value += history.restarts
+        self.migrations.at(model, "ongoing_request").value += history.migrations - history.restarts
+        for move in history.moves:
             self.migration_duration.at(model, move.kind, move.outcome).observe(move.seconds)
 
     def snapshot(self, cards: Iterable[ModelCard]) -> list[MetricFamily]:

@@ -10,16 +10,16 @@ from dynamo.frontend.answers.http import json_response
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.router.decision import MOST
-from dynamo.router.router import REMEMBERED
+from dynamo.router.decision import MOST_CANDIDATES
+from dynamo.router.placement import DECISIONS_KEPT
 
 DEFAULT = 20
 
 
 async def decisions(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     request = call.request
-    limit = _count(request, "limit", DEFAULT, REMEMBERED)
-    most = _count(request, "candidates", MOST, 1 << 20)
+    limit = _count(request, "limit", DEFAULT, DECISIONS_KEPT)
+    most = _count(request, "candidates", MOST_CANDIDATES, 1 << 20)
     wanted = request.query.get("model")
     models = [frontend.models.get(wanted)] if wanted else frontend.models.served()
     found = [(decision, model.name) for model in models for decision in islice(reversed(model.router.decisions), limit)]

@@ -60,7 +60,7 @@ def default_folder(environ: Mapping[str, str]) -> Path:
 
 
 def file_name(key: str) -> str:
-    """The key, percent-encoded; a long one is cut and told apart by its digest (the record holds it in full)."""
+    """The key, percent-encoded; a long one is cut and made unique by its digest (the record holds it in full)."""
     name = quote(key, safe="").replace(".", "%2E")
     if len(name) <= LONGEST_NAME:
         return name
@@ -195,7 +195,7 @@ class Folder:
             return wiped
 
     def sweep(self) -> None:
-        """Remove what killed processes left behind half-made, and leases nobody holds."""
+        """Remove unfinished files of killed processes, and leases that no process holds."""
         with suppress(OSError):
             for entry in os.scandir(self._tmp):
                 with suppress(OSError):
@@ -225,12 +225,12 @@ class Folder:
         )
 
     def _take_lease(self) -> None:
-        # Locked before it gets its name: nobody ever sees a lease of a living process unlocked.
-        made = self._tmp / f"{self.lease}.{secrets.token_hex(4)}"
-        fd = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        # Locked before it gets its name: no process ever sees the lease of a live process unlocked.
+        unfinished = self._tmp / f"{self.lease}.{secrets.token_hex(4)}"
+        fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(made, self._leases / self.lease)
+            os.rename(unfinished, self._leases / self.lease)
         except BaseException:
             os.close(fd)
             raise
@@ -253,7 +253,7 @@ class Folder:
 
     @contextmanager
     def _locked(self, patience: float = 5.0) -> Iterator[None]:
-        """Hold the folder's lock. Waiting ends: its holder may be a process somebody suspended."""
+        """Hold the folder's lock. The wait is limited: its holder may be a suspended process."""
         deadline = time.monotonic() + patience
         while True:
             fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -290,10 +290,10 @@ class Folder:
             self._write_locked(key, value)
 
     def _write_locked(self, key: str, value: bytes) -> None:
-        made = self._tmp / secrets.token_hex(8)
-        made.write_bytes(msgspec.msgpack.encode(Record(key, self.lease, value)))
+        unfinished = self._tmp / secrets.token_hex(8)
+        unfinished.write_bytes(msgspec.msgpack.encode(Record(key, self.lease, value)))
         place = self._records / file_name(key)
-        os.rename(made, place)
+        os.rename(unfinished, place)
         if (stamp := _stamp(place)) is not None:
             self._stamps[key] = stamp
 

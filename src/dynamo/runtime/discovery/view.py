@@ -9,7 +9,7 @@ from dynamo.runtime.discovery.base import Change, Delete, Put, Synced
 
 
 class View:
-    """Live records by key; every change is noticed by the watches whose prefix it has."""
+    """Live records by key; every change is passed to the watches of its prefix."""
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}
@@ -51,7 +51,7 @@ class View:
 
 
 class Watch:
-    """One follower of a view. It remembers which keys changed, not each change, so a slow reader costs no memory."""
+    """One watch of a view. It remembers which keys changed, not each change, so a slow reader costs no memory."""
 
     def __init__(self, view: View, prefix: str) -> None:
         self._view = view
@@ -70,7 +70,7 @@ class Watch:
         self._wake.set()
 
     async def changes(self) -> AsyncGenerator[Change, None]:
-        told: dict[str, bytes] = {}
+        reported: dict[str, bytes] = {}
         synced = False
         try:
             while not self._ended:
@@ -79,10 +79,10 @@ class Watch:
                 for key in changed:
                     value = self._view.records.get(key)
                     if value is None:
-                        if told.pop(key, None) is not None:
+                        if reported.pop(key, None) is not None:
                             yield Delete(key)
-                    elif told.get(key) != value:
-                        told[key] = value
+                    elif reported.get(key) != value:
+                        reported[key] = value
                         yield Put(key, value)
                 if not synced:
                     synced = True

@@ -6,8 +6,8 @@ A new ZMQ subscription takes effect some time after the subscriber asked. To kno
 to a topic that it has just invented (a zero byte, then random bytes); the publisher sees that, because XPUB shows
 subscriptions, and sends one message on it. Subscriptions travel in order: when it arrives, all earlier ones stand.
 
-The sockets are plain ones whose file descriptor the event loop watches. That descriptor tells of new work only once,
-and any call on the socket may take the news, so both ends look again after every call (`_look_soon`).
+The sockets are plain ones whose file descriptor the event loop watches. That descriptor signals new work only once,
+and any call on the socket may consume the signal, so both ends poll again after every call (`_look_soon`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _End:
 
 
 class PublishingEnd(_End):
-    """Sends events to whoever is connected; what a slow subscriber does not take is lost to it alone."""
+    """Sends events to all connected subscribers; what a slow one does not read is lost to it alone."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str) -> None:
         address = channel_address(host, 0)
@@ -107,7 +107,7 @@ class PublishingEnd(_End):
         self._look_soon()
 
     def _receive(self, frames: list[bytes]) -> None:
-        # b"\x01" + topic is a subscription; whatever else a peer may send is none of our business.
+        # b"\x01" + topic is a subscription; anything else a peer sends is ignored.
         topic = frames[0][1:]
         joins = len(frames) == 1 and frames[0][:1] == b"\x01"
         if joins and topic.startswith(_JOIN) and len(topic) == 1 + _JOIN_BYTES:
@@ -115,7 +115,7 @@ class PublishingEnd(_End):
 
 
 class SubscribingEnd(_End):
-    """Receives the events of one publisher; what is no event is ignored and counted in `malformed`."""
+    """Receives the events of one publisher; malformed messages are ignored and counted in `malformed`."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ process that subscribes watches those records and connects to each, its own incl
 What is guaranteed: `subscribe` returns when every publisher registered by then has confirmed the subscription, so
 what they publish next arrives (unless the channel overflows or breaks). It waits `JOIN_SECONDS` at most, because a
 registered publisher may be dead. What a publisher sends before a subscriber has found and reached it is lost to that
-subscriber; a publisher that has not announced itself opens its channel with the first event, which nobody hears.
+subscriber; a publisher that has not announced itself opens its channel with the first event, which is lost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ZmqEventPlane:
         self._prefixes: list[str] = []
         self._channels: dict[str, SubscribingEnd] = {}
         self._unreached: dict[str, bytes] = {}
-        """Records of publishers there was no socket for."""
+        """Records of publishers for which no socket could be opened."""
         self._again: asyncio.TimerHandle | None = None
         self._synced = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
@@ -134,7 +134,7 @@ class ZmqEventPlane:
         try:
             await self._discovery.put(self._key, msgspec.msgpack.encode(record))
         except DiscoveryError as error:
-            logger.error("the events of this process reach nobody: %s", error)
+            logger.error("the events of this process cannot be found by others: %s", error)
 
     async def _watch(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A client's end of a connection: many streams, each told to its sink."""
+"""A client's end of a connection: many streams, each pushed into its sink."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Call:
 
 
 class ClientLink(Link):
-    """A client's end: many streams on one connection, each told to its sink."""
+    """A client's end: many streams on one connection, each pushed into its sink."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class ClientLink(Link):
             self._fail(stream, ProtocolError(f"internal error: {error}"))
 
     def _fail(self, stream: int, error: DynamoException) -> None:
-        """Tell one stream's reader; whatever that does, the other streams are not its business."""
+        """Fail one stream; an exception of its reader does not affect the others."""
         sink = self._finish(stream).sink
         try:
             sink.fail(error)
@@ -190,7 +190,7 @@ class ClientLink(Link):
             self.greeted.set_exception(CannotConnect(f"cannot connect to {self.peer}: {error}"))
             self.greeted.exception()
         for stream, call in tuple(self._calls.items()):
-            # Whoever said that it takes nothing new, and then left, may not have read what was on its way.
+            # A worker that announced that it is draining, and then left, may not have read what was on its way.
             left = call.path in self.draining
             self._fail(stream, EngineShutdown(f"the worker left: {error}") if left else error)
 

@@ -34,7 +34,7 @@ class Link:
         self._decoder = FrameDecoder()
         self._deltas: frames.Deltas = {}
         self._delta_bytes: Number | None = None
-        """Where their size is counted: at the endpoint that was last asked for any, as hardly a connection has two."""
+        """Where their size is counted: at the endpoint last asked for tokens, as few connections serve two."""
         self._frames: list[bytes] = []
         self._gathered = 0
         self._scheduled = False
@@ -136,7 +136,7 @@ class Link:
         self._lost(error)
 
     def _close_transport(self) -> None:
-        """Overridden by whoever owns a transport."""
+        """Overridden by links that own a transport."""
 
     def _lost(self, error: DynamoException) -> None:
         raise NotImplementedError

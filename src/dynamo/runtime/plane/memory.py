@@ -97,7 +97,7 @@ class MemoryOutlet:
         self.done = False
 
     def follow(self, caller: Context) -> None:
-        """A caller that stops or leaves is told to the handler's context, as a cancel frame would."""
+        """Stop or kill the handler's context with the caller's, as a cancel frame would."""
 
         def stopped(killed: bool) -> None:
             if not killed:
@@ -146,7 +146,7 @@ class MemoryOutlet:
 
 
 def carry(value: Any, kind: Any) -> Any:
-    """The value as it would come out of a wire: plain data, or the struct that the reader asked for."""
+    """The value as it would arrive over a wire: plain data, or the struct that the reader decodes."""
     if kind is not Any and isinstance(value, kind):
         return value
     plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=as_builtin)

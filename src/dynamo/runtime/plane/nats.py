@@ -88,13 +88,13 @@ class NatsPlane:
             self._subscriptions.append(self._nats.subscribe(self.subject, self._from_client))
         await self._nats.flush()
         self._routes[route.path] = route
-        route.on_close.append(lambda: self._tell_draining(route.path))
+        route.on_close.append(lambda: self._send_draining(route.path))
         return self.subject
 
-    def _tell_draining(self, path: str) -> None:
+    def _send_draining(self, path: str) -> None:
         for pipe in self._inbound.values():
             if isinstance(pipe.link, ServerLink):
-                pipe.link.tell_draining(path)
+                pipe.link.send_draining(path)
 
     def _from_client(self, _: str, message: bytes, inbox: str) -> None:
         pipe = self._inbound.get(inbox)
@@ -113,7 +113,7 @@ class NatsPlane:
         if pipe is None:
             return
         if not message and pipe.link:
-            pipe.link.lose(Disconnected("nobody listens there any more"))
+            pipe.link.lose(Disconnected("the worker no longer listens"))
             return
         pipe.read(message)
 

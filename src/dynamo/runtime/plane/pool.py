@@ -23,7 +23,7 @@ class LinkPool:
         return None if link is None or link.lost else link
 
     async def connect(self, address: str) -> None:
-        """Reach the address once, however many wait for it and whoever of them gives up; raises CannotConnect."""
+        """Connect once for all callers that wait, even if some of them give up; raises CannotConnect."""
         if self.link(address):
             return
         task = self._dialling.get(address)

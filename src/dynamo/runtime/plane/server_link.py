@@ -41,7 +41,7 @@ class ServerLink(Link):
     def busy(self) -> bool:
         return bool(self._calls)
 
-    def tell_draining(self, path: str) -> None:
+    def send_draining(self, path: str) -> None:
         if not self.lost:
             self.send(Kind.DRAINING, path)
 

@@ -63,12 +63,12 @@ class TcpPlane:
             if self._server is None:
                 await self._listen()
         self._routes[route.path] = route
-        route.on_close.append(lambda: self._tell_draining(route.path))
+        route.on_close.append(lambda: self._send_draining(route.path))
         return self.address
 
-    def _tell_draining(self, path: str) -> None:
+    def _send_draining(self, path: str) -> None:
         for link in self._inbound:
-            link.tell_draining(path)
+            link.send_draining(path)
 
     @property
     def address(self) -> str:

@@ -72,4 +72,4 @@ class StatusServer:
 def _cannot_listen(host: str, port: int, error: OSError) -> StatusError:
     if error.errno == errno.EADDRINUSE:
         return StatusError(f"the status port {port} on {host} is already in use; choose another with DYN_SYSTEM_PORT")
-    return StatusError(f"cannot tell the status on {host}:{port} ({error.strerror or error}); see DYN_SYSTEM_HOST")
+    return StatusError(f"cannot serve the status on {host}:{port} ({error.strerror or error}); see DYN_SYSTEM_HOST")

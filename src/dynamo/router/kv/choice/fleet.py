@@ -1,4 +1,4 @@
-"""Who may be chosen: the ranks of all instances with their sizes, laid out as columns."""
+"""The workers to choose from: the ranks of all instances with their capacities, laid out as columns."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from msgspec import Struct
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import WorkerRank
 
-_REMEMBERED = 16
-"""Sets of instances whose fleet is kept: the same ones are asked for again and again."""
+_FLEETS_KEPT = 16
+"""Sets of instances whose fleet is kept: the same few are asked for again and again."""
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """What a worker's card says of its size; None where it says nothing."""
+    """The size a worker's card states; None where it states none."""
 
     total_blocks: int | None = None
     max_batched_tokens: int | None = None
@@ -28,7 +28,7 @@ class Fleet:
             raise InvalidArgument(f"block size must be at least 1, not {block_size}")
         self.block_size = block_size
         self.workers = list(capacities)
-        # A card that says nothing stands for 256k tokens of cache and batches of 8k.
+        # A card without sizes is taken for 256k tokens of cache and batches of 8k.
         self.total_blocks = [size.total_blocks or max(1, (1 << 18) // block_size) for size in capacities.values()]
         self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
         self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
@@ -36,13 +36,13 @@ class Fleet:
         self.smallest_batch = min(self.batch_tokens, default=0)
 
     def crowding(self, full: float) -> list[float]:
-        """What each block in use costs per worker, when all of them together cost `full`."""
+        """The cost of one block in use at each worker, where all its blocks in use cost `full`."""
         if self._crowding[0] != full:
             self._crowding = (full, [full / total for total in self.total_blocks])
         return self._crowding[1]
 
     def slots(self, workers: Sequence[WorkerRank | None]) -> list[int] | None:
-        """Where the candidates stand among workers by slot, -1 for nowhere; None if they stand in the same order."""
+        """The slot of each candidate in `workers`, -1 if it has none; None if both are in the same order."""
         if self._slots[0] is not workers:
             slot_of = {worker: slot for slot, worker in enumerate(workers)}
             same = list(workers) == self.workers
@@ -50,14 +50,14 @@ class Fleet:
         return self._slots[1]
 
 
-class Members:
+class Membership:
     """The instances of one model, each with its data-parallel ranks."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._ranks: dict[int, dict[WorkerRank, Capacity]] = {}
         self._fleets: dict[tuple[int, ...], Fleet] = {}
-        self._asked: tuple[Sequence[int], Fleet] = ((), Fleet({}, block_size))
+        self._last_asked: tuple[Sequence[int], Fleet] = ((), Fleet({}, block_size))
 
     @property
     def workers(self) -> list[WorkerRank]:
@@ -66,12 +66,12 @@ class Members:
     def ranks(self, instance_id: int) -> int:
         return len(self._ranks[instance_id])
 
-    def told_rank(self, worker: WorkerRank) -> int | None:
-        """The rank a worker must be told to use; None where it has only one."""
+    def rank_to_name(self, worker: WorkerRank) -> int | None:
+        """The rank a request must name to its worker; None where it has only one."""
         return worker.dp_rank if self.ranks(worker.worker_id) > 1 else None
 
     def put(self, instance_id: int, ranks: int, capacity: Capacity) -> list[WorkerRank]:
-        """An instance came, or is another than it was; returns its ranks."""
+        """An instance came or changed; returns its ranks."""
         self.drop(instance_id)
         self._ranks[instance_id] = {WorkerRank(instance_id, rank): capacity for rank in range(ranks)}
         return list(self._ranks[instance_id])
@@ -79,21 +79,21 @@ class Members:
     def drop(self, instance_id: int) -> list[WorkerRank]:
         """An instance left; returns the ranks it had."""
         self._fleets.clear()
-        self._asked = ((), Fleet({}, self._block_size))
+        self._last_asked = ((), Fleet({}, self._block_size))
         return list(self._ranks.pop(instance_id, {}))
 
     def fleet(self, ids: Sequence[int]) -> Fleet:
-        """All ranks of these instances. The sequence must never be changed."""
-        if ids is self._asked[0]:
-            return self._asked[1]
+        """All ranks of these instances. The sequence must not be modified afterwards."""
+        if ids is self._last_asked[0]:
+            return self._last_asked[1]
         key = tuple(ids)
         fleet = self._fleets.get(key)
         if fleet is None:
-            if len(self._fleets) >= _REMEMBERED:
+            if len(self._fleets) >= _FLEETS_KEPT:
                 self._fleets.clear()
             ranks = [rank for id in ids for rank in self._ranks.get(id, {}).items()]
             fleet = self._fleets[key] = Fleet(dict(ranks), self._block_size)
-        self._asked = (ids, fleet)
+        self._last_asked = (ids, fleet)
         return fleet
 
     def only(self, workers: Iterable[WorkerRank]) -> Fleet:

@@ -1,4 +1,4 @@
-"""How long a prompt is that did not come as a preprocessed request."""
+"""The approximate length of a prompt that has not been tokenized."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 _PROMPTS = ("prompt", "messages", "content", "text", "input", "token_ids")
 
 
-def rough_tokens(request: Any) -> int:
-    """A quarter of the characters, and each token for itself."""
+def estimate_tokens(request: Any) -> int:
+    """One token per four characters; token ids are counted."""
     tokens, parts = 0, [request]
     while parts:
         part = parts.pop()

@@ -1,126 +1,140 @@
-"""Requests that wait for a worker, in the order in which they will go."""
+"""Requests that wait for a worker, in the order in which they will be placed."""
 
 from __future__ import annotations
 
 import asyncio
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.router import Placement
 
 
-class Ticket(Struct, kw_only=True, eq=False):
-    """A request that wants a place."""
+class Releasable(Protocol):
+    def release(self) -> None: ...
+
+
+P = TypeVar("P", bound=Releasable)
+"""What a request gets when it is placed."""
+
+
+class RequestToPlace(Struct, kw_only=True, eq=False):
+    """What the choice of a worker needs to know of a request."""
 
     request: Any
     request_id: str
     chain: Sequence[int]
+    """The sequence hashes of its prompt."""
     prompt_tokens: int
-    tokens: Sequence[int] | None = None
+    group: object = None
     priority: int = 0
     pinned: int | None = None
     dp_rank: int | None = None
     avoid: Collection[int] = ()
     cost: CostConfig | None = None
-    """What this request asks for instead of the router's own."""
+    """Used instead of the router's own."""
     copies: bool = True
-    """Whether its prefix may be computed ahead elsewhere."""
+    """Whether its prefix may be computed ahead on idle workers."""
     learn: bool = True
-    """Whether, where no events tell, it is taken to be cached from now on."""
+    """Whether, without KV events, its prompt counts as cached from now on."""
     arrived: float = 0.0
-    order: tuple[float, int] = (0.0, 0)
-    placed: asyncio.Future[Placement] | None = None
 
     @property
     def restricted(self) -> bool:
-        """Whether it may go to some places only."""
+        """Whether only some workers may take it."""
         return self.pinned is not None or self.dp_rank is not None or bool(self.avoid)
 
 
-class Queue:
-    """`fcfs`: higher priority first, then who came first. `wspt`: priority over tokens to compute, shortest first.
+class _Waiting(Struct, Generic[P], eq=False):
+    request: RequestToPlace
+    order: tuple[float, int]
+    placed: asyncio.Future[P]
 
-    `place` finds and books a place for a ticket on none of the workers given, None when there is none yet; it raises
-    when there will be none. `candidates` are the workers a ticket may go to.
+
+class Queue(Generic[P]):
+    """`fcfs`: higher priority first, then first come. `wspt`: priority per token to compute, highest first.
+
+    `place` places a request on none of the given workers; it returns None when that must wait and raises when it is
+    impossible. `candidates` are the workers a request may go to.
     """
 
     def __init__(
         self,
         policy: str,
-        place: Callable[[Ticket, Collection[WorkerRank]], Placement | None],
-        candidates: Callable[[Ticket], Iterable[WorkerRank]],
+        place: Callable[[RequestToPlace, Collection[WorkerRank]], P | None],
+        candidates: Callable[[RequestToPlace], Iterable[WorkerRank]],
     ) -> None:
         self._wspt = policy == "wspt"
         self._place = place
         self._candidates = candidates
-        self._tickets: list[Ticket] = []
+        self._waiting: list[_Waiting[P]] = []
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return len(self._tickets)
+        return len(self._waiting)
 
-    def __iter__(self) -> Iterator[Ticket]:
-        return iter(tuple(self._tickets))
+    def __iter__(self) -> Iterator[RequestToPlace]:
+        return iter([waiting.request for waiting in self._waiting])
 
-    async def wait(self, ticket: Ticket, uncached_tokens: int) -> Placement:
-        """A place, when the ticket's turn has come."""
-        ticket.placed = asyncio.get_running_loop().create_future()
-        self.add(ticket, uncached_tokens)
-        # A place may be free for this one although others wait: they may not be allowed there.
-        self.eased()
+    async def wait(self, request: RequestToPlace, uncached_tokens: int) -> P:
+        """Return when the request's turn has come and it is placed."""
+        placed: asyncio.Future[P] = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(request, self._order(request, uncached_tokens), placed)
+        insort(self._waiting, waiting, key=lambda one: one.order)
+        # A worker may be free for this request although others wait: they may not be allowed there.
+        self.dispatch()
         try:
-            return await ticket.placed
+            return await placed
         except asyncio.CancelledError:
-            if ticket.placed.done() and not ticket.placed.cancelled() and not ticket.placed.exception():
-                ticket.placed.result().release()
+            if placed.done() and not placed.cancelled() and not placed.exception():
+                placed.result().release()
             raise
         finally:
-            self.remove(ticket)
+            self._remove(waiting)
 
-    def eased(self) -> None:
-        """Something ended or came: whoever can go now, goes, but to no worker that one before it waits for."""
-        if not self._tickets:
+    def dispatch(self) -> None:
+        """Dispatch in order; skip a worker that an earlier request is waiting for."""
+        if not self._waiting:
             return
         blocked = False
         awaited: set[WorkerRank] = set()
-        for ticket in self:
-            if blocked and not ticket.restricted:
-                continue
-            assert ticket.placed
-            if ticket.placed.done():
+        for waiting in tuple(self._waiting):
+            request = waiting.request
+            if (blocked and not request.restricted) or waiting.placed.done():
                 continue
             try:
-                placement = self._place(ticket, awaited)
+                placement = self._place(request, awaited)
             except DynamoException as error:
-                self.refuse(ticket, error)
+                self._refuse(waiting, error)
                 continue
             if placement:
-                self.remove(ticket)
-                ticket.placed.set_result(placement)
-            elif ticket.restricted:
-                awaited.update(self._candidates(ticket))
+                self._remove(waiting)
+                waiting.placed.set_result(placement)
+            elif request.restricted:
+                awaited.update(self._candidates(request))
             else:
                 blocked = True
 
-    def refuse(self, ticket: Ticket, error: DynamoException) -> None:
-        self.remove(ticket)
-        if ticket.placed and not ticket.placed.done():
-            ticket.placed.set_exception(error)
+    def refuse_all(self, error: Callable[[], DynamoException]) -> None:
+        for waiting in tuple(self._waiting):
+            self._refuse(waiting, error())
 
-    def add(self, ticket: Ticket, uncached_tokens: int) -> None:
+    def _refuse(self, waiting: _Waiting[P], error: DynamoException) -> None:
+        self._remove(waiting)
+        if not waiting.placed.done():
+            waiting.placed.set_exception(error)
+
+    def _order(self, request: RequestToPlace, uncached_tokens: int) -> tuple[float, int]:
         self._arrivals += 1
-        rank = float(ticket.priority)
+        rank = float(request.priority)
         if self._wspt:
-            rank = (1 + max(0, ticket.priority)) / max(1, uncached_tokens)
-        ticket.order = (-rank, self._arrivals)
-        insort(self._tickets, ticket, key=lambda one: one.order)
+            rank = (1 + max(0, request.priority)) / max(1, uncached_tokens)
+        return -rank, self._arrivals
 
-    def remove(self, ticket: Ticket) -> None:
-        if ticket in self._tickets:
-            self._tickets.remove(ticket)
+    def _remove(self, waiting: _Waiting[P]) -> None:
+        if waiting in self._waiting:
+            self._waiting.remove(waiting)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.index.overlaps import Overlaps
-from dynamo.router.kv.load.active_blocks import Stretch, UsedBlocks
+from dynamo.router.kv.load.active_blocks import ActiveBlocks, Segment
 from dynamo.router.kv.slots import Slots
 
 
@@ -19,8 +19,8 @@ class ApproximateIndex:
         self._max_blocks = max_blocks
         self._prune_to = int(max_blocks * prune_to)
         self._slots = Slots()
-        self._blocks = UsedBlocks()
-        self._sent: OrderedDict[tuple[int, Stretch], float] = OrderedDict()
+        self._blocks = ActiveBlocks()
+        self._sent: OrderedDict[tuple[int, Segment], float] = OrderedDict()
         """The time of the last prompt by slot and end of its chain, oldest first."""
         self._size = 0
 

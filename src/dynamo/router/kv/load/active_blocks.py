@@ -1,6 +1,6 @@
-"""The blocks that requests use, worker by worker: a tree of stretches of chains.
+"""The blocks that running requests use at each worker: a radix tree over their chains of sequence hashes.
 
-What a request costs here depends on how often chains part, not on how long they are.
+The time an operation takes depends on how often chains branch, not on how long they are.
 """
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ from dynamo.kv.hashing import agreement
 from dynamo.router.kv.slots import put
 
 
-class Stretch:
+class Segment:
     """Blocks `begin` to `end` of a chain, used as a whole or not at all."""
 
     __slots__ = ("begin", "chain", "children", "end", "extra", "mask", "parent", "requests", "users")
 
-    def __init__(self, chain: Sequence[int], begin: int, end: int, parent: Stretch | None) -> None:
+    def __init__(self, chain: Sequence[int], begin: int, end: int, parent: Segment | None) -> None:
         self.chain = chain
         self.begin = begin
         self.end = end
         self.parent = parent
-        self.children: dict[int, Stretch] = {}
+        self.children: dict[int, Segment] = {}
         """By their first block."""
         self.requests = 0
         self.extra = 0
-        """Those of the requests that stand for no further one: copies, and all but one choice of the same request."""
+        """The requests that do not count as sharing: prefix copies, and all but one choice of the same request."""
         self.users: dict[int, int] = {}
-        """How many requests of each worker, by slot."""
+        """Requests of each worker, by slot."""
         self.mask = 0
         """The same slots as bits."""
 
     def agrees(self, chain: Sequence[int]) -> int:
-        """Up to where a chain that has our first block has the others too."""
+        """Up to where a chain with our first block is the same."""
         begin = self.begin
         return begin + agreement(self.chain, begin, chain, begin, min(self.end, len(chain)) - begin)
 
 
-class UsedBlocks:
+class ActiveBlocks:
     def __init__(self) -> None:
-        self._root = Stretch((), 0, 0, None)
+        self._root = Segment((), 0, 0, None)
 
     def __bool__(self) -> bool:
         return bool(self._root.children)
@@ -58,14 +58,14 @@ class UsedBlocks:
             put(depths, node.mask, at)
         return depths
 
-    def add(self, slot: int, chain: Sequence[int], extra: bool = False) -> tuple[Stretch, int]:
-        """A request uses this chain; returns its end, for `remove`, and how many blocks are new to the worker."""
+    def add(self, slot: int, chain: Sequence[int], extra: bool = False) -> tuple[Segment, int]:
+        """Count a request; returns the last segment of its chain, for `remove`, and the blocks new to the worker."""
         node, at, total = self._root, 0, len(chain)
         bit, fresh = 1 << slot, 0
         while at < total:
             child = node.children.get(chain[at])
             if child is None:
-                child = node.children[chain[at]] = Stretch(chain, at, total, node)
+                child = node.children[chain[at]] = Segment(chain, at, total, node)
             elif (upto := child.agrees(chain)) < child.end:
                 child = _split(child, upto)
             child.requests += 1
@@ -79,7 +79,7 @@ class UsedBlocks:
             node, at = child, child.end
         return node, fresh
 
-    def remove(self, slot: int, end: Stretch, extra: bool = False) -> int:
+    def remove(self, slot: int, end: Segment, extra: bool = False) -> int:
         """The request has ended; returns how many blocks its worker no longer uses."""
         node, gone = end, 0
         while (parent := node.parent) is not None:
@@ -99,11 +99,11 @@ class UsedBlocks:
         return gone
 
 
-def _split(node: Stretch, at: int) -> Stretch:
-    """Cut a stretch in two and return the first. The second stays what it was: requests know it as their end."""
+def _split(node: Segment, at: int) -> Segment:
+    """Cut a segment in two and return the first. The second stays the same object: requests hold it as their end."""
     parent = node.parent
     assert parent is not None
-    first = Stretch(node.chain, node.begin, at, parent)
+    first = Segment(node.chain, node.begin, at, parent)
     first.requests, first.extra, first.users, first.mask = node.requests, node.extra, {**node.users}, node.mask
     first.children[node.chain[at]] = node
     parent.children[node.chain[node.begin]] = first
@@ -111,8 +111,8 @@ def _split(node: Stretch, at: int) -> Stretch:
     return first
 
 
-def _merge(node: Stretch, parent: Stretch) -> None:
-    """Where all requests go on to the only child, the two are one stretch."""
+def _merge(node: Segment, parent: Segment) -> None:
+    """Join a segment with its only child if all its requests continue there."""
     (child,) = node.children.values()
     if child.requests == node.requests:
         parent.children[node.chain[node.begin]] = child

@@ -12,29 +12,29 @@ from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import WorkerRank
-from dynamo.router.kv.load.active_blocks import Stretch, UsedBlocks
+from dynamo.router.kv.load.active_blocks import ActiveBlocks, Segment
 from dynamo.router.kv.slots import Slots
 
 _T = TypeVar("_T", int, float)
 
 
 class Loads(Struct, frozen=True):
-    """Load of the candidates as columns in the order they were asked for; `shared` is for the prompt asked about.
+    """The load of workers as columns, in the order they were asked for.
 
-    Whole numbers are floats where costs are computed from them: those are the quicker ones to add up.
+    Whole numbers are floats where costs are computed from them: adding floats is faster.
     """
 
     prefill_tokens: list[float]
     """Tokens booked that have not reached their first output."""
     active_blocks: list[float]
-    """Different blocks in use by running requests."""
+    """Distinct blocks in use by running requests."""
     shared_blocks: list[int]
     """Leading blocks of the prompt that are in use there already."""
-    requests: list[int]
+    requests: list[float]
     sent: list[float]
-    """Prompt tokens sent there, the later ones counted the more."""
+    """Prompt tokens sent there, later ones with a higher weight."""
     scale: float = 1.0
-    """What `sent` must be multiplied by, so that a token sent just now counts once."""
+    """Factor for `sent` by which a token sent just now counts once."""
 
     @property
     def traffic(self) -> list[float]:
@@ -46,7 +46,7 @@ class Loads(Struct, frozen=True):
 class _Booking(Struct):
     worker: WorkerRank
     slot: int
-    end: Stretch
+    end: Segment
     prefill_tokens: int
     extra: bool
 
@@ -57,16 +57,16 @@ class LoadBook:
     def __init__(self, *, half_life: float = 60.0) -> None:
         self._slots = Slots()
         self._departed: set[WorkerRank] = set()
-        """Those that are gone and have requests all the same."""
+        """Workers that left while they have requests."""
         self._half_life = half_life
         self._bookings: dict[str, _Booking] = {}
-        self._used = UsedBlocks()
+        self._active = ActiveBlocks()
         self._prefill: list[float] = []
         self._blocks: list[float] = []
-        self._requests: list[int] = []
+        self._requests: list[float] = []
         self._traffic: list[float] = []
         self._epoch: float | None = None
-        self._asked: tuple[Sequence[WorkerRank], list[int] | None] | None = None
+        self._last_asked: tuple[Sequence[WorkerRank], list[int] | None] | None = None
 
     def __len__(self) -> int:
         return len(self._bookings)
@@ -77,15 +77,15 @@ class LoadBook:
     def add_worker(self, worker: WorkerRank) -> None:
         slot = self._slots.take(worker)
         self._departed.discard(worker)
-        self._asked = None
+        self._last_asked = None
         if slot == len(self._prefill):
             self._prefill.append(0.0)
             self._blocks.append(0.0)
-            self._requests.append(0)
+            self._requests.append(0.0)
             self._traffic.append(0.0)
 
     def remove_worker(self, worker: WorkerRank) -> None:
-        """It gets nothing more. Forgotten when its last request has ended: it may come back before that."""
+        """It gets no more requests. It is forgotten when its last request has ended: it may come back before that."""
         slot = self._slots.get(worker)
         if slot is None:
             return
@@ -105,14 +105,14 @@ class LoadBook:
         prefill_tokens: int,
         extra: bool = False,
     ) -> bool:
-        """Count a request from now on; False, and nothing happens, if it is booked already or the worker is gone.
+        """Count a request from now on; returns False and does nothing if it is already booked or the worker is gone.
 
-        An `extra` one is load, but no further request among those that share a prefix.
+        An `extra` one is load but does not count among the requests that share a prefix.
         """
         slot = self._slots.get(worker)
         if slot is None or request_id in self._bookings or (self._departed and worker in self._departed):
             return False
-        end, fresh = self._used.add(slot, chain, extra)
+        end, fresh = self._active.add(slot, chain, extra)
         weight = self._inflation(now)
         self._bookings[request_id] = _Booking(worker, slot, end, prefill_tokens, extra)
         self._prefill[slot] += prefill_tokens
@@ -136,14 +136,14 @@ class LoadBook:
             return False
         slot = booking.slot
         self._prefill[slot] -= booking.prefill_tokens
-        self._blocks[slot] -= self._used.remove(slot, booking.end, booking.extra)
+        self._blocks[slot] -= self._active.remove(slot, booking.end, booking.extra)
         self._requests[slot] -= 1
         if self._departed and not self._requests[slot] and booking.worker in self._departed:
             self._forget(booking.worker, slot)
         return True
 
-    def sharing(self, request_id: str, least: int) -> tuple[int, int]:
-        """How many leading blocks of its prompt at least so many requests use, extra ones apart, and how many do."""
+    def shared_prefix(self, request_id: str, least: int) -> tuple[int, int]:
+        """How many leading blocks of its prompt at least `least` requests share, and how many do; extra ones apart."""
         booking = self._bookings.get(request_id)
         node = booking.end if booking else None
         while node is not None and node.requests - node.extra < least:
@@ -151,9 +151,9 @@ class LoadBook:
         return (node.end, node.requests - node.extra) if node is not None else (0, 0)
 
     def loads(self, workers: Sequence[WorkerRank], chain: Sequence[int], now: float) -> Loads:
-        """The candidates' load, for a prompt with these hashes. The sequence of workers must never be changed."""
-        shared = self._used.shared(chain, len(self._prefill))
-        at = self._places(workers)
+        """The load of these workers, for a prompt with these hashes. The sequence must not be modified afterwards."""
+        shared = self._active.shared(chain, len(self._prefill))
+        at = self._slots_of(workers)
         scale = 1 / self._inflation(now)
         return Loads(
             _column(self._prefill, at),
@@ -168,20 +168,20 @@ class LoadBook:
         self._departed.discard(worker)
         self._slots.release(worker)
         self._traffic[slot] = 0.0
-        self._asked = None
+        self._last_asked = None
 
-    def _places(self, workers: Sequence[WorkerRank]) -> list[int] | None:
-        """Slots in the order of the workers, None for all as they lie; kept while the same sequence is asked about."""
-        if self._asked is None or self._asked[0] is not workers:
+    def _slots_of(self, workers: Sequence[WorkerRank]) -> list[int] | None:
+        """Slots in the order of the workers, None for all in order; kept while the same sequence is asked about."""
+        if self._last_asked is None or self._last_asked[0] is not workers:
             at = [slot for worker in workers if (slot := self._slots.get(worker)) is not None]
             if len(at) != len(workers):
                 unknown = next(worker for worker in workers if self._slots.get(worker) is None)
                 raise InvalidArgument(f"worker {unknown.worker_id} rank {unknown.dp_rank} is not in the load book")
-            self._asked = (workers, None if at == [*range(len(self._prefill))] else at)
-        return self._asked[1]
+            self._last_asked = (workers, None if at == [*range(len(self._prefill))] else at)
+        return self._last_asked[1]
 
     def _inflation(self, now: float) -> float:
-        """Growing what is added has the effect of shrinking all that was there, without touching every worker."""
+        """The weight of traffic added now: letting it grow decays all earlier traffic without touching every worker."""
         if self._epoch is None or now - self._epoch > 64 * self._half_life:
             if self._epoch is not None:
                 self._traffic = [traffic * 0.5 ** ((now - self._epoch) / self._half_life) for traffic in self._traffic]

@@ -1,8 +1,8 @@
-"""What other routers have sent to the same workers, and telling them what we did.
+"""Bookings exchanged with the other routers of the same workers.
 
-It counts as load, and where no events tell what is cached, as learned too. Told in batches, never acknowledged. So
-each router says every few seconds that it is alive and what it still runs: ends that were lost are made good by that,
-and of a router that has gone silent nothing is kept.
+Their requests count as load and, where workers publish no events, are learned as cached. Bookings are published in
+batches and never acknowledged. So each router announces every few seconds that it is alive and what it still runs: that
+corrects for lost messages, and the bookings of a router that has gone silent are dropped.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 MOST_HASHES = 1 << 16
-"""In one message: a hash takes 9 bytes, and NATS as it comes takes no message above 1 MiB."""
+"""In one message: a hash takes 9 bytes, and NATS by default takes no message above 1 MiB."""
 DELAY = 0.001
 BEAT = 5.0
 SILENT = 4 * BEAT
 EXPIRY = 300.0
-"""How long a booking counts of a router that never says what it runs, as earlier builds do."""
+"""How long a booking counts whose router never announces what it runs, as earlier builds do."""
 
 _Event = BookingAdded | BookingPrefillDone | BookingFreed
 
 
 class Replicas:
-    """`changed` is called when others' requests went on or ended."""
+    """Publishes our bookings and applies the others', from `start` to `close`.
+
+    `on_eased` is called when the others' prompts were computed or their requests have ended.
+    """
 
     def __init__(
         self,
@@ -47,48 +50,58 @@ class Replicas:
         book: LoadBook,
         learned: ApproximateIndex | None,
         stats: RouterStats,
-        changed: Callable[[], None],
+        on_eased: Callable[[], None],
     ) -> None:
         self.router_id = new_instance_id()
         self._events = events
+        self._instances = instances
         self._book = book
         self._learned = learned
         self._stats = stats
-        self._changed = changed
-        self._mine: dict[str, Place] = {}
-        """Bookings told to others that have not ended."""
-        self._places: set[Place] = set()
+        self._on_eased = on_eased
+        self._place_of: dict[int, Place] = {}
+        """Where each instance belongs, which is where the others listen."""
+        self._own: dict[str, Place] = {}
+        """Our bookings that were announced and have not ended."""
+        self._announced: set[Place] = set()
         self._others: dict[int, dict[str, float]] = {}
         """Bookings of each other router and when they came, oldest first."""
         self._alive: dict[int, float] = {}
-        """When a router was last heard that says what it runs."""
-        self._out: dict[Place, list[_Event]] = {}
-        self._hashes = 0
-        """Those in what waits to be told."""
+        """When each router that announces what it runs was last heard."""
+        self._outgoing: dict[Place, list[_Event]] = {}
+        self._outgoing_hashes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._opened = False
-        self._loop = asyncio.get_running_loop()
         self._decode = msgspec.msgpack.Decoder(BookingBatch).decode
-        self._listening = Listening(events, instances, BOOKINGS, self._hear)
-        self._forget = instances.follow(self._open)
-        self._beating = self._loop.call_later(BEAT, self._beat)
+        self._loop: asyncio.AbstractEventLoop
+        self._listening: Listening
+        self._unfollow: Callable[[], None]
+        self._heartbeat: asyncio.TimerHandle
 
-    def _open(self, instance_id: int, instance: Instance | None) -> None:
-        """Some planes lose the first message of a publisher: let that be an empty one."""
-        if instance is not None and not self._opened:
-            self._opened = True
-            place = (instance.namespace, instance.component)
-            self._publish(place, BookingBatch([]))
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listening = Listening(self._events, self._instances, BOOKINGS, self._receive)
+        self._unfollow = self._instances.follow(self._instance_changed)
+        self._heartbeat = self._loop.call_later(BEAT, self._beat)
 
     async def close(self) -> None:
-        self._forget()
-        self._beating.cancel()
+        self._unfollow()
+        self._heartbeat.cancel()
         self._flush()
         await self._listening.close()
 
+    def _instance_changed(self, instance_id: int, instance: Instance | None) -> None:
+        if instance is None:
+            self._place_of.pop(instance_id, None)
+            return
+        place = self._place_of[instance_id] = (instance.namespace, instance.component)
+        if not self._opened:
+            # Some planes lose a publisher's first message: let that be an empty one.
+            self._opened = True
+            self._publish(place, BookingBatch([]))
+
     def added(
         self,
-        place: Place,
         key: str,
         worker: WorkerRank,
         chain: Sequence[int],
@@ -98,13 +111,13 @@ class Replicas:
         extra: bool,
         learn: bool,
     ) -> None:
-        self._mine[key] = place
-        self._places.add(place)
+        place = self._own[key] = self._place_of[worker.worker_id]
+        self._announced.add(place)
         hashes = list(chain[:MOST_HASHES])
-        if self._hashes + len(hashes) > MOST_HASHES:
+        if self._outgoing_hashes + len(hashes) > MOST_HASHES:
             self._flush()
-        self._hashes += len(hashes)
-        self._tell(place, BookingAdded(
+        self._outgoing_hashes += len(hashes)
+        self._send(place, BookingAdded(
             router_id=self.router_id,
             request_id=key,
             worker_id=worker.worker_id,
@@ -117,24 +130,24 @@ class Replicas:
         ))  # fmt: skip
 
     def prefill_done(self, key: str) -> None:
-        if place := self._mine.get(key):
-            self._tell(place, BookingPrefillDone(router_id=self.router_id, request_id=key))
+        if place := self._own.get(key):
+            self._send(place, BookingPrefillDone(router_id=self.router_id, request_id=key))
 
     def freed(self, key: str) -> None:
-        if place := self._mine.pop(key, None):
-            self._tell(place, BookingFreed(router_id=self.router_id, request_id=key))
+        if place := self._own.pop(key, None):
+            self._send(place, BookingFreed(router_id=self.router_id, request_id=key))
 
     def _beat(self) -> None:
-        """Say what we run."""
-        self._beating = self._loop.call_later(BEAT, self._beat)
+        """Announce what we run."""
+        self._heartbeat = self._loop.call_later(BEAT, self._beat)
         self.expire(self._loop.time())
         self._flush()
-        batch = BookingBatch([], self.router_id, list(self._mine))
-        for place in self._places:
+        batch = BookingBatch([], self.router_id, list(self._own))
+        for place in self._announced:
             self._publish(place, batch)
 
     def expire(self, now: float) -> None:
-        """Forget what nobody answers for any more."""
+        """Drop the bookings of routers that have gone silent."""
         lost = [router for router, heard in self._alive.items() if now - heard >= SILENT]
         ended = {router: list(self._others.get(router, ())) for router in lost}
         for router in lost:
@@ -142,12 +155,12 @@ class Replicas:
         for router in self._others.keys() - self._alive.keys() - ended.keys():
             ended[router] = [key for key, since in self._others[router].items() if now - since >= EXPIRY]
         if any([self._end(router, key) for router, keys in ended.items() for key in keys]):
-            self._changed()
+            self._on_eased()
 
-    def _tell(self, place: Place, event: _Event) -> None:
-        waiting = self._out.setdefault(place, [])
-        waiting.append(event)
-        if len(waiting) >= BATCH:
+    def _send(self, place: Place, event: _Event) -> None:
+        batch = self._outgoing.setdefault(place, [])
+        batch.append(event)
+        if len(batch) >= BATCH:
             self._flush()
         elif self._timer is None:
             self._timer = self._loop.call_later(DELAY, self._flush)
@@ -156,19 +169,19 @@ class Replicas:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        out, self._out, self._hashes = self._out, {}, 0
+        out, self._outgoing, self._hashes = self._outgoing, {}, 0
         for place, events in out.items():
             self._publish(place, BookingBatch(events, self.router_id))
 
     def _publish(self, place: Place, batch: BookingBatch) -> None:
         self._events.publish(subject(place, BOOKINGS), msgspec.msgpack.encode(batch))
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         try:
             batch = self._decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if not self._stats.malformed:
-                log.warning("ignoring bookings that are none: %s; further ones are only counted", error)
+                log.warning("ignoring malformed bookings: %s; further ones are only counted", error)
             self._stats.malformed += 1
             return
         now = self._loop.time()
@@ -204,7 +217,7 @@ class Replicas:
                 ended = self._others.get(batch.router_id, {}).keys() - {*batch.running}
                 eased |= any([self._end(batch.router_id, request) for request in ended])
         if eased:
-            self._changed()
+            self._on_eased()
 
     def _end(self, router: int, request: str) -> bool:
         known = self._others.get(router, {})
@@ -215,5 +228,5 @@ class Replicas:
 
 
 def _key(router: int, request: str) -> str:
-    """Our own keys are bare numbers: nobody's request id can be one of them."""
+    """Our own keys are bare numbers, so no key of another router can equal one."""
     return f"{router:x}/{request}"

@@ -1,52 +1,48 @@
-"""Where etcd is and how to enter."""
-
-from __future__ import annotations
+"""Where etcd is and how to log in: the `ETCD_*` variables."""
 
 from collections.abc import Mapping
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from msgspec import Struct
+from msgspec import Meta
 
 from dynamo.runtime.discovery.base import DiscoveryError
+from dynamo.settings import Setting, Settings, read
 
 
-class EtcdConfig(Struct, frozen=True):
+class EtcdConfig(Settings, frozen=True, kw_only=True):
     """After the store lost records, their owners have `lease_ttl + return_grace` seconds to put them again."""
 
-    endpoints: tuple[str, ...] = ("http://localhost:2379",)
-    username: str | None = None
-    password: str | None = None
-    ca: str | None = None
-    client_cert: str | None = None
-    client_key: str | None = None
-    lease_ttl: int = 6
+    # fmt: off
+    endpoints: Annotated[tuple[str, ...], Setting(
+        variables="ETCD_ENDPOINTS",
+        help="addresses, with commas between them; setting it chooses etcd")] = ("http://localhost:2379",)
+    username: Annotated[str | None, Setting(variables="ETCD_AUTH_USERNAME", help="user; needs the password")] = None
+    password: Annotated[str | None, Setting(variables="ETCD_AUTH_PASSWORD", help="its password", secret=True)] = None
+    ca: Annotated[str | None, Setting(
+        variables="ETCD_AUTH_CA", help="authority that signed the servers' certificates")] = None
+    client_cert: Annotated[str | None, Setting(
+        variables="ETCD_AUTH_CLIENT_CERT", help="client certificate; needs the key")] = None
+    client_key: Annotated[str | None, Setting(variables="ETCD_AUTH_CLIENT_KEY", help="and its key")] = None
+    lease_ttl: Annotated[int, Meta(ge=1, le=86400), Setting(
+        variables="ETCD_LEASE_TTL", help="seconds until the records of a dead process are gone")] = 6
+    # fmt: on
     return_grace: float = 4.0
     prefix: str = "dynamo/"
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> EtcdConfig:
-        def read(name: str) -> str | None:
-            return environ.get(name) or None
-
-        username, password = read("ETCD_AUTH_USERNAME"), read("ETCD_AUTH_PASSWORD")
-        if (username is None) != (password is None):
-            raise DiscoveryError("ETCD_AUTH_USERNAME and ETCD_AUTH_PASSWORD go together: set both or neither")
-        cert, key = read("ETCD_AUTH_CLIENT_CERT"), read("ETCD_AUTH_CLIENT_KEY")
-        if (cert is None) != (key is None):
-            raise DiscoveryError("ETCD_AUTH_CLIENT_CERT and ETCD_AUTH_CLIENT_KEY go together: set both or neither")
-        ca = read("ETCD_AUTH_CA")
-        scheme = "https" if ca or cert else "http"
-        named = [item.strip() for item in environ.get("ETCD_ENDPOINTS", "").split(",")]
-        endpoints = tuple(_endpoint(item, scheme) for item in named if item)
-        return cls(
-            endpoints=endpoints or (f"{scheme}://localhost:2379",),
-            username=username,
-            password=password,
-            ca=ca,
-            client_cert=cert,
-            client_key=key,
-            lease_ttl=_seconds(read("ETCD_LEASE_TTL")),
-        )
+    def from_env(cls, environ: Mapping[str, str], **flags: object) -> Self:
+        try:
+            values = read(cls, environ, flags)
+        except ValueError as error:
+            raise DiscoveryError(str(error)) from None
+        for one, other in (("username", "password"), ("client_cert", "client_key")):
+            if (one in values) != (other in values):
+                names = (f"ETCD_AUTH_{name.upper()}" for name in (one, other))
+                raise DiscoveryError(f"{' and '.join(names)} go together: set both or neither")
+        scheme = "https" if values.get("ca") or values.get("client_cert") else "http"
+        listed = values.get("endpoints") or ("localhost:2379",)
+        return cls(**values | {"endpoints": tuple(_endpoint(each, scheme) for each in listed)})
 
 
 def _endpoint(text: str, scheme: str) -> str:
@@ -59,15 +55,3 @@ def _endpoint(text: str, scheme: str) -> str:
     if not valid:
         raise DiscoveryError(f"ETCD_ENDPOINTS: {text!r} is not host:port, http://host:port or https://host:port")
     return url.rstrip("/") if parts.port else f"{parts.scheme}://{parts.netloc}:2379"
-
-
-def _seconds(text: str | None) -> int:
-    if text is None:
-        return EtcdConfig().lease_ttl
-    try:
-        seconds = int(text)
-    except ValueError:
-        seconds = 0
-    if not 1 <= seconds <= 86400:
-        raise DiscoveryError(f"ETCD_LEASE_TTL must be a number of seconds from 1 to 86400, not {text!r}")
-    return seconds

@@ -36,7 +36,7 @@ class Outage(Exception):
 
 
 class TlsFailure(Outage):
-    """There is someone, but no agreement on certificates."""
+    """The endpoint answers, but the TLS handshake fails."""
 
 
 class Refused(Exception):
@@ -52,7 +52,7 @@ class Refused(Exception):
 
 
 class Gateway:
-    """A session with a cluster. `down` says whether the last call found nobody."""
+    """A session with a cluster. `down` says whether the last call found no endpoint that answers."""
 
     def __init__(self, config: EtcdConfig) -> None:
         self._config = config
@@ -104,7 +104,7 @@ class Gateway:
                 self._answered()
                 return decoded
         assert failure is not None
-        self._found_nobody(failure)
+        self._no_answer(failure)
         raise failure
 
     @asynccontextmanager
@@ -193,7 +193,7 @@ class Gateway:
             self._back_at = asyncio.get_running_loop().time()
             log.info("etcd at %s answers again", self.where)
 
-    def _found_nobody(self, why: Outage) -> None:
+    def _no_answer(self, why: Outage) -> None:
         if self._has_answered and not self.down:
             self.down = True
             log.warning("etcd at %s does not answer: %s; going on with what is known", self.where, why)

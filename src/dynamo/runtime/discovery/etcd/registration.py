@@ -1,4 +1,4 @@
-"""This process's records in etcd: one lease, kept alive, and everything put again whenever etcd lost it."""
+"""This process's records in etcd: one lease, kept alive, and all records put again whenever etcd lost them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_DELAY, LAST_DELAY = 0.1, 1.0
 
 
 class Registration:
-    """What this process wants to stand in etcd, and the task that keeps it so.
+    """The records this process wants in etcd, and the task that keeps them there.
 
     Changes are noted and written by that one task, so they reach etcd in order, now or after an outage.
     """
@@ -59,7 +59,7 @@ class Registration:
             try:
                 return await self._create(key, value)
             except Outage as why:
-                # It may have been written all the same; nobody was told so, hence it must go.
+                # It may have been written all the same; the caller gets an error, so it must be removed.
                 self._note(key)
                 raise DiscoveryError(f"etcd at {self._gateway.where} does not answer: {why}") from why
             except Refused as why:

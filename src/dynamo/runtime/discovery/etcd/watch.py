@@ -1,7 +1,7 @@
 """Following a prefix of etcd through broken connections, compactions and stores that come back empty.
 
-There is one way back after anything that breaks: read the prefix again, tell the differences, and watch from the
-revision that was read.
+There is one way to recover from any break: read the prefix again, report the differences, and watch from the revision
+that was read.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ SECOND_LOOK = 1.0  # seconds for an event under way to arrive before a silent wa
 
 
 class Followed:
-    """What a watch told, and what it knows of the store: the arithmetic, without any I/O.
+    """What a watch has reported, and what it knows of the store: pure state, without any I/O.
 
-    Keys that a store may have lost (rather than someone deleted) stay told for `grace` seconds, the time their owners
-    need to notice and put them again.
+    Keys that the store may have lost, rather than an owner deleted, stay reported for `grace` seconds: the time their
+    owners need to notice and put them again.
     """
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
-        self._told: dict[bytes, bytes] = {}
+        self._reported: dict[bytes, bytes] = {}
         self._missing: dict[bytes, float] = {}
         self._standing: dict[bytes, int] = {}
         self._cluster = ""
@@ -59,7 +59,7 @@ class Followed:
         lost = cut_off or not self._continues(answer)
         self._standing = {kv.key: kv.mod_revision for kv in answer.kvs}
         self._cluster, self.revision = answer.header.cluster_id, answer.header.revision
-        for key in [key for key in self._told if key not in self._standing]:
+        for key in [key for key in self._reported if key not in self._standing]:
             if lost or key in self._missing:
                 self._missing[key] = now + self._grace
             else:
@@ -74,7 +74,7 @@ class Followed:
             self._standing.pop(event.kv.key, None)
             if not shaken:
                 yield from self._delete(event.kv.key)
-            elif event.kv.key in self._told:
+            elif event.kv.key in self._reported:
                 self._missing[event.kv.key] = now + self._grace
         else:
             self._standing[event.kv.key] = event.kv.mod_revision
@@ -96,13 +96,13 @@ class Followed:
 
     def _put(self, kv: KeyValue) -> Iterator[tuple[bytes, bytes | None]]:
         self._missing.pop(kv.key, None)
-        if self._told.get(kv.key) != kv.value:
-            self._told[kv.key] = kv.value
+        if self._reported.get(kv.key) != kv.value:
+            self._reported[kv.key] = kv.value
             yield kv.key, kv.value
 
     def _delete(self, key: bytes) -> Iterator[tuple[bytes, bytes | None]]:
         self._missing.pop(key, None)
-        if self._told.pop(key, None) is not None:
+        if self._reported.pop(key, None) is not None:
             yield key, None
 
 
@@ -199,7 +199,7 @@ class EtcdWatch:
         return said.result.events
 
     async def _is_up_to_date(self) -> bool:
-        """Ask whether anything happened that the stream did not tell: it may be connected to nothing any more."""
+        """Ask etcd for changes that the stream did not report: its connection may be dead."""
         newer = {**self._range(), "min_mod_revision": self._followed.revision + 1, "limit": 1, "keys_only": True}
         answer = await self._gateway.call("/v3/kv/range", newer, RangeAnswer)
         return not answer.kvs and answer.count == self._followed.count
@@ -207,8 +207,8 @@ class EtcdWatch:
     def _range(self) -> dict[str, object]:
         return {"key": self._start or b"\0", "range_end": range_end(self._start)}
 
-    def _changes(self, told: Iterable[tuple[bytes, bytes | None]]) -> Iterator[Change]:
-        for name, value in told:
+    def _changes(self, pairs: Iterable[tuple[bytes, bytes | None]]) -> Iterator[Change]:
+        for name, value in pairs:
             key = readable(name, self._root)
             if key is not None:
                 yield Delete(key) if value is None else Put(key, value)
@@ -225,7 +225,7 @@ class EtcdWatch:
 
 
 class Silence(Outage):
-    """A stream stayed open but told nothing, while the store changed."""
+    """A stream stayed open but reported nothing while the store changed."""
 
     def __init__(self, since: float) -> None:
         super().__init__("it fell silent")
@@ -233,7 +233,7 @@ class Silence(Outage):
 
 
 def readable(name: bytes, root: bytes) -> str | None:
-    """The discovery key behind an etcd key, None if somebody else's bytes stand there."""
+    """The discovery key of an etcd key; None if it is not one of ours."""
     key = name[len(root) :]
     return key.decode() if key and all(0x20 <= byte <= 0x7E for byte in key) else None
 

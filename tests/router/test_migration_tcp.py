@@ -11,7 +11,7 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopCondi
 from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.protocols.instance import Instance
 from dynamo.router import RouterConfig
-from dynamo.router.migration import Migration
+from dynamo.router.delivery import Delivery
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Context, EndpointId
 from dynamo.runtime.events.memory import MemoryBus, MemoryEventPlane
@@ -113,11 +113,11 @@ async def asked(router: SimpleRouter, limit: int) -> AsyncIterator[Reader]:
     """A request for ten tokens under way."""
     request = PreprocessedRequest(token_ids=[1, 2], stop_conditions=StopConditions(max_tokens=10))
     reader = Reader()
-    migration = Migration(router, request, Context(), reader, limit=limit, pause=0)
+    delivery = Delivery(router.place, router.instances, request, Context(), reader, limit=limit, pause=0)
     async with asyncio.timeout(PATIENCE):
-        await migration.start()
+        await delivery.start()
         yield reader
-    await migration.close()
+    await delivery.close()
 
 
 async def test_a_worker_that_is_only_cut_off_goes_on_itself() -> None:

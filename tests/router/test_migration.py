@@ -25,7 +25,9 @@ from dynamo.protocols.errors import (
     Unavailable,
 )
 from dynamo.router import Decision, Placement
-from dynamo.router.migration import Migration, continuation
+from dynamo.router.continuation import continuation
+from dynamo.router.delivery import Delivery
+from dynamo.router.placement import pinned_instance
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 from support import models
@@ -112,14 +114,21 @@ class ScriptedPlacement(Placement):
     """Remembers what it was told."""
 
     def __init__(self, instance_id: int, channel: Scripted) -> None:
-        super().__init__(instance_id, channel, ANY_DECISION)
         self.told: list[str] = []
+        super().__init__(Remembering(self.told), instance_id, channel, ANY_DECISION)
 
-    def first_token(self) -> None:
-        self.told.append("first token")
 
-    def _freed(self) -> None:
-        self.told.append("released")
+class Remembering:
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def connected(self, placement: Placement) -> None: ...
+
+    def prompt_computed(self, placement: Placement) -> None:
+        self._told.append("first token")
+
+    def released(self, placement: Placement) -> None:
+        self._told.append("released")
 
 
 class ScriptedRouter:
@@ -147,7 +156,13 @@ class ScriptedRouter:
     def inhibit(self, instance_id: int) -> None:
         self.inhibited.append(instance_id)
 
-    async def open(
+    def unreachable(self, instance_id: int, error: DynamoException) -> None:
+        self.inhibit(instance_id)
+
+    def nobody(self, last: DynamoException | None = None) -> Unavailable:
+        return Unavailable(f"nobody can be reached: {last}")
+
+    async def place(
         self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
     ) -> ScriptedPlacement:
         left = [id for id in self.workers if id not in avoid]
@@ -184,16 +199,24 @@ class Reader:
         self.done.set()
 
 
+def delivering(
+    router: ScriptedRouter, request: Any, context: Context, sink: Any, *, limit: int, pause: float = 0
+) -> Delivery:
+    instances: Any = router.instances
+    pinned = pinned_instance(request)
+    return Delivery(router.place, instances, request, context, sink, pinned=pinned, limit=limit, pause=pause)
+
+
 async def run(
     router: ScriptedRouter, request: PreprocessedRequest, limit: int, context: Context | None = None
-) -> tuple[Reader, Migration]:
+) -> tuple[Reader, Delivery]:
     reader = Reader()
-    migration = Migration(router, request, context or Context(), reader, limit=limit, pause=0)  # type: ignore[arg-type]
-    await migration.start()
+    delivery = delivering(router, request, context or Context(), reader, limit=limit)
+    await delivery.start()
     async with asyncio.timeout(PATIENCE):
         await reader.done.wait()
-    await migration.close()
-    return reader, migration
+    await delivery.close()
+    return reader, delivery
 
 
 def asking(prompt: list[int], length: int, **fields: Any) -> PreprocessedRequest:
@@ -224,16 +247,16 @@ class Client:
         self.done.set()
 
 
-async def told(router: ScriptedRouter, request: PreprocessedRequest, limit: int = 0) -> tuple[Client, Migration]:
+async def told(router: ScriptedRouter, request: PreprocessedRequest, limit: int = 0) -> tuple[Client, Delivery]:
     client, context = Client(), Context()
     decoder = Tokenizer(models.byte_level_json()).decoder([], skip_special_tokens=True)
     sink = Postprocess(request, decoder, client, stop_worker=context.stop_generating)  # type: ignore[arg-type]
-    migration = Migration(router, request, context, sink, limit=limit, pause=0)  # type: ignore[arg-type]
-    await migration.start()
+    delivery = delivering(router, request, context, sink, limit=limit)
+    await delivery.start()
     async with asyncio.timeout(PATIENCE):
         await client.done.wait()
-    await migration.close()
-    return client, migration
+    await delivery.close()
+    return client, delivery
 
 
 any_fate = st.one_of(
@@ -261,7 +284,7 @@ def test_whatever_happens_to_workers_nothing_is_lost_and_nothing_said_twice(
         unbroken, _ = await told(ScriptedRouter(None), request)
         router = ScriptedRouter(*fleet)
         try:
-            client, migration = await told(router, request, limit)
+            client, delivery = await told(router, request, limit)
         except Unavailable:
             assert len(router.gone) == len(fleet)
             return
@@ -274,7 +297,7 @@ def test_whatever_happens_to_workers_nothing_is_lost_and_nothing_said_twice(
         else:
             assert client.said == unbroken.said
             assert client.finished == unbroken.finished
-        assert migration.migrations <= min(limit, router.broken)
+        assert delivery.history.migrations <= min(limit, router.broken)
 
     asyncio.run(check())
 
@@ -293,48 +316,48 @@ def test_a_continuation_asks_for_exactly_the_rest(max_tokens: int, min_tokens: i
 
 
 async def test_the_limit_counts_and_the_first_error_is_told() -> None:
-    reader, migration = await run(ScriptedRouter(*[breaks(1)] * 3, None), asking([1], 9), limit=2)
+    reader, delivery = await run(ScriptedRouter(*[breaks(1)] * 3, None), asking([1], 9), limit=2)
     assert isinstance(reader.error, Disconnected)
-    assert migration.migrations == 2
+    assert delivery.history.migrations == 2
     assert reader.tokens_seen == answer_to([1], 3)
 
 
 async def test_without_migration_a_death_is_told_at_once() -> None:
-    reader, migration = await run(ScriptedRouter(breaks(1), None), asking([1], 9), limit=0)
+    reader, delivery = await run(ScriptedRouter(breaks(1), None), asking([1], 9), limit=0)
     assert isinstance(reader.error, Disconnected)
-    assert migration.migrations == 0
+    assert delivery.history.migrations == 0
 
 
 async def test_a_worker_that_refuses_costs_no_migration() -> None:
     router = ScriptedRouter(REFUSES, REFUSES, None)
-    reader, migration = await run(router, asking([1], 3), limit=0)
+    reader, delivery = await run(router, asking([1], 3), limit=0)
     assert reader.tokens_seen == answer_to([1], 3)
-    assert migration.migrations == 0
-    assert migration.instance_id == 2
+    assert delivery.history.migrations == 0
+    assert delivery.instance_id == 2
     assert router.inhibited == [0, 1]
 
 
 async def test_a_worker_that_refuses_during_a_move_costs_none() -> None:
     router = ScriptedRouter(breaks(1), REFUSES, UNREACHABLE, REFUSES, None)
-    reader, migration = await run(router, asking([1], 9), limit=1)
+    reader, delivery = await run(router, asking([1], 9), limit=1)
     assert reader.error is None
     assert reader.tokens_seen == answer_to([1], 9)
-    assert migration.migrations == 1
-    assert [move.outcome for move in migration.moves] == ["success"]
+    assert delivery.history.migrations == 1
+    assert [move.outcome for move in delivery.history.moves] == ["success"]
 
 
 async def test_a_worker_that_leaves_after_a_word_has_not_refused() -> None:
-    reader, migration = await run(ScriptedRouter(breaks(1), leaves(1), None), asking([1], 9), limit=1)
+    reader, delivery = await run(ScriptedRouter(breaks(1), leaves(1), None), asking([1], 9), limit=1)
     assert isinstance(reader.error, EngineShutdown)
     assert reader.tokens_seen == answer_to([1], 2)
-    assert migration.migrations == 1
+    assert delivery.history.migrations == 1
 
 
 async def test_a_request_that_was_not_sent_costs_no_migration() -> None:
     router = ScriptedRouter(UNREACHABLE, UNREACHABLE, None)
-    reader, migration = await run(router, asking([1], 3), limit=0)
+    reader, delivery = await run(router, asking([1], 3), limit=0)
     assert reader.tokens_seen == answer_to([1], 3)
-    assert migration.migrations == 0
+    assert delivery.history.migrations == 0
     assert router.inhibited == [0, 1]
     assert [placement.told for placement in router.placements[:2]] == [["released"]] * 2
 
@@ -357,19 +380,19 @@ async def test_a_pinned_request_that_was_not_sent_says_so() -> None:
 
 async def test_with_nobody_else_there_it_goes_back_to_where_it_broke() -> None:
     router = ScriptedRouter([breaks(2), None])
-    reader, migration = await run(router, asking([1], 9), limit=3)
+    reader, delivery = await run(router, asking([1], 9), limit=3)
     assert reader.error is None
     assert reader.tokens_seen == answer_to([1], 9)
-    assert migration.migrations == 1
+    assert delivery.history.migrations == 1
     assert router.asked == [0, 0]
 
 
 async def test_with_all_others_busy_it_goes_back_to_where_it_broke() -> None:
     class Busy(ScriptedRouter):
-        async def open(self, *args: Any, avoid: Collection[int] = (), **kwargs: Any) -> ScriptedPlacement:
+        async def place(self, *args: Any, avoid: Collection[int] = (), **kwargs: Any) -> ScriptedPlacement:
             if avoid:
                 raise ResourceExhausted("all workers are busy")
-            return await super().open(*args, avoid=avoid, **kwargs)
+            return await super().place(*args, avoid=avoid, **kwargs)
 
     router = Busy([breaks(2), None])
     reader, _ = await run(router, asking([1], 9), limit=1)
@@ -379,10 +402,10 @@ async def test_with_all_others_busy_it_goes_back_to_where_it_broke() -> None:
 
 async def test_it_goes_back_only_once_it_broke_everywhere() -> None:
     router = ScriptedRouter(breaks(1), breaks(1))
-    reader, migration = await run(router, asking([1], 9), limit=5)
+    reader, delivery = await run(router, asking([1], 9), limit=5)
     assert isinstance(reader.error, Disconnected)
     assert reader.tokens_seen == answer_to([1], 6)
-    assert migration.migrations == 5
+    assert delivery.history.migrations == 5
     assert router.asked == [0, 1] * 3
 
 
@@ -408,13 +431,13 @@ async def test_when_nobody_is_left_the_original_error_is_told() -> None:
 async def test_a_client_that_leaves_before_it_goes_back_is_not_waited_for() -> None:
     router = ScriptedRouter(breaks(2))
     reader, context = Reader(), Context()
-    migration = Migration(router, asking([1], 9), context, reader, limit=5, pause=3600)  # type: ignore[arg-type]
-    await migration.start()
+    delivery = delivering(router, asking([1], 9), context, reader, limit=5, pause=3600)
+    await delivery.start()
     await router.nobody_left.wait()
     context.kill()
-    await migration.close()
+    await delivery.close()
     assert router.asked == [0]
-    assert [move.outcome for move in migration.moves] == ["cancelled"]
+    assert [move.outcome for move in delivery.history.moves] == ["cancelled"]
 
 
 async def test_an_answer_that_broke_after_its_last_token_is_complete() -> None:
@@ -424,10 +447,10 @@ async def test_an_answer_that_broke_after_its_last_token_is_complete() -> None:
         request = PreprocessedRequest(token_ids=[1], stop_conditions=conditions)
         for limit in (0, 1):
             router = ScriptedRouter(breaks(4), None)
-            client, migration = await told(router, request, limit)
+            client, delivery = await told(router, request, limit)
             assert client.finished
             assert (client.finished.reason, client.finished.usage.completion_tokens) == (reason, 4)
-            assert migration.migrations == 0
+            assert delivery.history.migrations == 0
 
 
 async def test_requests_with_state_at_the_worker_do_not_move() -> None:
@@ -441,9 +464,9 @@ async def test_requests_with_state_at_the_worker_do_not_move() -> None:
 async def test_requests_that_cannot_be_gone_on_with_are_begun_anew_as_long_as_nothing_was_said() -> None:
     guided = asking([1], 9, sampling_options=SamplingOptions(guided_decoding={"json": {}}))
     router = ScriptedRouter(breaks(0), None)
-    reader, migration = await run(router, guided, limit=3)
+    reader, delivery = await run(router, guided, limit=3)
     assert reader.tokens_seen == answer_to([1], 9)
-    assert (migration.migrations, migration.restarts) == (1, 1)
+    assert (delivery.history.migrations, delivery.history.restarts) == (1, 1)
 
 
 async def test_a_request_in_text_is_begun_anew_as_long_as_nothing_was_said() -> None:
@@ -452,11 +475,11 @@ async def test_a_request_in_text_is_begun_anew_as_long_as_nothing_was_said() -> 
         router = ScriptedRouter(None, None)
         router.workers = {0: Speaking(router, *said), 1: Speaking(router, chunk, error=None)}
         reader = Reader()
-        migration = Migration(router, {"messages": []}, Context(), reader, limit=3, pause=0)  # type: ignore[arg-type]
-        await migration.start()
+        delivery = delivering(router, {"messages": []}, Context(), reader, limit=3)
+        await delivery.start()
         async with asyncio.timeout(PATIENCE):
             await reader.done.wait()
-        await migration.close()
+        await delivery.close()
         assert reader.items == [chunk]
         assert router.asked == asked
 
@@ -482,14 +505,14 @@ async def test_what_was_cached_of_an_answer_is_not_counted_as_prompt() -> None:
 
 async def test_a_fault_in_finding_the_next_worker_is_told() -> None:
     class Faulty(ScriptedRouter):
-        async def open(self, *args: Any, **kwargs: Any) -> ScriptedPlacement:
+        async def place(self, *args: Any, **kwargs: Any) -> ScriptedPlacement:
             if self.placements:
                 raise RuntimeError("a fault")
-            return await super().open(*args, **kwargs)
+            return await super().place(*args, **kwargs)
 
-    reader, migration = await run(Faulty(breaks(1), None), asking([1], 9), limit=3)
+    reader, delivery = await run(Faulty(breaks(1), None), asking([1], 9), limit=3)
     assert isinstance(reader.error, Disconnected)
-    assert [move.outcome for move in migration.moves] == ["failure"]
+    assert [move.outcome for move in delivery.history.moves] == ["failure"]
 
 
 class Speaking(Scripted):
@@ -512,19 +535,19 @@ class Speaking(Scripted):
 async def test_text_without_ids_cannot_be_gone_on_from() -> None:
     router = ScriptedRouter(None, None)
     router.workers[0] = Speaking(router, EngineOutput(token_ids=[5]), EngineOutput(text="Hello"))
-    reader, migration = await run(router, asking([1], 9), limit=3)
+    reader, delivery = await run(router, asking([1], 9), limit=3)
     assert isinstance(reader.error, Disconnected)
     assert router.asked == [0]
-    assert migration.migrations == 0
+    assert delivery.history.migrations == 0
 
 
 async def test_text_that_comes_with_its_ids_is_gone_on_from() -> None:
     router = ScriptedRouter(None, None)
     router.workers[0] = Speaking(router, EngineOutput(token_ids=answer_to([1], 1), text="Hello"))
-    reader, migration = await run(router, asking([1], 9), limit=3)
+    reader, delivery = await run(router, asking([1], 9), limit=3)
     assert reader.error is None
     assert reader.tokens_seen == answer_to([1], 9)
-    assert migration.migrations == 1
+    assert delivery.history.migrations == 1
 
 
 async def test_text_says_that_the_prompt_is_computed() -> None:
@@ -537,14 +560,14 @@ async def test_text_says_that_the_prompt_is_computed() -> None:
 async def test_a_request_nobody_wants_any_more_does_not_move() -> None:
     context = Context()
     context.stop_generating()
-    reader, migration = await run(ScriptedRouter(breaks(1), None), asking([1], 9), limit=3, context=context)
+    reader, delivery = await run(ScriptedRouter(breaks(1), None), asking([1], 9), limit=3, context=context)
     assert isinstance(reader.error, Disconnected)
-    assert migration.migrations == 0
+    assert delivery.history.migrations == 0
 
 
 async def test_a_clients_mistake_is_not_tried_elsewhere() -> None:
     class Refusing(ScriptedRouter):
-        async def open(self, *_: Any, **__: Any) -> ScriptedPlacement:
+        async def place(self, *_: Any, **__: Any) -> ScriptedPlacement:
             worker = Scripted(self, [None])
             worker.send = lambda *a, **k: a[2].fail(InvalidArgument("no"))  # type: ignore[method-assign]
             return ScriptedPlacement(0, worker)

@@ -1,4 +1,4 @@
-"""What flags mean to other rooms: the router's, and the files they name (engine arguments, request template)."""
+"""The files that flags name: engine arguments and request template."""
 
 from __future__ import annotations
 
@@ -8,18 +8,7 @@ from typing import Any
 import msgspec
 
 from dynamo.run.errors import RunError
-from dynamo.run.grammar import Command
 from dynamo.serving.request_template import RequestTemplate
-
-
-def router_flags(command: Command) -> dict[str, Any]:
-    """As `RouterConfig.from_env` takes them."""
-    return {
-        "router_mode": command.router_mode,
-        "kv_overlap_score_weight": command.kv_overlap_score_weight,
-        "router_temperature": command.router_temperature,
-        "use_kv_events": command.use_kv_events,
-    }
 
 
 def request_template(path: str | None) -> RequestTemplate | None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.router.kv.choice.prompt_estimate import rough_tokens
+from dynamo.router.kv.choice.prompt_estimate import estimate_tokens
 
 
 @pytest.mark.parametrize(
@@ -23,13 +23,13 @@ from dynamo.router.kv.choice.prompt_estimate import rough_tokens
     ],
 )
 def test_text_counts_a_quarter_of_its_characters_and_tokens_one_each(request_body: Any, tokens: int) -> None:
-    assert rough_tokens(request_body) == tokens
+    assert estimate_tokens(request_body) == tokens
 
 
 def test_depth_does_no_harm() -> None:
     nested: Any = "x" * 399
     for _ in range(100_000):
         nested = {"content": [nested]}
-    assert rough_tokens(nested) == 100
+    assert estimate_tokens(nested) == 100
     while isinstance(nested, dict):  # freed piece by piece: the interpreter may not go that deep
         nested = nested["content"][0]

@@ -1,0 +1,53 @@
+"""How a request is continued by another worker: prompt and generated tokens together become the new prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import structs
+
+from dynamo.protocols.engine import PreprocessedRequest, Usage
+
+
+def continuation(request: PreprocessedRequest, generated: Sequence[int]) -> PreprocessedRequest:
+    """The request that continues after `generated`; its limits shrink by what was already delivered."""
+    conditions = request.stop_conditions
+    return structs.replace(
+        request,
+        token_ids=[*request.token_ids, *generated],
+        stop_conditions=structs.replace(
+            conditions,
+            max_tokens=_remaining(conditions.max_tokens, generated),
+            min_tokens=_remaining(conditions.min_tokens, generated),
+        ),
+    )
+
+
+def is_complete(request: PreprocessedRequest, generated: Sequence[int]) -> bool:
+    """Whether the last of the generated tokens ended the answer."""
+    if not generated:
+        return False
+    conditions = request.stop_conditions
+    if conditions.max_tokens is not None and len(generated) >= conditions.max_tokens:
+        return True
+    ends = (conditions.stop_token_ids or []) + (conditions.stop_token_ids_hidden or [])
+    return generated[-1] in ends and len(generated) >= (conditions.min_tokens or 0)
+
+
+def can_continue(request: Any) -> bool:
+    """Whether another worker can take over after some output: it needs token ids, and no guided-decoding state."""
+    return isinstance(request, PreprocessedRequest) and request.sampling_options.guided_decoding is None
+
+
+def count_prompt(usage: Usage, tokens: int) -> None:
+    """Correct the usage of a continuation, whose worker counted what earlier workers generated as prompt."""
+    usage.prompt_tokens = tokens
+    details = usage.prompt_tokens_details or {}
+    cached = details.get("cached_tokens")
+    if isinstance(cached, int):
+        usage.prompt_tokens_details = {**details, "cached_tokens": min(cached, tokens)}
+
+
+def _remaining(limit: int | None, generated: Sequence[int]) -> int | None:
+    return None if limit is None else max(0, limit - len(generated))

@@ -1,0 +1,181 @@
+"""The choice of a worker by cost, and the explanation of it: both read the same columns."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from msgspec import Struct
+
+from dynamo.protocols.errors import Unavailable
+from dynamo.protocols.kv import WorkerRank
+from dynamo.router.kv.choice.cost import CostConfig, Costs, cost_columns
+from dynamo.router.kv.choice.fleet import Fleet
+from dynamo.router.kv.index.overlaps import Overlap, Overlaps
+from dynamo.router.kv.load.book import Loads
+
+_NO_OVERLAP = Overlap()
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """One worker as the choice saw it. The four parts add up to `cost`."""
+
+    worker: WorkerRank
+    overlap: Overlap
+    cached_blocks: float
+    """Overlap weighted by tier, or what is being computed there for another request if that is more."""
+    prefill_tokens: int
+    """What this prompt would have to compute there."""
+    waiting_tokens: int
+    decode_blocks: int
+    """Blocks in use there once this prompt has joined."""
+    requests: int
+    cost: float
+    work: float
+    waiting: float
+    crowding: float
+    spreading: float
+
+
+class Choice(Struct, kw_only=True):
+    """The chosen worker and what the costs were computed from, so that they can be computed again when asked for."""
+
+    worker: WorkerRank
+    at: int
+    prompt_tokens: int
+    prompt_blocks: int
+    cached_blocks: float
+    """What the chosen worker need not compute."""
+    prefill_tokens: int
+    """What it has to compute."""
+    draw: float | None
+    """The random number behind a choice by temperature or among equals; None when nothing was drawn."""
+    fleet: Fleet
+    loads: Loads
+    overlaps: Overlaps
+    config: CostConfig
+    recomputed: Costs | None = None
+
+    @property
+    def overlap(self) -> Overlap:
+        """What the chosen worker has cached of the prompt."""
+        return self._overlap(self.at)
+
+    @property
+    def costs(self) -> list[float]:
+        return self._columns().total
+
+    @property
+    def chosen(self) -> Candidate:
+        return self.candidate(self.at)
+
+    def cached(self) -> list[float]:
+        """Blocks of the prompt that each candidate need not compute."""
+        return self._columns().cached
+
+    def candidates(self) -> list[Candidate]:
+        return [self.candidate(at) for at in range(len(self.fleet.workers))]
+
+    def candidate(self, at: int) -> Candidate:
+        columns, loads = self._columns(), self.loads
+        return Candidate(
+            worker=self.fleet.workers[at],
+            overlap=self._overlap(at),
+            cached_blocks=columns.cached[at],
+            prefill_tokens=self.prompt_tokens - round(columns.cached[at] * self.fleet.block_size),
+            waiting_tokens=int(loads.prefill_tokens[at]),
+            decode_blocks=int(loads.active_blocks[at] + self.prompt_blocks - loads.shared_blocks[at]),
+            requests=int(loads.requests[at]),
+            cost=columns.total[at],
+            work=columns.work[at],
+            waiting=columns.waiting[at],
+            crowding=columns.crowding[at],
+            spreading=columns.spreading[at],
+        )
+
+    @property
+    def best_overlap(self) -> Candidate:
+        """The candidate that holds most of the prompt; the chosen one among equals."""
+        cached = self.cached()
+        return self.candidate(max(range(len(cached)), key=lambda at: (cached[at], at == self.at)))
+
+    @property
+    def passed_over(self) -> str | None:
+        """Why the worker that holds most of the prompt was not chosen; None when it was."""
+        best, chosen = self.best_overlap, self.chosen
+        if best.worker == chosen.worker:
+            return None
+        more = best.cached_blocks - chosen.cached_blocks
+        head = f"worker {best.worker.worker_id} rank {best.worker.dp_rank} holds {more:g} blocks more"
+        if best.cost <= chosen.cost:
+            return f"{head} and costs no more: the draw went elsewhere"
+        reasons = {
+            f"{best.waiting_tokens} prompt tokens wait there": best.waiting - chosen.waiting,
+            f"{best.requests} requests run there, with {best.decode_blocks} blocks in use": best.crowding
+            - chosen.crowding,
+            "it has had more than its share of the traffic": best.spreading - chosen.spreading,
+            "computing there delays others more": best.work - chosen.work,
+        }
+        return f"{head}, but {max(reasons, key=lambda reason: reasons[reason])}"
+
+    def _overlap(self, at: int) -> Overlap:
+        slots = self.fleet.slots(self.overlaps.workers)
+        slot = at if slots is None else slots[at]
+        return self.overlaps.at(slot) if slot >= 0 else _NO_OVERLAP
+
+    def _columns(self) -> Costs:
+        if self.recomputed is None:
+            self.recomputed = cost_columns(
+                self.prompt_tokens, self.prompt_blocks, self.fleet, self.overlaps, self.loads, self.config
+            )
+        return self.recomputed
+
+
+def choose(
+    prompt_tokens: int,
+    prompt_blocks: int,
+    fleet: Fleet,
+    overlaps: Overlaps,
+    loads: Loads,
+    config: CostConfig,
+    rng: random.Random,
+) -> Choice:
+    """The cheapest worker; equals, and with a temperature all, by chance."""
+    if not fleet.workers:
+        raise Unavailable("no worker to choose from")
+    columns = cost_columns(prompt_tokens, prompt_blocks, fleet, overlaps, loads, config)
+    at, draw = _pick(columns.total, config.temperature, rng)
+    # The columns are not kept: thousands of numbers that few ask for, and keeping them would cool the cache.
+    return Choice(
+        worker=fleet.workers[at],
+        at=at,
+        prompt_tokens=prompt_tokens,
+        prompt_blocks=prompt_blocks,
+        cached_blocks=columns.cached[at],
+        prefill_tokens=prompt_tokens - round(columns.cached[at] * fleet.block_size),
+        draw=draw,
+        fleet=fleet,
+        loads=loads,
+        overlaps=overlaps,
+        config=config,
+    )
+
+
+def _pick(costs: list[float], temperature: float, rng: random.Random) -> tuple[int, float | None]:
+    lowest = min(costs)
+    spread = (max(costs) - lowest) * temperature if temperature else 0.0
+    if spread:
+        weights = [math.exp((lowest - cost) / spread) for cost in costs]
+        draw = rng.random()
+        mark = draw * sum(weights)
+        for at, weight in enumerate(weights):
+            mark -= weight
+            if mark < 0:
+                return at, draw
+        return costs.index(lowest), draw
+    first = costs.index(lowest)
+    if lowest not in costs[first + 1 :]:
+        return first, None
+    tied = [at for at, cost in enumerate(costs) if cost == lowest]
+    draw = rng.random()
+    return tied[int(draw * len(tied))], draw

@@ -1,0 +1,381 @@
+"""The KV-aware router of one model: hashes the prompt, asks the index and the load book, chooses and books."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from time import perf_counter
+from typing import Any
+
+from dynamo.kv.hashing import PromptHashes
+from dynamo.protocols.card import ModelRuntimeConfig
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
+from dynamo.protocols.instance import Instance
+from dynamo.protocols.kv import WorkerRank
+from dynamo.router.active_requests import ActiveRequests, KvPlacement
+from dynamo.router.config import RouterConfig
+from dynamo.router.decision import Decision
+from dynamo.router.kv.choice.choose import Choice, choose
+from dynamo.router.kv.choice.cost import CostConfig
+from dynamo.router.kv.choice.fleet import Capacity, Fleet, Membership
+from dynamo.router.kv.choice.prompt_estimate import estimate_tokens
+from dynamo.router.kv.choice.queue import Queue, RequestToPlace
+from dynamo.router.kv.index.approximate import ApproximateIndex
+from dynamo.router.kv.index.index import Index
+from dynamo.router.kv.index.overlaps import Overlaps
+from dynamo.router.kv.load.book import LoadBook
+from dynamo.router.kv.sync.follow import Follower
+from dynamo.router.kv.sync.rank_sync import FollowConfig
+from dynamo.router.kv.sync.replicas import Replicas
+from dynamo.router.overhead import ChoiceTimer, Overhead
+from dynamo.router.placement import DECISIONS_KEPT, WorkerLoad, check_pinned
+from dynamo.router.prefix_copies import PrefixCopies
+from dynamo.router.reported import NOTHING, ReportedLoads
+from dynamo.router.stats import RouterStats
+from dynamo.router.thresholds import Thresholds
+from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.instances import InstanceSet
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 30.0
+
+
+class KvAwareRouter:
+    def __init__(
+        self,
+        config: RouterConfig,
+        instances: InstanceSet,
+        runtime: DistributedRuntime,
+        block_size: int,
+        runtime_of: Callable[[int], ModelRuntimeConfig],
+        *,
+        follow: FollowConfig | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.instances = instances
+        self.decisions: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
+        self.overhead = Overhead()
+        self.stats = RouterStats(overhead=self.overhead)
+        self.index = Index()
+        self.approximate = None if config.use_kv_events else ApproximateIndex(ttl=config.ttl)
+        self.book = LoadBook()
+        self._config = config
+        self._cost = config.cost
+        self._runtime = runtime
+        self._block_size = block_size
+        self._hashes = PromptHashes(block_size)
+        self._runtime_of = runtime_of
+        self._rng = rng or random.Random()
+        self._thresholds = config.thresholds()
+        self._reported: ReportedLoads | None = None
+        self._membership = Membership(block_size)
+        self._queue: Queue[KvPlacement] = Queue(config.queue_policy, self._choose_and_book, self._allowed)
+        self.follower = (
+            Follower(
+                runtime,
+                instances,
+                self.index,
+                self._membership.ranks,
+                self.stats,
+                block_size=block_size,
+                config=follow,
+            )
+            if self.approximate is None and config.overlap_weight
+            else None
+        )
+        self.replicas = (
+            Replicas(runtime.events, instances, self.book, self.approximate, self.stats, self._queue.dispatch)
+            if config.replica_sync
+            else None
+        )
+        self._active = ActiveRequests(self.book, self.approximate, self.replicas, self.follower, self._queue.dispatch)
+        self._copies = (
+            PrefixCopies(self._active, instances, self._membership, self.stats)
+            if self.follower and config.copy_prefixes
+            else None
+        )
+        self._unfollow: Callable[[], None] = lambda: None
+        self._sweeping: asyncio.Task[None] | None = None
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return self._thresholds
+
+    @thresholds.setter
+    def thresholds(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._follow_reports()
+        self._queue.dispatch()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def waiting_tokens(self) -> int:
+        return sum(request.prompt_tokens for request in self._queue)
+
+    @property
+    def active(self) -> int:
+        return len(self.book)
+
+    @property
+    def known_blocks(self) -> int:
+        if self.approximate is not None:
+            return len(self.approximate)
+        return sum(self.index.blocks(worker) for worker in self.index.workers)
+
+    def start(self) -> None:
+        # In this order: a new instance may at once get a request that waited, which the other routers are told of, and
+        # the follower asks the membership for an instance's ranks.
+        if self.replicas:
+            self.replicas.start()
+        self._unfollow = self.instances.follow(self.instance_changed)
+        if self.follower:
+            self.follower.start()
+        self._sweeping = asyncio.create_task(self._sweep())
+        self._follow_reports()
+
+    async def close(self) -> None:
+        self._unfollow()
+        self._queue.refuse_all(self.instances.nobody)
+        if self._sweeping is None:
+            return
+        self._sweeping.cancel()
+        await asyncio.gather(self._sweeping, return_exceptions=True)
+        self._sweeping = None
+        self._active.detach()
+        reported, self._reported = self._reported, None
+        for part in (self._copies, self.follower, self.replicas, reported):
+            if part:
+                await part.close()
+
+    async def place(
+        self,
+        request: Any,
+        *,
+        request_id: str = "",
+        group: object = None,
+        pinned: int | None = None,
+        avoid: Collection[int] = (),
+        cost: CostConfig | None = None,
+        copies: bool = True,
+        learn: bool = True,
+    ) -> KvPlacement:
+        """As `Router` says; the last three are as in `RequestToPlace`."""
+        timer = self.overhead.timer()
+        pending = self._request_to_place(request, request_id, pinned, avoid)
+        pending.group, pending.cost, pending.copies, pending.learn = group, cost, copies and pinned is None, learn
+        if timer:
+            timer.hashed = perf_counter()
+        if not self._queue:
+            placement = self._choose_and_book(pending, arriving=True, timer=timer)
+            if placement:
+                if timer:
+                    timer.placed()
+                return placement
+        elif self._thresholds:
+            self._below_thresholds(self._candidates(pending), pending)
+        if len(self._queue) >= self._config.queue_limit * max(1, len(self.instances)):
+            self.stats.rejected += 1
+            self.stats.queue_full += 1
+            raise RouterQueueLimitExceeded(f"{len(self._queue)} requests wait already. Please retry shortly.")
+        self.stats.queued += 1
+        return await self._queue.wait(pending, self._uncached(pending))
+
+    def peek(self, request: PreprocessedRequest, cost: CostConfig | None = None, *, everyone: bool = False) -> Choice:
+        """What would be chosen now, without booking; with `everyone`, from draining and busy workers too."""
+        draining = () if everyone else [id for id in self.instances.ids() if self.instances.channel(id).draining]
+        pending = self._request_to_place(request, "", None, draining)
+        fleet = self._candidates(pending)
+        if self._thresholds and not everyone:
+            fleet = self._below_thresholds(fleet, pending)
+        now = asyncio.get_running_loop().time()
+        loads = self.book.loads(fleet.workers, pending.chain, now)
+        overlaps = self._overlaps(pending.chain, now)
+        return choose(pending.prompt_tokens, len(pending.chain), fleet, overlaps, loads, cost or self._cost, self._rng)
+
+    def loads(self) -> list[WorkerLoad]:
+        """What this router has booked and other routers have announced."""
+        workers = self._membership.workers
+        loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
+        columns = zip(workers, loads.active_blocks, loads.prefill_tokens, strict=True)
+        return [WorkerLoad(worker, int(blocks), int(tokens)) for worker, blocks, tokens in columns]
+
+    def _request_to_place(
+        self, request: Any, request_id: str, pinned: int | None, avoid: Collection[int]
+    ) -> RequestToPlace:
+        arrived = asyncio.get_running_loop().time()
+        if not isinstance(request, PreprocessedRequest):
+            return RequestToPlace(
+                request=request,
+                request_id=request_id,
+                chain=(),
+                prompt_tokens=estimate_tokens(request),
+                pinned=pinned,
+                avoid=avoid,
+                arrived=arrived,
+            )
+        routing = request.routing
+        return RequestToPlace(
+            request=request,
+            request_id=request_id,
+            chain=self._hashes.of(
+                request.token_ids,
+                lora_name=routing.lora_name if routing else None,
+                cache_salt=routing.cache_salt if routing else None,
+            ),
+            prompt_tokens=len(request.token_ids),
+            priority=(routing.priority or 0) if routing else 0,
+            pinned=pinned,
+            dp_rank=routing.dp_rank if routing else None,
+            avoid=avoid,
+            arrived=arrived,
+        )
+
+    def _choose_and_book(
+        self,
+        pending: RequestToPlace,
+        awaited: Collection[WorkerRank] = (),
+        *,
+        arriving: bool = False,
+        timer: ChoiceTimer | None = None,
+    ) -> KvPlacement | None:
+        """None when the request must wait: all workers it may go to have too much to do, or others wait for them."""
+        fleet = self._candidates(pending)
+        if awaited:
+            fleet = self._membership.only([worker for worker in fleet.workers if worker not in awaited])
+        if self._thresholds:
+            fleet = self._below_thresholds(fleet, pending, refuse=arriving)
+        now = asyncio.get_running_loop().time()
+        loads = self.book.loads(fleet.workers, pending.chain, now)
+        limit = self._config.queue_threshold
+        if limit is not None and all(
+            waiting > limit * batch for waiting, batch in zip(loads.prefill_tokens, fleet.batch_tokens, strict=True)
+        ):
+            return None
+        if timer:
+            timer.looked_up = perf_counter()
+        overlaps = self._overlaps(pending.chain, now)
+        if timer:
+            timer.matched = perf_counter()
+        cost = pending.cost or self._cost
+        choice = choose(pending.prompt_tokens, len(pending.chain), fleet, overlaps, loads, cost, self._rng)
+        if pending.pinned is None and self.instances.channel(choice.worker.worker_id).draining:
+            # Asking every instance each time whether it drains would cost more than choosing again.
+            pending.avoid = {*pending.avoid, choice.worker.worker_id}
+            return self._choose_and_book(pending, awaited, arriving=arriving, timer=timer)
+        return self._book(pending, choice, now)
+
+    def _book(self, pending: RequestToPlace, choice: Choice, now: float) -> KvPlacement:
+        worker = choice.worker
+        decision = Decision(
+            request_id=pending.request_id,
+            time=time.time(),
+            mode="kv",
+            worker_id=worker.worker_id,
+            dp_rank=self._membership.rank_to_name(worker),
+            pinned=pending.pinned is not None,
+            considered=len(choice.fleet.workers),
+            waited=now - pending.arrived,
+            choice=choice,
+        )
+        placement = self._active.book(
+            self.instances.channel(worker.worker_id),
+            worker,
+            pending.chain,
+            now=now,
+            prompt_tokens=pending.prompt_tokens,
+            prefill_tokens=choice.prefill_tokens,
+            group=pending.group,
+            learn=pending.learn,
+            decision=decision,
+            dp_rank=decision.dp_rank,
+        )
+        if self._copies and pending.copies and self._sweeping:
+            self._copies.consider(pending.request, placement, choice, pending.request_id)
+        self.decisions.append(decision)
+        self.stats.requests += 1
+        best = max(choice.overlaps.device, default=0)
+        self.stats.chosen(choice.overlap.device, best, len(pending.chain))
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("request %s: %s", pending.request_id, decision)
+        return placement
+
+    def _allowed(self, pending: RequestToPlace) -> list[WorkerRank]:
+        return self._candidates(pending).workers
+
+    def _overlaps(self, chain: Sequence[int], now: float) -> Overlaps:
+        return self.index.match(chain) if self.approximate is None else self.approximate.match(chain, now)
+
+    def _uncached(self, pending: RequestToPlace) -> int:
+        overlaps = self._overlaps(pending.chain, asyncio.get_running_loop().time())
+        best = max(overlaps.device, default=0)
+        return pending.prompt_tokens - best * self._block_size
+
+    def _candidates(self, pending: RequestToPlace) -> Fleet:
+        if pending.pinned is not None:
+            check_pinned(self.instances, pending.pinned)
+            ids: Sequence[int] = (pending.pinned,)
+        else:
+            ids = self.instances.fit(pending.avoid)
+        fleet = self._membership.fleet(ids)
+        if pending.dp_rank is not None:
+            fleet = self._of_rank(fleet, pending.dp_rank)
+        if not fleet.workers:
+            raise self.instances.nobody()
+        return fleet
+
+    def _of_rank(self, fleet: Fleet, dp_rank: int) -> Fleet:
+        if all(worker.dp_rank == dp_rank for worker in fleet.workers):
+            return fleet
+        ranks = [worker for worker in fleet.workers if worker.dp_rank == dp_rank]
+        if not ranks:
+            raise InvalidRequest(f"nvext.dp_rank: no worker has a rank {dp_rank}.", "nvext.dp_rank", "invalid_value")
+        return self._membership.only(ranks)
+
+    def _below_thresholds(self, fleet: Fleet, pending: RequestToPlace, *, refuse: bool = True) -> Fleet:
+        """The ranks below the thresholds. Where there are none, the request is refused if it may be."""
+        loads = self.book.loads(fleet.workers, pending.chain, asyncio.get_running_loop().time())
+        reported = self._reported.get if self._reported else lambda _: NOTHING
+        card, busy = self._runtime_of, self._thresholds.busy
+        free = [
+            worker
+            for worker, tokens, blocks in zip(fleet.workers, loads.prefill_tokens, loads.active_blocks, strict=True)
+            if not busy(card(worker.worker_id), reported(worker), tokens, blocks)
+        ]
+        if refuse and not free:
+            self.stats.rejected += 1
+            raise ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
+        return fleet if len(free) == len(fleet.workers) else self._membership.only(free)
+
+    def instance_changed(self, instance_id: int, instance: Instance | None) -> None:
+        for worker in self._membership.drop(instance_id):
+            self.book.remove_worker(worker)
+            if self.approximate is not None:
+                self.approximate.remove_worker(worker)
+        if instance is not None:
+            size = self._runtime_of(instance_id)
+            capacity = Capacity(total_blocks=size.total_kv_blocks, max_batched_tokens=size.max_num_batched_tokens)
+            for worker in self._membership.put(instance_id, max(1, size.data_parallel_size), capacity):
+                self.book.add_worker(worker)
+        self._queue.dispatch()
+
+    def _follow_reports(self) -> None:
+        """Load reports matter only for thresholds, so they are followed once one is set."""
+        if self._thresholds and self._reported is None and self._sweeping:
+            self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats, self._queue.dispatch)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = asyncio.get_running_loop().time()
+            if self.approximate is not None:
+                self.approximate.expire(now)
+            self._queue.dispatch()

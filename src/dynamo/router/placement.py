@@ -1,0 +1,155 @@
+"""The router seam: a router chooses an instance for a request and books the request there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.kv import WorkerRank
+from dynamo.router.decision import Decision
+from dynamo.router.stats import RouterStats
+from dynamo.router.thresholds import Thresholds
+from dynamo.runtime.instances import InstanceSet
+from dynamo.runtime.plane.base import Channel
+
+DECISIONS_KEPT = 256
+"""The latest decisions of a router, for inspection."""
+
+
+class WorkerLoad(Struct, frozen=True):
+    """The known load of one rank of a worker."""
+
+    worker: WorkerRank
+    decode_blocks: int
+    prefill_tokens: int
+
+
+class Account(Protocol):
+    """Where placements are counted. Each method is called at most once per placement."""
+
+    def connected(self, placement: Placement) -> None:
+        """Its instance was reached."""
+
+    def prompt_computed(self, placement: Placement) -> None: ...
+
+    def released(self, placement: Placement) -> None: ...
+
+
+class Placement:
+    """A request booked at one instance, from the choice to the release.
+
+    The holder calls `first_token` when the prompt is computed and `release` however the request ends.
+    """
+
+    __slots__ = ("_account", "channel", "computed", "decision", "dp_rank", "instance_id", "released")
+
+    def __init__(
+        self,
+        account: Account,
+        instance_id: int,
+        channel: Channel,
+        decision: Decision | None = None,
+        dp_rank: int | None = None,
+    ) -> None:
+        self._account = account
+        self.instance_id = instance_id
+        self.channel = channel
+        self.decision = decision
+        """None for what the router itself sends."""
+        self.dp_rank = dp_rank
+        """The rank the worker must use; None leaves it to the worker."""
+        self.computed = False
+        self.released = False
+
+    async def connect(self) -> None:
+        """Reach the instance; if that fails, the booking is released."""
+        if not self.channel.ready:
+            try:
+                await self.channel.open()
+            except BaseException:
+                self.release()
+                raise
+        self._account.connected(self)
+
+    def first_token(self) -> None:
+        """The prompt is computed. Further calls do nothing."""
+        if not self.computed and not self.released:
+            self.computed = True
+            self._account.prompt_computed(self)
+
+    def release(self) -> None:
+        """Take the request off the books. Further calls do nothing."""
+        if not self.released:
+            self.released = True
+            self._account.released(self)
+
+
+class Router(Protocol):
+    """Places the requests of one model on its instances."""
+
+    instances: InstanceSet
+    decisions: deque[Decision]
+    stats: RouterStats
+    thresholds: Thresholds
+    """May be set at any time."""
+
+    def start(self) -> None:
+        """Begin to follow what the workers publish."""
+
+    async def close(self) -> None:
+        """Stop following. Placements that are still held stay valid."""
+
+    async def place(
+        self,
+        request: Any,
+        *,
+        request_id: str = "",
+        group: object = None,
+        pinned: int | None = None,
+        avoid: Collection[int] = (),
+    ) -> Placement:
+        """Choose an instance and book the request there; a `pinned` instance is taken if it is there at all.
+
+        Requests of one `group` are the choices of one client request. Raises Unavailable when there is no instance to
+        choose, ResourceExhausted when all are busy beyond the thresholds.
+        """
+
+    def loads(self) -> list[WorkerLoad]:
+        """Of the workers that are there; empty where load is not tracked."""
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of the requests in the router's queue."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the router's queue."""
+
+    @property
+    def active(self) -> int:
+        """Requests placed and not yet ended, including those other routers have announced."""
+
+    @property
+    def known_blocks(self) -> int:
+        """KV blocks believed to be cached, counted once per worker; 0 where caches are not looked at."""
+
+
+def pinned_instance(request: Any) -> int | None:
+    """The instance that the client has named for its request."""
+    if isinstance(request, PreprocessedRequest):
+        return request.routing.backend_instance_id if request.routing else None
+    if isinstance(request, dict):
+        nvext = request.get("nvext")
+        return nvext.get("backend_instance_id") if isinstance(nvext, dict) else None
+    return None
+
+
+def check_pinned(instances: InstanceSet, instance_id: int) -> None:
+    if instance_id not in instances:
+        message = f"there is no instance {instance_id} of {instances.name} (any more)."
+        raise InvalidRequest(message, "nvext.backend_instance_id", "instance_not_found")

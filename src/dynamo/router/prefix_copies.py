@@ -1,0 +1,112 @@
+"""Sends prefixes that many requests share to idle workers, so that later requests find them cached there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Any
+
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import DynamoException
+from dynamo.router.active_requests import ActiveRequests, KvPlacement
+from dynamo.router.delivery import Delivery
+from dynamo.router.kv.choice.choose import Choice
+from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_places, prefix_of
+from dynamo.router.kv.choice.fleet import Membership
+from dynamo.router.stats import RouterStats
+from dynamo.runtime import Context
+from dynamo.runtime.instances import InstanceSet
+
+log = logging.getLogger(__name__)
+
+
+class PrefixCopies:
+    def __init__(
+        self, active: ActiveRequests, instances: InstanceSet, membership: Membership, stats: RouterStats
+    ) -> None:
+        self._active = active
+        self._instances = instances
+        self._membership = membership
+        self._stats = stats
+        self._recent = RecentCopies()
+        self._sending: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Copies that were sent already are computed all the same."""
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    def consider(self, request: Any, placement: KvPlacement, choice: Choice, request_id: str) -> None:
+        """A request was just placed: send its prefix to idle workers if enough requests share it."""
+        if not placement.chain or not _copyable(request):
+            return
+        block_size = choice.fleet.block_size
+        depth, sharing = self._active.shared_prefix(placement, LEAST_SHARING)
+        if depth * block_size < LEAST_TOKENS:
+            return
+        now = asyncio.get_running_loop().time()
+        last = placement.chain[depth - 1]
+        for at, missing in idle_places(choice, depth, sharing, self._recent.of(last, now)):
+            worker = choice.fleet.workers[at]
+            self._recent.add(worker, last, now)
+            copy = self._active.book(
+                self._instances.channel(worker.worker_id),
+                worker,
+                placement.chain[:depth],
+                now=now,
+                prompt_tokens=0,
+                prefill_tokens=missing * block_size,
+                copy=True,
+                dp_rank=self._membership.rank_to_name(worker),
+            )
+            self._stats.copies += 1
+            self._stats.copied_blocks += missing
+            log.debug(
+                "request %s: worker %x rank %d is idle and computes its first %d blocks ahead: %d running requests "
+                "share them", request_id, worker.worker_id, worker.dp_rank, depth, sharing,
+            )  # fmt: skip
+            self._send(prefix_of(request, depth * block_size), copy, f"copy-{copy.key}-of-{request_id}")
+
+    def _send(self, prefix: PreprocessedRequest, copy: KvPlacement, name: str) -> None:
+        async def booked(*_: Any, **__: Any) -> KvPlacement:
+            return copy
+
+        sink = _Discard(copy.instance_id)
+        delivery = Delivery(booked, self._instances, prefix, Context(name), sink, pinned=copy.instance_id)
+        task = asyncio.create_task(delivery.start())
+        self._sending.add(task)
+        task.add_done_callback(partial(self._sent, copy, sink))
+
+    def _sent(self, copy: KvPlacement, sink: _Discard, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        if task.cancelled():
+            copy.release()
+        elif error := task.exception():
+            copy.release()
+            if isinstance(error, DynamoException):
+                sink.fail(error)
+            else:
+                log.error("a prefix could not be computed ahead: %s", error, exc_info=error)
+
+
+class _Discard:
+    """The reader of a copy's stream: only its booking matters."""
+
+    def __init__(self, instance_id: int) -> None:
+        self._instance_id = instance_id
+
+    def tokens(self, ids: list[int]) -> None: ...
+
+    def item(self, value: Any) -> None: ...
+
+    def end(self) -> None: ...
+
+    def fail(self, error: DynamoException) -> None:
+        log.debug("worker %x computes no prefix ahead: %s", self._instance_id, error)
+
+
+def _copyable(request: Any) -> bool:
+    """Whether its tokens, adapter and salt alone decide what a worker caches for it."""
+    return isinstance(request, PreprocessedRequest) and not request.kv_transfer_params and not request.extra_args

@@ -1,0 +1,53 @@
+"""The command lines of `python -m dynamo.*`: argparse, filled from tables of settings."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from msgspec import Struct
+
+from dynamo.settings.setting import Option, one_of, options
+
+
+class FlagParser(argparse.ArgumentParser):
+    """argparse whose errors are one line: what is wrong, where to read more, exit code 2.
+
+    Flags stay text until their table reads them (`Settings.from_env`), so that a wrong flag and a wrong variable are
+    refused in the same words.
+    """
+
+    def __init__(self, prog: str, description: str | None, *tables: type[Struct]) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self._sections: dict[str, Any] = {}
+        for table in tables:
+            for option in options(table):
+                if option.setting.flag:
+                    self._add(option)
+        self.add_argument("-v", action="count", default=0, dest="verbosity", help="log more: -v debug, -vv all")
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
+
+    def _add(self, option: Option) -> None:
+        title = option.group
+        if title not in self._sections:
+            self._sections[title] = self.add_argument_group(title) if title else self
+        section, how = self._sections[title], {"dest": option.key, "metavar": option.metavar, "help": help_of(option)}
+        if option.kind is bool:
+            section.add_argument(*option.flags, nargs="?", const="true", **how)
+            negated = [f"--no-{flag[2:]}" for flag in option.flags]
+            section.add_argument(*negated, action="store_const", const="false", dest=option.key, help=argparse.SUPPRESS)
+        elif option.kind is tuple:
+            section.add_argument(*option.flags, action="append", **how)
+        else:
+            section.add_argument(*option.flags, required=option.required, **how)
+
+
+def help_of(option: Option) -> str:
+    """Its sentence, choices, default and variable."""
+    text = option.setting.help
+    if option.choices:
+        text += f": {one_of(option.choices)}"
+    notes = "; ".join(filter(None, (option.shown_default, *option.variables[:1])))
+    return (f"{text} ({notes})" if notes else text).replace("%", "%%")

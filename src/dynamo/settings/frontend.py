@@ -1,0 +1,94 @@
+"""The HTTP server's settings. `dynamo.frontend` has the behaviour."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from dynamo.settings.setting import Setting
+from dynamo.settings.table import Settings
+
+HTTP = "HTTP"
+ACCESS = "access"
+LIMITS = "limits (0 is no limit)"
+NETWORK = "network"
+METRICS = "metrics"
+Seconds = Meta(ge=0, lt=1e9)
+
+
+def _is_host(text: str) -> bool:
+    return bool(text) and not any(character.isspace() for character in text)
+
+
+def _is_key(text: str) -> bool:
+    return bool(text.strip()) and text.isascii() and text.isprintable()
+
+
+def _is_origin(text: str) -> bool:
+    return text == "*" or (text.startswith(("http://", "https://")) and not text.endswith("/"))
+
+
+class FrontendSettings(Settings, frozen=True, kw_only=True):
+    # fmt: off
+    host: Annotated[str, Setting(
+        "--http-host", "DYN_HTTP_HOST", "address to listen on; 0.0.0.0 is all of them", "ADDRESS", HTTP,
+        valid=_is_host, expects="an address or a host's name")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535), Setting(
+        "--http-port", "DYN_HTTP_PORT", "port to listen on; 0 takes a free one", "PORT", HTTP)] = 8080
+    workers: Annotated[int, Meta(ge=1, le=256), Setting(
+        "--http-workers", "DYN_HTTP_WORKERS", "processes that share the port", "N", HTTP)] = 1
+    tls_cert_path: Annotated[str | None, Setting(
+        "--tls-cert-path", "DYN_TLS_CERT_PATH", "certificate (PEM): serve HTTPS", "FILE", HTTP)] = None
+    tls_key_path: Annotated[str | None, Setting(
+        "--tls-key-path", "DYN_TLS_KEY_PATH", "the certificate's private key (PEM)", "FILE", HTTP)] = None
+    cors_allow_origins: Annotated[tuple[str, ...], Setting(
+        "--cors-allow-origin", "DYN_HTTP_CORS_ALLOW_ORIGIN",
+        "web pages that may read answers, * for all; may be repeated", "ORIGIN", HTTP, valid=_is_origin,
+        expects="* or like https://example.org")] = ()
+    sse_keep_alive_secs: Annotated[float, Seconds, Setting(
+        "--sse-keep-alive-secs", "DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS",
+        "send a comment this often until the first token", "SECONDS", HTTP, default="off",
+        variable_scale=0.001)] = 0.0
+    ignore_unknown_fields: Annotated[bool, Setting(
+        "--ignore-unknown-fields", "DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", "accept request fields we do not know",
+        group=HTTP)] = False
+    api_keys: Annotated[tuple[str, ...], Setting(
+        "--api-key", "DYN_API_KEY",
+        "require this key; may be repeated (the variable: commas; process lists do not show it)", "KEY", ACCESS,
+        valid=_is_key, expects="printable ASCII and not empty", secret=True)] = ()
+    protect_metrics: Annotated[bool, Setting(
+        "--protect-metrics", "DYN_PROTECT_METRICS", "require a key at /metrics too", group=ACCESS)] = False
+    body_limit_mb: Annotated[int, Meta(ge=1), Setting(
+        "--http-body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", "largest request body, unpacked", "MB", LIMITS)] = 45
+    max_concurrent_requests: Annotated[int, Meta(ge=0), Setting(
+        "--max-concurrent-requests", "DYN_HTTP_MAX_CONCURRENT_REQUESTS",
+        "refuse more requests than this at once, per process", "N", LIMITS)] = 0
+    overload_status_code: Annotated[int, Meta(ge=400, le=599), Setting(
+        "--overload-status-code", "DYN_HTTP_OVERLOAD_STATUS_CODE",
+        "answer to refused requests, and where all workers are busy; 529 is usual too", "STATUS", LIMITS)] = 503
+    header_timeout: Annotated[float, Seconds, Setting(
+        "--http-header-timeout-secs", "DYN_HTTP_HEADER_TIMEOUT_SECS", "time a client has to send a request's header",
+        "SECONDS", LIMITS)] = 15.0
+    body_timeout: Annotated[float, Seconds, Setting(
+        "--http-body-timeout-secs", "DYN_HTTP_BODY_TIMEOUT_SECS", "time a client has to send a request's body",
+        "SECONDS", LIMITS)] = 60.0
+    idle_timeout: Annotated[float, Seconds, Setting(
+        "--http-idle-timeout-secs", "DYN_HTTP_IDLE_TIMEOUT_SECS", "time between two requests of a connection",
+        "SECONDS", LIMITS)] = 75.0
+    stall_timeout: Annotated[float, Seconds, Setting(
+        "--http-stall-timeout-secs", "DYN_HTTP_STALL_TIMEOUT_SECS", "time a client may leave its answer unread",
+        "SECONDS", LIMITS)] = 60.0
+    graceful_shutdown_timeout: Annotated[float, Seconds, Setting(
+        "--graceful-shutdown-timeout-secs", "DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS",
+        "time running requests have after SIGTERM", "SECONDS", LIMITS)] = 30.0
+    open_files: Annotated[int, Setting(
+        variables="DYN_FRONTEND_FD_LIMIT_TARGET", help="open files to ask the system for; 0 leaves its limit alone",
+        group=LIMITS)] = 65536
+    namespace: Annotated[str | None, Setting(
+        "--namespace", "DYN_NAMESPACE", "serve models of this namespace only", "NAME", NETWORK, default="all")] = None
+    namespace_prefix: Annotated[str | None, Setting(
+        "--namespace-prefix", "DYN_NAMESPACE_PREFIX",
+        "serve models of namespaces with this prefix; beats --namespace", "PREFIX", NETWORK)] = None
+    metrics_prefix: Annotated[str, Setting(
+        "--metrics-prefix", "DYN_METRICS_PREFIX", "prefix of the metrics' names", "PREFIX",
+        METRICS)] = "dynamo_frontend"
+    # fmt: on

@@ -1,0 +1,63 @@
+"""How workers are chosen. `dynamo.router` has the behaviour."""
+
+from typing import Annotated, ClassVar, Literal, get_args
+
+from msgspec import Meta
+
+from dynamo.settings.setting import Setting
+from dynamo.settings.table import Settings
+
+Mode = Literal["round-robin", "random", "least-loaded", "power-of-two", "direct", "kv"]
+QueuePolicy = Literal["fcfs", "wspt"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+class RouterSettings(Settings, frozen=True, kw_only=True):
+    GROUP: ClassVar[str] = "router"
+
+    # fmt: off
+    mode: Annotated[Mode, Setting(
+        "--router-mode", "DYN_ROUTER_MODE", "how to choose a worker", "MODE")] = "round-robin"
+    overlap_weight: Annotated[float, Meta(ge=0), Setting(
+        "--kv-overlap-score-weight",
+        ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_KV_OVERLAP_SCORE_WEIGHT"),
+        "weight of a cached prefix; 0 routes by load alone",
+        aliases=("--router-kv-overlap-score-credit", "--router-kv-overlap-score-weight"))] = 1.0
+    temperature: Annotated[float, Meta(ge=0), Setting(
+        "--router-temperature", "DYN_ROUTER_TEMPERATURE", "0 takes the cheapest worker, more spreads requests")] = 0.0
+    host_weight: Annotated[float, Meta(ge=0, le=1), Setting(
+        "--router-host-cache-hit-weight", "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
+        "worth of a block in host memory, 0..1 of one on the GPU")] = 0.75
+    disk_weight: Annotated[float, Meta(ge=0, le=1), Setting(
+        "--router-disk-cache-hit-weight", "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
+        "worth of a block on disk, 0..1 of one on the GPU")] = 0.25
+    use_kv_events: Annotated[bool, Setting(
+        "--use-kv-events", ("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
+        "follow workers' caches by events; false: estimate", aliases=("--router-kv-events",))] = True
+    ttl: Annotated[float, Meta(gt=0, lt=1e9), Setting(
+        "--router-ttl-secs", "DYN_ROUTER_TTL_SECS", "without events: how long a prompt is assumed to stay cached",
+        "SECONDS")] = 120.0
+    replica_sync: Annotated[bool, Setting(
+        "--router-replica-sync", "DYN_ROUTER_REPLICA_SYNC", "share bookings with the other frontends")] = False
+    copy_prefixes: Annotated[bool, Setting(
+        "--router-copy-prefixes", "DYN_ROUTER_COPY_PREFIXES",
+        "kv with events: idle workers compute prefixes ahead that many running requests share")] = True
+    active_decode_blocks_threshold: Annotated[float | None, Meta(ge=0, le=1), Setting(
+        "--active-decode-blocks-threshold", "DYN_ACTIVE_DECODE_BLOCKS_THRESHOLD",
+        "a worker is busy above this share of its blocks in use, 0..1")] = None
+    active_prefill_tokens_threshold: Annotated[int | None, Meta(ge=0), Setting(
+        "--active-prefill-tokens-threshold", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD",
+        "a worker is busy above this number of waiting prompt tokens")] = None
+    active_prefill_tokens_threshold_frac: Annotated[float | None, Meta(ge=0), Setting(
+        "--active-prefill-tokens-threshold-frac", "DYN_ACTIVE_PREFILL_TOKENS_THRESHOLD_FRAC",
+        "the same, as a multiple of the worker's max_num_batched_tokens")] = None
+    queue_threshold: Annotated[float | None, Meta(ge=0), Setting(
+        "--router-queue-threshold", "DYN_ROUTER_QUEUE_THRESHOLD",
+        "kv: requests wait in the router while every worker has more batches of prompt tokens waiting")] = None
+    queue_policy: Annotated[QueuePolicy, Setting(
+        "--router-queue-policy", "DYN_ROUTER_QUEUE_POLICY",
+        "order within a priority, first come or shortest weighted prompt first", "POLICY")] = "fcfs"
+    queue_limit: Annotated[int, Meta(ge=1), Setting(
+        "--router-queue-limit", "DYN_ROUTER_QUEUE_LIMIT",
+        "requests that may wait in the router per worker; further ones are refused")] = 256
+    # fmt: on
