@@ -15,7 +15,7 @@ from support.services import Etcd, Nats, free_port
 # How long one example takes says how busy the machine is.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
-settings.register_profile("deep", max_examples=2_000)
+settings.register_profile("deep", max_examples=2_000, deadline=None)
 """How many examples `make test-deep` asks for at once, of the tests that take their number from the profile."""
 
 

@@ -19,6 +19,7 @@ from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.instances import InstanceSet
+from dynamo.settings.router import Mode
 
 OLD, NEW = 1, 2
 
@@ -53,7 +54,7 @@ class Connections:
 
 
 class Side:
-    def __init__(self, runtime: DistributedRuntime, mode: Any) -> None:
+    def __init__(self, runtime: DistributedRuntime, mode: Mode) -> None:
         self.connections = Connections()
         self.instances = InstanceSet("model", self.connections)  # type: ignore[arg-type]
         for id in (OLD, NEW):
@@ -87,7 +88,7 @@ def test_every_mode_but_kv_has_a_policy() -> None:
 
 @pytest.mark.parametrize("mode", ["least-loaded", "power-of-two"])
 async def test_a_worker_being_reached_is_not_given_everything_that_comes_meanwhile(
-    runtime: DistributedRuntime, mode: str
+    runtime: DistributedRuntime, mode: Mode
 ) -> None:
     side = Side(runtime, mode)
     for _ in range(10):
