@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: run docs test test-deep test-engines test-hosts test-node lint bench clean
+.PHONY: run docs test coverage test-deep test-engines test-hosts test-node lint bench clean
 
 run: $(READY)
 	@$(BIN)/dynamo-run in=http
@@ -17,6 +17,11 @@ docs: $(READY)
 test: $(DEV)
 	@echo "Running about 3,500 tests, some with real processes, etcd and NATS: 4 to 8 minutes on two processors."
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not node"
+
+# The same tests, then how much of each module they ran, child processes included.
+coverage: $(DEV)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not node" \
+	  --cov --cov-report=term
 
 # The KV index against its naive model: 50 times 2,000 random sequences of events, about 40 minutes.
 test-deep: $(DEV)

@@ -248,7 +248,7 @@ def in_turn(
 
 def seed_list(text: str) -> list[int]:
     """`2001-2004,3000` are five."""
-    found = []
+    found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)

@@ -9,6 +9,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tokenizers import Tokenizer as HfTokenizer
@@ -62,17 +63,21 @@ def main() -> None:
         "every character split over tokens": tokenizer.encode("🤖你好ñ" * 400),
     }
     calls = [[0]] * 4_000
-    print(f"an empty call, to compare: {cost(lambda: [_nothing(ids) for ids in calls], len(calls))}")
+    print(f"an empty call, to compare: {cost(partial(_all, _nothing, calls), len(calls))}")
     for name, ids in samples.items():
         singles = [[id] for id in ids]
         bursts = [ids[at : at + 8] for at in range(0, len(ids), 8)]
         print(name)
         for label, groups in (("one at a time", singles), ("eight at a time", bursts)):
             push, push_escaped = tokenizer.decoder().push, tokenizer.decoder().push_escaped
-            print(f"  push, {label}: {cost(lambda push=push, g=groups: [push(ids) for ids in g], len(ids))}")
-            print(f"  push_escaped, {label}: {cost(lambda p=push_escaped, g=groups: [p(ids) for ids in g], len(ids))}")
+            print(f"  push, {label}: {cost(partial(_all, push, groups), len(ids))}")
+            print(f"  push_escaped, {label}: {cost(partial(_all, push_escaped, groups), len(ids))}")
         stream = StreamDecoder(reference, [], True, tokenizer.special_ids).push
-        print(f"  DecodeStream, one at a time: {cost(lambda s=stream, g=singles: [s(ids) for ids in g], len(singles))}")
+        print(f"  DecodeStream, one at a time: {cost(partial(_all, stream, singles), len(singles))}")
+
+
+def _all(push: Callable[[list[int]], object], groups: list[list[int]]) -> list[object]:
+    return [push(ids) for ids in groups]
 
 
 def _nothing(ids: list[int]) -> str:

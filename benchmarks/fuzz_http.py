@@ -20,8 +20,9 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from dynamo.llm import ModelType
 from support.bodies_mutated import PATHS, allowed, mutated_body
-from support.toys import Live, ModelType, Scripted, embed_tokens, toy_card, toy_folder
+from support.toys import Live, Scripted, embed_tokens, toy_card, toy_folder
 
 
 def resident_mb() -> float:

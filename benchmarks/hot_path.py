@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ class Bench:
         words = [f"--url={url}", f"--concurrency={STREAMS}", f"--requests={STREAMS}", f"--json={folder / 'seen.json'}"]
         client = await asyncio.create_subprocess_exec(sys.executable, load, *words)
         await all_open.wait()
-        cpu = await paced([lambda data=data: link.feed(data) for data in self.frames()])
+        cpu = await paced([partial(link.feed, data) for data in self.frames()])
         for stream in range(1, STREAMS + 1):
             link.feed(frames.frame(Kind.END, frames.End(stream)))
         if await client.wait():
@@ -176,7 +177,7 @@ class Bench:
         await runner.cleanup()
         written: list[bytes] = []
         sized = NullSink()
-        sized.write = written.append  # type: ignore[method-assign]
+        sized.write = written.append  # type: ignore[assignment, method-assign]
         choice = self.choice(sized)
         choice.escaped("")
         choice.escaped("word")
@@ -201,7 +202,9 @@ class Bench:
                 sender(data)
 
         cpu = await paced([send] * self.steps)
-        for one in (*transports, *sockets, listener):
+        for transport in transports:
+            transport.close()
+        for one in (*sockets, listener):
             one.close()
         await reader.wait()
         return 1e6 * cpu / (self.steps * STREAMS)

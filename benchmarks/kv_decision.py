@@ -6,6 +6,7 @@ import random
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.kv import RouterEvent, Stored, WorkerRank
@@ -50,15 +51,13 @@ def main() -> None:
                 other = [*prompt[: 16 * rng.choice((0, 64, 64, 128))], *(rng.randrange(150_000) for _ in range(512))]
                 hashes = prompt_hashes(other, block)
                 book.book(f"{n}.{k}", WorkerRank(n), hashes, now=0.0, prompt_tokens=len(other), prefill_tokens=512)
-        parts = {
-            "hash": lambda: prompt_hashes(prompt, block),
-            "match": lambda index=index: index.match(chain),
-            "loads": lambda book=book: book.loads(fleet.workers, chain, 1.0),
-        }
         overlaps, loads = index.match(chain), book.loads(fleet.workers, chain, 1.0)
-        parts["cost"] = lambda overlaps=overlaps, loads=loads: choose(
-            tokens, len(chain), fleet, overlaps, loads, config, rng
-        )
+        parts: dict[str, Callable[[], object]] = {
+            "hash": partial(prompt_hashes, prompt, block),
+            "match": partial(index.match, chain),
+            "loads": partial(book.loads, fleet.workers, chain, 1.0),
+            "cost": partial(choose, tokens, len(chain), fleet, overlaps, loads, config, rng),
+        }
 
         def book_and_free(book: LoadBook = book) -> None:
             book.book("x", WorkerRank(0), chain, now=1.0, prompt_tokens=tokens, prefill_tokens=tokens)

@@ -53,8 +53,8 @@ async def stages(preprocessor: Preprocessor, prompt: int, count: int) -> dict[st
     marks.append(clock())
     prepared = [await preprocessor.chat(one) for one in asked]
     marks.append(clock())
-    for one in prepared:
-        payload, tokens = frames.encode_request(one.request)
+    for each in prepared:
+        payload, tokens = frames.encode_request(each.request)
         frames.frame(Kind.REQUEST, frames.Request(1, "path", "id", payload, True, tokens=tokens))
     marks.append(clock())
     decode, validate, render, chat, frame = (

@@ -53,7 +53,8 @@ class Driver:
 
     def result(self) -> dict[str, Any]:
         self._process.communicate()
-        return json.loads(self._results.read_bytes())
+        results: dict[str, Any] = json.loads(self._results.read_bytes())
+        return results
 
 
 def most_at_once(spans: list[tuple[float, float]]) -> int:

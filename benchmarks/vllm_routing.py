@@ -257,8 +257,8 @@ def deviation(reply: Reply, block: int) -> int:
     """
     assert reply.chosen
     usable = (reply.prompt_tokens - 1) // block * block  # the last token is computed in any case
-    least = min(reply.chosen["overlap_blocks"] * block, usable)
-    most = max(least, min(reply.prompt_tokens - reply.chosen["prefill_tokens"], usable))
+    least: int = min(reply.chosen["overlap_blocks"] * block, usable)
+    most: int = max(least, min(reply.prompt_tokens - reply.chosen["prefill_tokens"], usable))
     return min(0, reply.cached_tokens - least) or max(0, reply.cached_tokens - most)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from support.services import Etcd, Nats, free_port
 
-settings.register_profile("default", deadline=None)  # A busy machine is not a failure.
+# How long one example takes says how busy the machine is.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("default")
 settings.register_profile("deep", max_examples=2_000, deadline=None)
 """How many examples `make test-deep` asks for at once, of the tests that take their number from the profile."""
@@ -28,32 +29,24 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture(scope="session")
 def shared_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """One etcd for every test that does not stop it; tests keep apart by namespace."""
-    server = Etcd(tmp_path_factory.mktemp("etcd") / "data", free_port())
-    server.start()
-    yield server
-    server.stop()
+    with Etcd(tmp_path_factory.mktemp("etcd") / "data", free_port()) as server:
+        yield server
 
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[Etcd]:
     """An etcd of the test's own, to stop and start."""
-    server = Etcd(tmp_path / "etcd", free_port())
-    server.start()
-    yield server
-    server.stop()
+    with Etcd(tmp_path / "etcd", free_port()) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
 def shared_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
-    server = Nats(tmp_path_factory.mktemp("nats") / "data", free_port())
-    server.start()
-    yield server
-    server.stop()
+    with Nats(tmp_path_factory.mktemp("nats") / "data", free_port()) as server:
+        yield server
 
 
 @pytest.fixture
 def nats(tmp_path: Path) -> Iterator[Nats]:
-    server = Nats(tmp_path / "nats", free_port())
-    server.start()
-    yield server
-    server.stop()
+    with Nats(tmp_path / "nats", free_port()) as server:
+        yield server

@@ -41,7 +41,7 @@ from support.tiny_llama import (
 )
 
 TOKENIZER = Tokenizer(byte_level_json())
-END = TOKENIZER.id_of("<|im_end|>")
+END = TOKENIZER.id_of("<|im_end|>") or 0
 PROMPT = "<|im_start|>user\nhello world 🎉<|im_end|>\n<|im_start|>assistant\n"
 assert END is not None
 
@@ -70,7 +70,7 @@ async def engine(folder: Path) -> AsyncIterator[MistralRsEngine]:
 
 def asking(prompt: str | list[int] = PROMPT, *, max_tokens: int | None = 16, **more: Any) -> PreprocessedRequest:
     """A greedy request; keyword arguments go to whichever part of it has them."""
-    stops = {"stop_token_ids_hidden": [END], "max_tokens": max_tokens}
+    stops: dict[str, Any] = {"stop_token_ids_hidden": [END], "max_tokens": max_tokens}
     sampling: dict[str, Any] = {"temperature": 0.0}
     for name, value in more.items():
         if name in StopConditions.__struct_fields__:
@@ -236,6 +236,7 @@ async def test_an_answer_ends_where_the_context_does(folder: Path) -> None:
 
 async def test_sampling_options_reach_the_sampler(engine: MistralRsEngine) -> None:
     greedy = (await run(engine, asking(max_tokens=20))).ids
+    options: Any
     for options in (
         {"temperature": 1.0, "top_k": 1},
         {"temperature": 1.0, "top_p": 1e-6},
@@ -246,6 +247,7 @@ async def test_sampling_options_reach_the_sampler(engine: MistralRsEngine) -> No
     drawn = {tuple((await run(engine, asking(max_tokens=20, temperature=1.0))).ids) for _ in range(4)}
     assert len(drawn) > 1
     assert len(set(greedy)) < len(greedy)
+    penalty: Any
     for penalty in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"repetition_penalty": 2.0}):
         assert (await run(engine, asking(max_tokens=20, **penalty))).ids != greedy
 

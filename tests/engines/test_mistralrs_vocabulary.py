@@ -75,6 +75,7 @@ def test_tokens_that_keep_a_name_without_bytes_still_reach_the_model() -> None:
     hf.add_special_tokens(["<｜User｜>", "<| a b |>", "<｜end▁of▁sentence｜>"])
     tokenizer = Tokenizer(hf.to_str())
     end = tokenizer.id_of("<｜end▁of▁sentence｜>")
+    assert end is not None
     ids = [*tokenizer.encode("<｜User｜>hi<| a b |>"), end]
     for rename in (True, False):
         vocabulary = Vocabulary(tokenizer, end, rename=rename)

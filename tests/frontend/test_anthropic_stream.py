@@ -14,6 +14,7 @@ from dynamo.protocols.anthropic_answers import AnthropicError, message_of
 from dynamo.protocols.errors import CannotConnect, InvalidRequest, ModelNotFound, ResourceExhausted
 from dynamo.protocols.openai_answers import AnswerMessage, ChatChoice, ChatCompletion, CompletionUsage
 from dynamo.protocols.openai_chat import FunctionCall, ToolCall
+from support.named_events import named_events
 
 USAGE = CompletionUsage(
     prompt_tokens=9, completion_tokens=5, total_tokens=14, prompt_tokens_details={"cached_tokens": 4}
@@ -22,14 +23,7 @@ official = TypeAdapter[Any](RawMessageStreamEvent)
 
 
 def events(raw: bytes) -> list[dict[str, Any]]:
-    found = []
-    for block in raw.decode().removesuffix("\n\n").split("\n\n"):
-        event, data = block.split("\n")
-        parsed = msgspec.json.decode(data.removeprefix("data: "))
-        assert event == f"event: {parsed['type']}"
-        official.validate_python(parsed)
-        found.append(parsed)
-    return found
+    return named_events(raw, official)
 
 
 def everything(writer: AnthropicStream) -> bytes:

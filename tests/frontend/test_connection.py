@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -60,7 +61,7 @@ async def test_a_connection_without_requests_is_closed(tmp_path: Path) -> None:
 
 
 async def test_zero_means_no_limit(tmp_path: Path) -> None:
-    none = {"header_timeout": 0.0, "body_timeout": 0.0, "idle_timeout": 0.0, "stall_timeout": 0.0}
+    none: Any = {"header_timeout": 0.0, "body_timeout": 0.0, "idle_timeout": 0.0, "stall_timeout": 0.0}
     async with serving(tmp_path, **none) as stack, stack.raw() as (reader, writer):
         for _ in range(2):
             writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -6,8 +6,9 @@ import random
 from collections import Counter
 from pathlib import Path
 
+from dynamo.llm import ModelType
 from support.bodies_mutated import PATHS, allowed, mutated_body, valid_body
-from support.toys import Live, ModelType, Scripted, embed_tokens, toy_card
+from support.toys import Live, Scripted, embed_tokens, toy_card
 
 
 async def test_bodies_that_are_nearly_right_are_answered_or_refused(live: Live, folder: Path) -> None:

@@ -298,6 +298,7 @@ async def test_what_does_not_finish_in_time_is_ended(tmp_path: Path) -> None:
 
 
 async def test_only_models_of_the_wanted_namespaces_are_served(tmp_path: Path) -> None:
+    filters: Any
     for number, (filters, status) in enumerate(
         (
             ({}, 200),

@@ -11,7 +11,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from support.toys import BOTH, Live, ModelType, Scripted, chat_text, embed_text, embed_tokens, text_card, toy_card
+from dynamo.llm import ModelType
+from support.toys import BOTH, Live, Scripted, chat_text, embed_text, embed_tokens, text_card, toy_card
 
 WEATHER: Any = {
     "type": "function",
@@ -68,8 +69,8 @@ async def test_usage_comes_with_every_chunk_where_that_is_asked_for(client: Asyn
     counts = [chunk.usage.completion_tokens async for chunk in stream if chunk.usage]
     assert counts == sorted(counts)
     assert counts[-1] == counts[-2] > 3
-    stream = await client.completions.create(model="org/toy", prompt="STOPS", stream=True, stream_options=options)
-    assert all([chunk.usage async for chunk in stream])
+    texts = await client.completions.create(model="org/toy", prompt="STOPS", stream=True, stream_options=options)
+    assert all([chunk.usage async for chunk in texts])
 
 
 async def test_without_being_asked_no_chunk_mentions_usage(live: Live, toy: Scripted) -> None:
@@ -155,6 +156,7 @@ async def test_a_tool_is_called_and_its_result_answered(client: AsyncOpenAI) -> 
     assert choice.finish_reason == "tool_calls"
     assert choice.message.tool_calls
     (call,) = choice.message.tool_calls
+    assert call.type == "function"
     assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Lyon"})
     messages += [choice.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
     again = await client.chat.completions.create(model="org/toy", messages=messages[1:], tools=[WEATHER])
@@ -178,7 +180,7 @@ async def test_without_parallel_calls_only_the_first_is_kept(client: AsyncOpenAI
     )
     calls = answer.choices[0].message.tool_calls
     assert calls
-    assert [json.loads(call.function.arguments)["city"] for call in calls] == ["Lyon"]
+    assert [json.loads(call.function.arguments)["city"] for call in calls if call.type == "function"] == ["Lyon"]
 
 
 async def test_a_required_call_is_guided_and_read_back(client: AsyncOpenAI, toy: Scripted) -> None:
@@ -189,7 +191,9 @@ async def test_a_required_call_is_guided_and_read_back(client: AsyncOpenAI, toy:
     choice = answer.choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.tool_calls
-    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"city": "Lyon"}
+    (call,) = choice.message.tool_calls
+    assert call.type == "function"
+    assert json.loads(call.function.arguments) == {"city": "Lyon"}
     assert choice.message.content is None
 
 
@@ -270,7 +274,7 @@ async def test_echo_repeats_the_prompt_with_its_logprobs(client: AsyncOpenAI, to
 
 async def test_best_of_keeps_the_likeliest(client: AsyncOpenAI, toy: Scripted) -> None:
     """The scripted engine's tokens get less likely with each one: the shortest answer is the best."""
-    toy.answer = lambda _, request: ["a b c d e", "a", "a b c"][request["sampling_options"]["seed"]]  # type: ignore[method-assign]
+    toy.answer = lambda _, request: ["a b c d e", "a", "a b c"][request["sampling_options"]["seed"]]  # type: ignore[assignment, method-assign]
     answer = await client.completions.create(model="org/toy", prompt="x", n=2, best_of=3, seed=0)
     assert [choice.text for choice in answer.choices] == ["a", "a b c"]
     assert [choice.index for choice in answer.choices] == [0, 1]

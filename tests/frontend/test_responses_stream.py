@@ -23,6 +23,7 @@ from dynamo.protocols.openai_answers import (
 from dynamo.protocols.openai_chat import FunctionCall, ToolCall
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import response_of
+from support.named_events import named_events
 from support.request_bodies import RESPONSES
 
 USAGE = CompletionUsage(
@@ -45,15 +46,7 @@ def stream(request: ResponsesRequest = BARE) -> ResponsesStream:
 
 
 def events(raw: bytes) -> list[dict[str, Any]]:
-    """Each event validated by the official types; its name in the stream must be its type."""
-    found = []
-    for block in raw.decode().removesuffix("\n\n").split("\n\n"):
-        event, data = block.split("\n")
-        parsed = msgspec.json.decode(data.removeprefix("data: "))
-        assert event == f"event: {parsed['type']}"
-        official.validate_python(parsed)
-        found.append(parsed)
-    return found
+    return named_events(raw, official)
 
 
 def everything(writer: ResponsesStream) -> bytes:

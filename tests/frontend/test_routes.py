@@ -11,9 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from dynamo.llm import ModelType
 from dynamo.runtime import Context
 from dynamo.serving.request_template import RequestTemplate
-from support.toys import Live, ModelType, Scripted, text_card, toy_card
+from support.toys import Live, Scripted, text_card, toy_card
 from support.waiting import PATIENCE
 
 CHAT: dict[str, Any] = {"model": "org/toy", "messages": [{"role": "user", "content": "STOPS"}]}

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.toys import BOTH, Live, ModelType, Scripted, embed_tokens, toy_card
+from dynamo.llm import ModelType
+from support.toys import BOTH, Live, Scripted, embed_tokens, toy_card
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
 

@@ -6,11 +6,12 @@ import asyncio
 import time
 from pathlib import Path
 
+from dynamo.llm import ModelType
 from dynamo.protocols.errors import Disconnected
 from dynamo.router import RouterConfig
 from dynamo.router.overhead import EVERY
 from support.serving import MODEL, Holding, serving
-from support.toys import Live, ModelType, embed_tokens, metrics_once, toy_card
+from support.toys import Live, embed_tokens, metrics_once, toy_card
 
 STAGE = 'dynamo_frontend_stage_duration_seconds_{}{{stage="{}"}}'
 INSIDE = 'dynamo_frontend_stage_requests{{phase="{}",stage="{}"}}'
@@ -74,7 +75,9 @@ async def test_every_prompt_of_a_completion_is_tokenised_and_none_rendered(tmp_p
 async def test_a_request_is_in_one_stage_until_its_first_token(tmp_path: Path) -> None:
     engine = Holding()
     async with serving(tmp_path, engine) as stack:
-        tokenizer = stack.server.models.get(MODEL).preprocessor.model.tokenizer
+        preprocessor = stack.server.models.get(MODEL).preprocessor
+        assert preprocessor
+        tokenizer = preprocessor.model.tokenizer
         encode, reached, go_on = tokenizer.encode_async, asyncio.Event(), asyncio.Event()
 
         async def slowly(text: str, add_special_tokens: bool = False) -> list[int]:
@@ -82,7 +85,7 @@ async def test_a_request_is_in_one_stage_until_its_first_token(tmp_path: Path) -
             await go_on.wait()
             return await encode(text, add_special_tokens)
 
-        tokenizer.encode_async = slowly
+        tokenizer.encode_async = slowly  # type: ignore[method-assign]
         asking = asyncio.create_task(stack.chat())
         await reached.wait()
         metrics = await stack.metrics()

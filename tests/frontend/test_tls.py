@@ -10,16 +10,9 @@ import pytest
 
 from dynamo.frontend.server import ServerError
 from dynamo.frontend.tls import Certificate, TlsError, server_context
+from support.certificates import certificate, renewed, shown_by, shown_in
 from support.serving import CHAT, Holding, serving
 from support.waiting import PATIENCE
-
-
-def certificate(folder: Path, name: str) -> tuple[Path, Path]:
-    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*command.split(), *names, "-out", cert, "-keyout", key], check=True, capture_output=True)
-    return cert, key
 
 
 async def test_https_is_served_streams_included(tmp_path: Path) -> None:
@@ -81,31 +74,6 @@ async def test_a_server_without_its_certificate_does_not_start(tmp_path: Path) -
     with pytest.raises(ServerError, match="cannot read the TLS certificate"):
         async with serving(tmp_path, tls_cert_path=missing, tls_key_path=missing):
             pass
-
-
-def renewed(cert: Path, key: Path) -> bytes:
-    """Put others in the place of these files, as tools do that renew them; returns the new certificate."""
-    new_cert, new_key = certificate(cert.parent, "renewed")
-    new_cert.replace(cert)
-    new_key.replace(key)
-    return shown_in(cert)
-
-
-def shown_in(cert: Path) -> bytes:
-    return ssl.PEM_cert_to_DER_cert(cert.read_text())
-
-
-async def shown_by(port: int, host: str = "") -> bytes:
-    """The certificate a new connection gets, the host named or not."""
-    anybody = ssl.create_default_context()
-    anybody.check_hostname = False
-    anybody.verify_mode = ssl.CERT_NONE
-    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=anybody, server_hostname=host)
-    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    writer.close()
-    await writer.wait_closed()
-    assert isinstance(shown, bytes)
-    return shown
 
 
 @pytest.mark.parametrize("host", ["", "localhost"])

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from test_workers import SOURCE
 
 from dynamo.frontend.measure.tracing import Tracing, TracingError, tracing_from_env
 from support.serving import serving
+from support.stack import SOURCE
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -98,4 +98,4 @@ def test_spans_are_off_by_default_and_wrong_settings_are_refused() -> None:
 
 def test_nothing_of_opentelemetry_is_imported_when_off() -> None:
     code = "import sys, dynamo.frontend.server; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
-    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": SOURCE}, check=True)
+    subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SOURCE)}, check=True)

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from test_tls import certificate, renewed, shown_by, shown_in
 
-import dynamo.frontend
 from dynamo.engines.echo import EchoCore
 from dynamo.frontend.processes import reserve
 from dynamo.frontend.server import ServerError
@@ -22,10 +20,10 @@ from dynamo.llm import register_llm
 from dynamo.protocols.card import ModelInput, ModelType
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.worker import serve_engine
+from support.certificates import certificate, renewed, shown_by, shown_in
 from support.models import byte_level_model
 from support.serving import CHAT, MODEL, registered
-
-SOURCE = str(Path(dynamo.frontend.__file__).parents[2])
+from support.stack import SOURCE
 
 
 class Process:
@@ -56,7 +54,7 @@ class Process:
 
 @asynccontextmanager
 async def frontend(tmp_path: Path, *flags: str) -> AsyncIterator[Process]:
-    environ = {**os.environ, "PYTHONPATH": SOURCE, "DYN_FILE_KV": str(tmp_path / "discovery")}
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), "DYN_FILE_KV": str(tmp_path / "discovery")}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "dynamo.frontend", "--http-port", "0", *flags, env=environ, stderr=asyncio.subprocess.PIPE
     )

@@ -314,6 +314,7 @@ async def test_the_service_takes_its_block_size_from_the_card_and_answers_all_th
     assert (told["block_size"], told["num_blocks"]) == (4, 10)
     (home,) = [row["worker_id"] for row in told["workers"] if row["device_blocks"]]
     assert await one(best, PROMPT) == await one(best, {"token_ids": PROMPT}) == home
+    wrong: Any
     for wrong in ({"tokens": []}, {"token_ids": "a"}, 5, {"token_ids": PROMPT, "router_config_override": {"x": 1}}):
         with pytest.raises(InvalidArgument):
             await one(best, wrong)

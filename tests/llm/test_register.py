@@ -71,7 +71,10 @@ async def test_every_published_form_registers_the_same_way(
     async with runtime() as one:
         endpoint = one.endpoint("a.b.c")
         stand_ins = {"E": endpoint, "P": str(folder)}
-        swap = lambda value: stand_ins.get(value, value) if isinstance(value, str) else value  # noqa: E731
+
+        def swap(value: Any) -> Any:
+            return stand_ins.get(value, value) if isinstance(value, str) else value
+
         await register_llm(*map(swap, arguments), **{key: swap(value) for key, value in options.items()})
         (card,) = await cards(endpoint)
         assert (card.name, card.model_input, card.type) == (name, model_input, model_type)

@@ -63,14 +63,14 @@ def test_the_named_pre_tokenizer_splits_the_text(pre: str, pieces: list[str], tm
 
 def test_a_begin_token_is_added_if_the_file_says_so(tmp_path: Path) -> None:
     plain = tokenizer_of(tmp_path, byte_level_metadata())
-    marked = tokenizer_of(tmp_path, byte_level_metadata(**{"tokenizer.ggml.add_bos_token": True}))
+    marked = tokenizer_of(tmp_path, byte_level_metadata() | {"tokenizer.ggml.add_bos_token": True})
     assert plain.encode("fox", True) == plain.encode("fox")
     assert marked.encode("fox", True) == [0, *marked.encode("fox")]
 
 
 def test_context_length_end_tokens_and_templates_are_found(tmp_path: Path) -> None:
     more = {"tokenizer.ggml.eot_token_id": 0, "tokenizer.chat_templates": ["tool_use"]}
-    metadata = byte_level_metadata(**more, **{"tokenizer.chat_template.tool_use": "tools"})
+    metadata = byte_level_metadata() | more | {"tokenizer.chat_template.tool_use": "tools"}
     gguf = read_gguf(write_gguf(tmp_path / "m.gguf", metadata))
     assert gguf_tokenizer.context_length(gguf) == 1024
     assert gguf_tokenizer.eos_token_ids(gguf) == [2, 0]

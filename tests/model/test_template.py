@@ -122,7 +122,7 @@ def test_call_arguments_stay_text_if_the_template_accepts_only_text() -> None:
 
 def test_null_fields_are_hidden_from_the_template() -> None:
     source = "{% for m in messages %}{{ 'tool_calls' in m }}{{ 'name' in m }}{{ 'content' in m }}{% endfor %}"
-    empty = {"role": "assistant", "content": "x", "tool_calls": [], "name": None}
+    empty: Any = {"role": "assistant", "content": "x", "tool_calls": [], "name": None}
     assert template(source).render([empty]) == "FalseFalseTrue"
 
 

@@ -22,6 +22,7 @@ from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import ResponseObject
 from dynamo.runtime.plane.frames import encode_request
+from support.bodies_mutated import places
 from support.request_bodies import BODIES
 
 DECODERS = {kind: BodyDecoder(kind) for kind in BODIES}
@@ -63,16 +64,6 @@ def served(request: Any) -> None:
         validate_chat(request)
         msgspec.json.encode([request.messages, template_arguments(request)])
     encode_request(engine_request(request, [1, 2, 3], MODEL))
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) below this value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    found = []
-    for key, child in items:
-        found.append((value, key))
-        found += places(child)
-    return found
 
 
 @st.composite

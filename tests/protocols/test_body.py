@@ -161,7 +161,8 @@ def test_unknown_fields_can_be_ignored() -> None:
 
 
 def test_unknown_fields_in_messages_are_dropped() -> None:
-    message = {"role": "assistant", "content": "x", "annotations": [], "audio": None, "function_call": None, "new": 1}
+    unknown: Any = {"annotations": [], "audio": None, "function_call": None, "new": 1}
+    message = {"role": "assistant", "content": "x", **unknown}
     request = BodyDecoder(ChatRequest).decode(chat(messages=[USER, message]))
     assert request.messages[1].content == "x"
 

@@ -43,7 +43,7 @@ def nothing_booked(side: RouterSide) -> bool:
     return not any((*loads.prefill_tokens, *loads.active_blocks, *loads.requests)) and len(side.kv.book) == 0
 
 
-def prefill(side: RouterSide, worker: ScriptedWorker) -> int:
+def prefill(side: RouterSide, worker: ScriptedWorker) -> float:
     return side.kv.book.loads([WorkerRank(worker.id)], (), asyncio.get_running_loop().time()).prefill_tokens[0]
 
 

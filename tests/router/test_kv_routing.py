@@ -156,7 +156,7 @@ async def test_what_happened_during_an_outage_of_the_event_plane_is_made_good() 
     async with routing(local) as side, ScriptedWorker(local) as one, ScriptedWorker(local) as two:
         await side.settled(2)
         await work([side], [one, two], rng, 20)
-        local.bus.planes.discard(side.runtime.events)  # type: ignore[arg-type]
+        local.bus.planes.discard(side.runtime.events)
         await work([side], [one, two], rng, 20)
         one.clear()
         local.bus.planes.add(side.runtime.events)  # type: ignore[arg-type]
@@ -340,7 +340,7 @@ async def test_hashes_that_are_not_ours_are_told(caplog: pytest.LogCaptureFixtur
 
 async def test_malformed_messages_are_counted_and_harm_nothing() -> None:
     local = Local()
-    listening = {"replica_sync": True, "active_prefill_tokens_threshold": 10**6}
+    listening: Any = {"replica_sync": True, "active_prefill_tokens_threshold": 10**6}
     async with routing(local, **listening) as side, ScriptedWorker(local) as worker:
         await side.settled(1)
         for topic in ("kv-events", "kv_metrics", "active_sequences_events"):
@@ -475,6 +475,7 @@ async def test_each_choice_tells_its_reasons(caplog: pytest.LogCaptureFixture) -
         await asked.done()
         placement = asked.delivery.placement
         assert placement
+        assert placement.decision
         reasons = placement.decision.reasons()
         assert reasons["mode"] == "kv"
         assert reasons["chosen"]["worker_id"] == one.id

@@ -19,6 +19,7 @@ from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.instances import InstanceSet
+from dynamo.settings.router import Mode
 
 OLD, NEW = 1, 2
 
@@ -53,12 +54,12 @@ class Connections:
 
 
 class Side:
-    def __init__(self, runtime: DistributedRuntime, mode: str) -> None:
+    def __init__(self, runtime: DistributedRuntime, mode: Mode) -> None:
         self.connections = Connections()
         self.instances = InstanceSet("model", self.connections)  # type: ignore[arg-type]
         for id in (OLD, NEW):
             self.instances.put(Instance(
-                instance_id=id, namespace="n", component="c", endpoint="e", transport="test", address=""
+                instance_id=id, namespace="n", component="c", endpoint="e", transport="test", address=""  # type: ignore[arg-type]
             ))  # fmt: skip
         self.router = SimpleRouter(
             RouterConfig(mode=mode), self.instances, runtime.events, lambda _: ModelRuntimeConfig()

@@ -16,7 +16,8 @@ from dynamo.router.service import serve_router
 from dynamo.router.standalone import StandaloneRouter
 from dynamo.runtime import Context, DistributedRuntime, Local
 from dynamo.runtime.client import Client
-from support.scripted import BLOCK, GENERATE, ScriptedWorker, asking, network, until
+from support.scripted import BLOCK, GENERATE, ScriptedWorker, asking, network
+from support.waiting import until
 
 
 class Reader:

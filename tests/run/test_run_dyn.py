@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -63,7 +64,7 @@ def test_a_worker_that_takes_text_tells_how_often_its_requests_may_move(tmp_path
 
 @pytest.mark.parametrize("plane", ["tcp", "nats"])
 def test_two_machines_meet_by_etcd(tmp_path: Path, shared_etcd: Etcd, shared_nats: Nats, plane: str) -> None:
-    network = {"ETCD_ENDPOINTS": shared_etcd.url, "NATS_SERVER": shared_nats.url, "DYN_REQUEST_PLANE": plane}
+    network: Any = {"ETCD_ENDPOINTS": shared_etcd.url, "NATS_SERVER": shared_nats.url, "DYN_REQUEST_PLANE": plane}
     name = f"m-{plane}"
     with running(tmp_path, "in=http", "out=dyn", "--http-port", "0", **network) as server:
         url = server.url()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from support.running import run
 from support.services import free_port
 
 
-def failure(place: Path, line: str, *, code: int = 1, **env: str) -> str:
+def failure(place: Path, line: str, *, code: int = 1, **env: Any) -> str:
     done = run(place, *line.split(), **env)
     told = done.stderr.decode()
     assert (done.returncode, done.stdout) == (code, b""), told

@@ -19,7 +19,7 @@ from support.waiting import PATIENCE, until
 
 
 @pytest.fixture
-async def local() -> AsyncIterator[Local]:
+async def local() -> Local:
     return Local()
 
 
@@ -173,7 +173,7 @@ async def test_a_typed_endpoint_parses_its_requests(
         @dynamo_endpoint(model, str)
         async def generate(self, request: Any) -> AsyncIterator[Any]:
             assert isinstance(request, model)
-            yield request.text  # type: ignore[attr-defined]
+            yield request.text
 
     async with Serving(runtime(local).endpoint("a.b.c"), Handler().generate) as serving:
         client = await serving.endpoint.client()

@@ -177,7 +177,7 @@ class Silent(MemoryDiscovery):
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
         self.watched.set()
         await asyncio.Event().wait()
-        yield  # type: ignore[misc]
+        yield
 
 
 async def test_closing_ends_a_start_that_waits() -> None:

@@ -38,7 +38,8 @@ async def live(tmp_path: Path) -> AsyncIterator[Live]:
 
 
 def request_of(path: str, body: dict[str, Any]) -> ChatRequest | CompletionRequest:
-    return msgspec.convert(body, ChatRequest if path == CHAT else CompletionRequest)
+    kind: type[Any] = ChatRequest if path == CHAT else CompletionRequest
+    return msgspec.convert(body, kind)
 
 
 def lasting(body: dict[str, Any]) -> dict[str, Any]:

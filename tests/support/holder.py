@@ -14,7 +14,7 @@ async def main(backend: str, where: str, key: str) -> None:
     if backend == "file":
         discovery = FileDiscovery(Path(where))
     else:
-        discovery = EtcdDiscovery(EtcdConfig(endpoints=(where,), lease_ttl=2))
+        discovery = EtcdDiscovery(EtcdConfig(endpoints=(where,), lease_ttl=4))
     await discovery.start()
     standing = await discovery.create(key, b"held")
     print("held" if standing is None else "taken", flush=True)

@@ -15,13 +15,12 @@ from support.waiting import PATIENCE
 
 SOURCE = Path(__file__).parents[2] / "src"
 RUN = [sys.executable, "-m", "dynamo.run.main"]
+KEPT = ("PATH", "LANG", "TMPDIR", "ETCD_UNSUPPORTED_ARCH", "COVERAGE_PROCESS_CONFIG")
 
 
 def environment(place: Path, **more: str) -> dict[str, str]:
     """Nothing of the machine's own: no hub, no services, files only under `place`."""
-    keep = {
-        name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "ETCD_UNSUPPORTED_ARCH") if name in os.environ
-    }
+    keep = {name: os.environ[name] for name in KEPT if name in os.environ}
     return keep | {
         "PYTHONPATH": str(SOURCE),
         "HOME": str(place),

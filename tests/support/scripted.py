@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -130,7 +130,7 @@ class ScriptedWorker:
         rank = (request.routing.dp_rank or 0) if request.routing else 0
         self.store(request.token_ids, rank)
 
-    def store(self, tokens: list[int], rank: int = 0) -> None:
+    def store(self, tokens: Sequence[int], rank: int = 0) -> None:
         chain = sequence_hashes([block ^ self.salt for block in local_hashes(tokens, BLOCK)])
         new = next((at for at, block in enumerate(chain) if not self._holds(block, rank)), len(chain))
         if new < len(chain):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from support.waiting import until_sync
 
@@ -67,6 +68,13 @@ class Service:
             self.process.kill()
             self.process.wait()
             self.process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def wipe(self) -> None:
         shutil.rmtree(self.data, ignore_errors=True)

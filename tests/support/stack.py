@@ -11,10 +11,28 @@ from typing import Any
 
 import aiohttp
 import openai
+import pytest
 
+from support.services import Etcd, Nats
 from support.waiting import PATIENCE, until
 
 SOURCE = Path(__file__).parents[2] / "src"
+TOY = str(Path(__file__).with_name("toy_worker.py"))
+
+
+def environ_of(network: str, request: pytest.FixtureRequest) -> dict[str, str]:
+    """What the environment must say for this network.
+
+    Every stack has servers of its own: the leases of killed workers outlive their test.
+    """
+    environ = {"DYN_TCP_RPC_HOST": "127.0.0.1"}
+    if "etcd" in network:
+        etcd: Etcd = request.getfixturevalue("etcd")
+        environ["ETCD_ENDPOINTS"] = etcd.url
+    if "nats" in network:
+        nats: Nats = request.getfixturevalue("nats")
+        environ |= {"NATS_SERVER": nats.url, "DYN_REQUEST_PLANE": "nats"}
+    return environ
 
 
 SERVING_ENDPOINTS = ("generate", "endpoint")
@@ -135,6 +153,15 @@ class Frontend:
 
         await until(served)
 
+    async def until_draining(self) -> None:
+        """Wait until the frontend takes no more requests."""
+
+        async def draining() -> bool:
+            async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as answer:
+                return answer.status == 503
+
+        await until(draining)
+
     async def instances(self) -> list[int]:
         """The workers the frontend can send requests to; one that has only registered an auxiliary endpoint is none."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/health") as answer:
@@ -148,3 +175,9 @@ class Frontend:
             return len(await self.instances()) == count
 
         await until(known)
+
+
+async def ask(frontend: Frontend, text: str) -> str:
+    """What the toy worker answers."""
+    answer = await frontend.client.chat.completions.create(model="toy", messages=[{"role": "user", "content": text}])
+    return answer.choices[0].message.content or ""

@@ -85,7 +85,9 @@ class Scripted:
         if request["output_options"]["prompt_logprobs"]:
             told = [None, *([self._top(id, -1.0)] for id in request["token_ids"][1:])]
             yield {"token_ids": [], "prompt_logprobs": told}
-        ids.append(self.tokenizer.id_of(EOS))
+        eos = self.tokenizer.id_of(EOS)
+        assert eos is not None
+        ids.append(eos)
         for number, id in enumerate(ids[:limit]):
             if context.is_stopped():
                 return
@@ -155,9 +157,7 @@ async def metrics_once(
         seen = await metrics()
         return seen if holds(seen) else None
 
-    found = await until(matching)
-    assert found
-    return found
+    return await until(matching)
 
 
 class Live:

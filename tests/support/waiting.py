@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
-
-T = TypeVar("T")
+from collections.abc import Callable
+from typing import Any
 
 PATIENCE = 120.0
 """Only ends a test that hangs: no test passes or fails by how long something took."""
@@ -18,7 +16,7 @@ _INTERVAL = 0.001
 _REMOTE_INTERVAL = 0.02
 
 
-async def until(condition: Callable[[], T | Awaitable[T]]) -> T:
+async def until(condition: Callable[..., Any]) -> Any:
     """The first true value of `condition`, which may be a plain or an async function.
 
     A plain one mostly comes true within a few turns of this event loop. An async one asks another task or process:
@@ -39,7 +37,7 @@ async def until(condition: Callable[[], T | Awaitable[T]]) -> T:
         raise AssertionError(_never(condition)) from None
 
 
-def until_sync(condition: Callable[[], T]) -> T:
+def until_sync(condition: Callable[..., Any]) -> Any:
     """`until` for tests that have no event loop."""
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
@@ -48,7 +46,7 @@ def until_sync(condition: Callable[[], T]) -> T:
     return value
 
 
-def _never(condition: Callable[[], object]) -> str:
+def _never(condition: Callable[..., Any]) -> str:
     try:
         source = inspect.getsource(condition).strip()
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""Networks to run a stack on: what the environment must say for each."""
+"""A stack of processes, and this process on the network of one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,8 @@ import pytest
 
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.events import zmq as zmq_events
-from support.services import Etcd, Nats
-from support.stack import Stack
+from support.stack import Stack, environ_of
 from support.waiting import PATIENCE
-
-
-def environ_of(network: str, request: pytest.FixtureRequest) -> dict[str, str]:
-    """Every stack has servers of its own: the leases of killed workers outlive their test."""
-    environ = {"DYN_TCP_RPC_HOST": "127.0.0.1"}
-    if "etcd" in network:
-        etcd: Etcd = request.getfixturevalue("etcd")
-        environ["ETCD_ENDPOINTS"] = etcd.url
-    if "nats" in network:
-        nats: Nats = request.getfixturevalue("nats")
-        environ |= {"NATS_SERVER": nats.url, "DYN_REQUEST_PLANE": "nats"}
-    return environ
 
 
 @pytest.fixture

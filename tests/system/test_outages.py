@@ -9,10 +9,8 @@ import openai
 import pytest
 
 from support.services import Etcd, Nats
-from support.stack import Frontend, Stack
+from support.stack import TOY, Frontend, Stack, ask, environ_of
 from support.waiting import until
-from system.conftest import environ_of
-from system.test_process_life import TOY, ask
 
 
 async def keep_asking(frontend: Frontend, answers: list[str], end: asyncio.Event) -> None:

@@ -11,14 +11,7 @@ import openai
 import pytest
 
 from support.services import Etcd
-from support.stack import Frontend, Stack
-
-TOY = str(Path(__file__).parent / "toy_worker.py")
-
-
-async def ask(frontend: Frontend, text: str) -> str:
-    answer = await frontend.client.chat.completions.create(model="toy", messages=[{"role": "user", "content": text}])
-    return answer.choices[0].message.content or ""
+from support.stack import TOY, Stack, ask
 
 
 @pytest.mark.parametrize("network", ["file", "etcd"])
@@ -74,12 +67,13 @@ async def test_a_terminated_worker_finishes_its_stream_and_then_exits(stack: Sta
     frontend = await stack.frontend()
     await frontend.until_models("toy")
     stream = await frontend.client.chat.completions.create(
-        model="toy", messages=[{"role": "user", "content": "drip 5"}], stream=True
+        model="toy", messages=[{"role": "user", "content": "hold"}], stream=True
     )
     chunks = aiter(stream)
     text = (await anext(chunks)).choices[0].delta.content or ""
     worker.signal(signal.SIGTERM)
     await frontend.until_models()
+    worker.signal(signal.SIGUSR1)
     text += "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
     assert text == "first last"
     assert await worker.ended() == 0
@@ -109,15 +103,17 @@ async def test_a_mocker_terminated_while_it_starts_leaves_at_once(stack: Stack) 
 
 
 async def test_a_terminated_frontend_finishes_its_stream_and_then_exits(stack: Stack) -> None:
-    await stack.python(TOY)
+    worker = await stack.python(TOY)
     frontend = await stack.frontend()
     await frontend.until_models("toy")
     stream = await frontend.client.chat.completions.create(
-        model="toy", messages=[{"role": "user", "content": "drip 1"}], stream=True
+        model="toy", messages=[{"role": "user", "content": "hold"}], stream=True
     )
     chunks = aiter(stream)
     text = (await anext(chunks)).choices[0].delta.content or ""
     frontend.process.signal(signal.SIGTERM)
+    await frontend.until_draining()
+    worker.signal(signal.SIGUSR1)
     text += "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
     assert text == "first last"
     assert await frontend.process.ended() == 0

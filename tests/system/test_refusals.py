@@ -8,8 +8,7 @@ import openai
 import pytest
 
 from support.services import free_port
-from support.stack import Stack
-from system.test_process_life import TOY
+from support.stack import TOY, Stack
 
 
 @pytest.mark.parametrize(

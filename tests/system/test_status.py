@@ -11,11 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from support.stack import Frontend, Process, Stack
+from support.stack import TOY, Frontend, Process, Stack
 from support.toys import samples, toy_folder
 from support.waiting import until
 
-TOY = str(Path(__file__).parent / "toy_worker.py")
 HERE = {"DYN_SYSTEM_PORT": "0", "DYN_SYSTEM_HOST": "127.0.0.1"}
 CHECKED = {
     **HERE,
@@ -38,9 +37,7 @@ async def health_once(url: str, status: int) -> dict[str, Any]:
         async with aiohttp.ClientSession() as http, http.get(f"{url}/health") as answer:
             return await answer.json() if answer.status == status else None
 
-    body = await until(answered)
-    assert body
-    return body
+    return await until(answered)
 
 
 async def metrics(url: str) -> dict[str, float]:

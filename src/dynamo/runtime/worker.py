@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, overload
 
 import msgspec
@@ -15,7 +15,7 @@ from dynamo.runtime.handler import takes_context
 from dynamo.runtime.logging import configure_dynamo_logging
 from dynamo.runtime.process import run_until_signalled, start_or_exit
 
-WorkerFunction = Callable[..., Awaitable[Any]]
+WorkerFunction = Callable[..., Coroutine[Any, Any, Any]]
 
 
 @overload

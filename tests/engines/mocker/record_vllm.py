@@ -45,7 +45,10 @@ MAX_MODEL_LEN = 256
 def script(scenario: dict[str, Any]) -> list[list[Any]]:
     """Arrivals, cancellations and steps: conversations that share system prompts and grow turn by turn."""
     rng = random.Random(scenario["seed"])
-    word = lambda: rng.randrange(10, VOCABULARY)  # noqa: E731
+
+    def word() -> int:
+        return rng.randrange(10, VOCABULARY)
+
     systems = [[word() for _ in range(length)] for length in (70, 96, 33)]
     histories: list[list[int]] = []
     actions: list[list[Any]] = []

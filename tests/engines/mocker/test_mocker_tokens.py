@@ -177,7 +177,7 @@ def test_a_vocabulary_without_words_is_refused(low: int, high: int, avoid: list[
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens 5 is more than max_tokens 4"),
     ],
 )
-def test_contradictory_stop_conditions_are_refused(stop: dict[str, int], message: str) -> None:
+def test_contradictory_stop_conditions_are_refused(stop: Any, message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         answer(**stop)
 

@@ -275,6 +275,7 @@ async def test_a_batch_is_published_whole_or_not_at_all(worker: DistributedRunti
     reader = await Reader().listen(worker)
     out = publisher(worker)
     stored = {"type": "stored", "token_ids": [1, 2, 3, 4], "num_block_tokens": [4], "block_hashes": [1]}
+    wrong: Any
     for wrong in (
         {"type": "removed", "block_hashes": ["x"]},
         {"type": "removed"},

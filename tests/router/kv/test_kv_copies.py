@@ -42,7 +42,9 @@ def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
     fleet = Fleet({WorkerRank(n): Capacity(total_blocks=row[3]) for n, row in enumerate(rows)}, 16)
     requests = [row[0] for row in rows]
     nothing = [0] * len(rows)
-    loads = Loads([0.0] * len(rows), [0.0] * len(rows), nothing, requests, [row[2] for row in rows])
+    loads = Loads(
+        [0.0] * len(rows), [0.0] * len(rows), nothing, [float(count) for count in requests], [row[2] for row in rows]
+    )
     held = Overlaps.of({WorkerRank(n): Overlap(row[1]) for n, row in enumerate(rows)})
     choice = choose(1600, 100, fleet, held, loads, CostConfig(), random.Random(1))
     found = idle_places(choice, depth, sharing, lambda worker: worker.worker_id == told)

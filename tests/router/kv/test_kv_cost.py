@@ -4,7 +4,7 @@ import math
 import random
 from collections import Counter
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import assume, given
@@ -116,7 +116,8 @@ def test_every_cost_is_that_of_the_rule_and_the_choice_follows_from_the_costs(
 ) -> None:
     """Whatever the sizes, loads and tiers, and in whatever order the index knows the workers, or whether it does."""
     fleet = Fleet({WorkerRank(n): capacity for n, (capacity, _) in enumerate(rows)}, BLOCK)
-    loads = Loads(*[list(column) for column in zip(*[load for _, load in rows], strict=True)])
+    columns: list[Any] = [list(column) for column in zip(*[load for _, load in rows], strict=True)]
+    loads = Loads(*columns)
     known = Overlaps.of({WorkerRank(n): overlaps[n] for n in order if n in overlaps})
     if not any(map(any, known.lower)):
         known = Overlaps(known.workers, known.device)

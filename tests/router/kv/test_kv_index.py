@@ -5,7 +5,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kv_naive import NaiveIndex
 
 from dynamo.kv.hashing import prompt_hashes, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
@@ -23,6 +22,7 @@ from dynamo.protocols.kv import (
 )
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlap
+from support.kv_naive import NaiveIndex
 
 A, B = WorkerRank(1), WorkerRank(2)
 CHAIN = sequence_hashes([1, 2, 3, 4, 5, 6])
@@ -190,7 +190,7 @@ def test_whatever_workers_say_of_parents_all_is_forgotten_with_them(changes: lis
         blocks, parents = [row[0] for row in rows], [row[1] for row in rows]
         index.replace(snapshot_of(worker, blocks, parents))
         index.apply(removed(worker, blocks[2:4]))
-        index.apply(stored(worker, list(dict.fromkeys(blocks)), *parents[:1]))
+        index.apply(stored(worker, list(dict.fromkeys(blocks)), parents[0] if parents else None))
         index.apply(removed(other, blocks[::-1]))
         index.match(blocks)
         for known in index.workers:

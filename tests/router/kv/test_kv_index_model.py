@@ -10,7 +10,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from kv_naive import NaiveIndex
 
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.errors import InvalidArgument
@@ -27,6 +26,7 @@ from dynamo.protocols.kv import (
     WorkerRank,
 )
 from dynamo.router.kv.index.index import Index
+from support.kv_naive import NaiveIndex
 
 Prompt = tuple[tuple[int, ...], int]
 """Blocks of one token each, and which adapter or tenant it belongs to."""
@@ -167,7 +167,7 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
                 assert len(part.sequence_hashes) == len(blocks)
                 assert set(part.sequence_hashes) == blocks
                 assert part.parents == [self.model.parents[block] for block in part.sequence_hashes]
-                places = {block: at for at, block in enumerate(part.sequence_hashes)}
+                places: dict[int | None, int] = {block: at for at, block in enumerate(part.sequence_hashes)}
                 assert all(places.get(parent, -1) < at for at, parent in enumerate(part.parents))
             for block in self.model.parents:
                 assert self.index.holds(worker, block) == (block in tiers[Tier.Device])
@@ -197,9 +197,9 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
                     assert not run.full >> slot & 1
                     assert slot not in run.prefix
             for worker, tiers in self.model.held.items():
-                slot = self.index._slots.get(worker)
-                assert slot is not None
-                held = {block for run in runs._all for at, block in enumerate(run.blocks) if run.held(slot) >> at & 1}
+                place = self.index._slots.get(worker)
+                assert place is not None
+                held = {block for run in runs._all for at, block in enumerate(run.blocks) if run.held(place) >> at & 1}
                 assert held == tiers[tier]
 
     def _held(self, worker: WorkerRank, tier: Tier) -> list[int]:

@@ -19,10 +19,8 @@ from support.services import Etcd, free_port
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[Etcd]:
     """An etcd of the test's own, to stop and start quickly."""
-    server = QuickEtcd(tmp_path / "etcd", free_port())
-    server.start()
-    yield server
-    server.stop()
+    with QuickEtcd(tmp_path / "etcd", free_port()) as server:
+        yield server
 
 
 @pytest.fixture(params=["memory", "file", "etcd"])

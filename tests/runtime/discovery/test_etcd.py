@@ -21,7 +21,7 @@ from dynamo.runtime.discovery.etcd.messages import range_end
 from dynamo.runtime.discovery.etcd.watch import EtcdWatch
 from support.following import QuickEtcd, changes_until, holder, snapshot
 from support.services import Etcd, free_port
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 TLS = Path(__file__).with_name("tls")  # an authority of the tests' own, and a certificate of localhost
 LOGGER = "dynamo.runtime.discovery.etcd"
@@ -161,7 +161,13 @@ async def test_an_etcd_that_stood_still_beyond_the_leases_costs_the_living_nothi
             await leaver.close()
             etcd.process.send_signal(signal.SIGCONT)
             assert await following == [Delete("v1/leaver")]
-        assert await frontend.get_prefix("v1/") == {"v1/worker": b"1"}
+
+            async def is_back() -> bool:
+                return await frontend.get_prefix("v1/") == {"v1/worker": b"1"}
+
+            await until(is_back)
+            await worker.put("v1/worker", b"2")
+            assert await changes_until(changes, Put("v1/worker", b"2")) == [Put("v1/worker", b"2")]
 
 
 async def test_a_watch_begun_during_an_outage_waits_for_its_end(etcd: Etcd) -> None:

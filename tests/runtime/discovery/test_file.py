@@ -65,7 +65,12 @@ async def test_a_forked_child_does_not_keep_its_parents_lease(kv: Path) -> None:
     await frontend.start()
     fork = multiprocessing.get_context("fork")
     begun, go = fork.Event(), fork.Event()
-    child = fork.Process(target=lambda: (begun.set(), go.wait()), daemon=True)
+
+    def wait() -> None:
+        begun.set()
+        go.wait()
+
+    child = fork.Process(target=wait, daemon=True)
     child.start()
     begun.wait()
     assert await frontend.get_prefix("") == {"v1/worker": b"1"}

@@ -16,7 +16,7 @@ from dynamo.runtime.events import zmq as zmq_events
 from dynamo.runtime.events.channel import MAX_TOPICS
 from dynamo.runtime.events.zmq import CHANNELS, EventChannel
 from support.services import free_port
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 
 class Cluster:
@@ -92,9 +92,7 @@ async def test_a_publisher_that_comes_while_no_file_can_be_opened_is_heard_later
         await listener.subscribe("a.b", lambda _, data: heard.set())
         publisher.publish("a.b", b"")  # opens its channel at once, and tells of it later
         with no_more_open_files():
-            async with asyncio.timeout(PATIENCE):
-                while "Too many open files" not in caplog.text:
-                    await asyncio.sleep(0.001)
+            await until(lambda: "Too many open files" in caplog.text)
         await published_until(publisher, "a.b", heard)
 
 
@@ -243,10 +241,8 @@ async def test_publishers_that_leave_free_their_sockets_and_newcomers_are_heard(
                 await published_until(publisher, "a", heard)
             subscription.unsubscribe()
         assert await cluster.addresses() == [address]
-        async with asyncio.timeout(PATIENCE):
-            # ZMQ closes its sockets in a thread of its own and tells nobody.
-            while len(os.listdir("/proc/self/fd")) > before:
-                await asyncio.sleep(0.005)
+        # ZMQ closes its sockets in a thread of its own and tells nobody.
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 async def test_events_that_do_not_arrive_are_counted(

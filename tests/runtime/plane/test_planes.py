@@ -107,8 +107,10 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     for plane in planes:
         await plane.start()
     yield Pair(*planes)
-    for closing in (*reversed(planes), *connections):
-        await closing.close()
+    for plane in reversed(planes):
+        await plane.close()
+    for connection in connections:
+        await connection.close()
 
 
 async def call(channel: Channel, request: Any, context: Context | None = None, **kwargs: Any) -> Collected:

@@ -1,35 +1,41 @@
-"""A worker that does as the request's first word says and prints what happens to it; run as a process by tests."""
+"""A worker that does as the request's first word says and prints what happens to it; tests run it as a process."""
+
+from __future__ import annotations
 
 import asyncio
 import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
 
 import uvloop
 
 from dynamo.llm import ModelInput, ModelType, register_llm
 from dynamo.runtime import Context, DistributedRuntime, dynamo_worker
 
+healthy = asyncio.Event()
+released = asyncio.Event()
+
 
 @dynamo_worker
-async def worker(runtime: DistributedRuntime):
+async def worker(runtime: DistributedRuntime) -> None:
+    healthy.set()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, released.set)
     endpoint = runtime.endpoint("toy.backend.generate")
     await register_llm(ModelInput.Text, ModelType.Chat, endpoint, "toy", os.environ.get("TOY_NAME", "toy"))
     print("registered", runtime.instance_id, flush=True)
     await endpoint.serve_endpoint(generate, metrics_labels=[("model", "toy")], health_check_payload=asking("check"))
 
 
-def asking(text):
+def asking(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}]}
 
 
-healthy = asyncio.Event()
-healthy.set()
-
-
-def chunk(text, finish=None):
+def chunk(text: str, finish: str | None = None) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": finish}]}
 
 
-async def generate(request, context: Context):
+async def generate(request: dict[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
     words = request["messages"][-1]["content"].split()
     print("started", words[0], flush=True)
     match words:
@@ -45,9 +51,9 @@ async def generate(request, context: Context):
         case ["mend"]:
             healthy.set()
             yield chunk("mended", "stop")
-        case ["drip", seconds]:
+        case ["hold"]:
             yield chunk("first")
-            await asyncio.sleep(float(seconds))
+            await released.wait()
             yield chunk(" last", "stop")
         case ["forever"]:
             while not context.is_stopped():
