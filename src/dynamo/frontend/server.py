@@ -15,9 +15,9 @@ from dynamo.frontend.app import application
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
-from dynamo.frontend.measure.exchange import Exchanges
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
+from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
@@ -54,7 +54,7 @@ class Server:
         self._siblings = siblings
         self._tracing = tracing
         self._loop_delay = LoopDelay()
-        self._frontend = Frontend(self.models, Exchanges(metrics), self._loop_delay, siblings)
+        self._frontend = Frontend(self.models, RunningRequests(metrics), self._loop_delay, siblings)
         self._gate = Gate(self._frontend, config, tracing)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -146,7 +146,7 @@ class Server:
             async with asyncio.timeout(self._config.graceful_shutdown_timeout):
                 await self._gate.idle()
         except TimeoutError:
-            log.warning("%d requests did not finish in time and are ended now", self._gate.running)
+            log.warning("%d requests did not finish in time and are ended now", self._gate.open_requests)
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ServerError:

@@ -29,6 +29,7 @@ class StreamMeter:
         "_postprocess",
         "_reader",
         "_reported",
+        "_settled",
         "_sink",
         "_tokens",
         "cached_tokens",
@@ -38,7 +39,7 @@ class StreamMeter:
     )
 
     def __init__(self, sink: Sink, inter_token: Histogram, prompt_tokens: int = 0) -> None:
-        """The time per token is counted in `inter_token`, but not summed: the sum is `streaming`."""
+        """`inter_token` gets the time of each token; its sum is left to `progress`."""
         self.first = 0.0
         """When the first token came, on the clock of `perf_counter`; 0 until then."""
         self.prompt_tokens = prompt_tokens
@@ -53,6 +54,7 @@ class StreamMeter:
         self._reader = self._postprocess or _NeverDone
         self._last = 0.0
         self._reported = 0
+        self._settled = (0.0, 0)
 
     def tokens(self, ids: list[int]) -> None:
         if self._reader.done:
@@ -117,6 +119,12 @@ class StreamMeter:
     def streaming(self) -> float:
         """Seconds between the first token and the last."""
         return self._last - self.first
+
+    def progress(self) -> tuple[float, int]:
+        """Seconds of streaming and tokens generated since the last call."""
+        seconds, count = self._settled
+        self._settled = (self.streaming, self.count)
+        return self.streaming - seconds, self.count - count
 
 
 def _cached_tokens(usage: Usage) -> int:

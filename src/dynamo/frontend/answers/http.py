@@ -32,7 +32,7 @@ async def stream_response(call: HttpCall[Any], answer: StreamedAnswer, before: b
     """Send `before` and then the events. Waits for the first of them, so that an earlier failure still has a status."""
     events, request = answer.events, call.request
     headers = {"Cache-Control": "no-cache"}
-    call.exchange.stream = True
+    call.record.stream = True
     if every := request.app[KEEP_ALIVE_SECONDS]:
         await events.kept_alive(request, headers, every)
     else:

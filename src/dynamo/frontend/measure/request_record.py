@@ -1,9 +1,8 @@
-"""One request as the log and the metrics see it: who asked for what, when the first token came, how it ended."""
+"""What is measured of one HTTP request and what becomes of it: its log line and its part of the metrics."""
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections import Counter
 from time import perf_counter
 from typing import Any
@@ -12,172 +11,54 @@ from aiohttp import web
 
 from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, ModelMetrics
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
-from dynamo.pipeline.postprocess import Postprocess
-from dynamo.protocols.engine import EngineOutput, Usage
-from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted, Unknown, to_wire
+from dynamo.pipeline.stream_meter import StreamMeter
+from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
 from dynamo.router.delivery import Delivery
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
 
 
-class _NeverDone:
-    """A reader that takes all a worker sends."""
-
-    done = False
-
-
-class Metered:
-    """The stage that takes the time of each step of one stream. It is on the hot path: see benchmarks/metering.py."""
-
-    __slots__ = (
-        "_began",
-        "_bounds",
-        "_counts",
-        "_exchange",
-        "_last",
-        "_postprocess",
-        "_reader",
-        "_reported",
-        "_settled",
-        "_sink",
-        "_tokens",
-    )
-
-    def __init__(self, exchange: Exchange, sink: Sink) -> None:
-        latency = exchange.metrics.inter_token
-        self._bounds = latency.bounds
-        self._counts = latency.counts
-        self._exchange = exchange
-        self._sink = sink
-        self._tokens = sink.tokens
-        self._postprocess = sink if isinstance(sink, Postprocess) else None
-        self._reader = self._postprocess or _NeverDone
-        self._began = self._last = 0.0
-        self._settled = (0.0, 0)
-        self._reported = 0
-
-    def tokens(self, ids: list[int]) -> None:
-        if self._reader.done:
-            # The worker has not yet heard that a stop string ended the answer.
-            return
-        now = perf_counter()
-        if self._last:
-            count = len(ids) or 1
-            # The sum of the latencies is the time between the first and the last step: `settle` adds it.
-            self._counts[bisect_left(self._bounds, (now - self._last) / count)] += count
-        else:
-            self._first(now)
-        self._last = now
-        self._tokens(ids)
-
-    def item(self, value: Any) -> None:
-        now = perf_counter()
-        if isinstance(value, EngineOutput):
-            self._output(value, now)
-        else:
-            self._step(now, 1)
-            self._usage(value.get("usage") if isinstance(value, dict) else None)
-        self._sink.item(value)
-
-    def _usage(self, usage: Any) -> None:
-        """Any chunk of a worker that takes text may report the usage so far."""
-        if isinstance(usage, dict):
-            generated, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
-            if isinstance(generated, int) and isinstance(prompt, int):
-                self._reported = generated
-                self._exchange.input_tokens = prompt
-
-    def _output(self, output: EngineOutput, now: float) -> None:
-        if output.token_ids or output.text:
-            self._step(now, len(output.token_ids) or 1)
-        if output.completion_usage:
-            self._exchange.cached_tokens += cached_tokens(output.completion_usage)
-        reason = output.finish_reason
-        if reason and reason.startswith("error"):
-            self._exchange.error = Unknown(reason)
-
-    def _step(self, now: float, count: int) -> None:
-        if self._last:
-            self._counts[bisect_left(self._bounds, (now - self._last) / count)] += count
-        else:
-            self._first(now)
-        self._last = now
-
-    def _first(self, now: float) -> None:
-        self._began = now
-        self._settled = (now, 0)
-        self._exchange.first_token(now)
-
-    def end(self) -> None:
-        self._sink.end()
-
-    def fail(self, error: DynamoException) -> None:
-        if self._postprocess is None or not self._postprocess.complete:
-            self._exchange.error = error
-        self._sink.fail(error)
-
-    @property
-    def count(self) -> int:
-        """Tokens generated so far, as in the usage the client sees."""
-        return self._postprocess.count if self._postprocess else self._reported
-
-    @property
-    def streaming(self) -> float:
-        """Seconds between the first step and the last."""
-        return self._last - self._began
-
-    def settle(self) -> None:
-        """Add to the metrics what the hot path left for later."""
-        last, count = self._settled
-        metrics = self._exchange.metrics
-        metrics.inter_token.total += self._last - last
-        metrics.output_tokens.value += self.count - count
-        self._settled = (self._last, self.count)
-
-
-def cached_tokens(usage: Usage) -> int:
-    count = (usage.prompt_tokens_details or {}).get("cached_tokens")
-    return count if isinstance(count, int) and count > 0 else 0
-
-
-class Exchanges:
-    """All requests that run, and the metrics they end up in."""
+class RunningRequests:
+    """All requests that run a model now, and the metrics they end up in."""
 
     def __init__(self, metrics: FrontendMetrics) -> None:
         self.metrics = metrics
-        self.running: set[Exchange] = set()
-        """Those that run a model."""
+        self._records: set[RequestRecord] = set()
+
+    def __len__(self) -> int:
+        return len(self._records)
 
     def begin(
         self, method: str, path: str, request_id: str, endpoint: str | None = None, *, is_probe: bool = False
-    ) -> Exchange:
-        """`endpoint` is the metrics' label of a request that runs a model."""
-        exchange = Exchange(self.metrics, request_id, method, path, endpoint, is_probe=is_probe)
+    ) -> RequestRecord:
+        """`endpoint` is the metrics' label of a request that runs a model; others are only logged."""
+        record = RequestRecord(self.metrics, request_id, method, path, endpoint, is_probe=is_probe)
         if endpoint:
-            self.running.add(exchange)
-        return exchange
+            self._records.add(record)
+        return record
 
-    def end(self, exchange: Exchange, status: int) -> None:
-        self.running.discard(exchange)
-        exchange.end(status)
+    def end(self, record: RequestRecord, status: int) -> None:
+        self._records.discard(record)
+        record.end(status)
 
     def settle(self) -> None:
         """Bring the metrics up to this moment."""
-        for exchange in self.running:
-            exchange.settle()
+        for record in self._records:
+            record.settle()
 
     def stages(self) -> tuple[Counter[str], int]:
         """How many running requests are in each stage, and how many streams they have open at workers."""
-        stages = Counter(exchange.stage for exchange in self.running)
-        return stages, sum(exchange.streams for exchange in self.running)
+        stages = Counter(record.stage for record in self._records)
+        return stages, sum(record.open_streams for record in self._records)
 
 
-class Exchange:
+class RequestRecord:
+    """Implements `RequestObserver` for requests over HTTP."""
+
     __slots__ = (
-        "_all", "_asked", "_deliveries", "_first", "_known", "_model", "_stages", "_timed", "cached_tokens", "endpoint",
-        "error", "input_tokens", "is_probe", "method", "metrics", "path", "request_id", "span", "started", "stream",
-        "traceparent",
+        "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
+        "endpoint", "is_probe", "method", "path", "request_id", "span", "started", "stream", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -197,59 +78,57 @@ class Exchange:
         self.endpoint = endpoint
         self.is_probe = is_probe
         self.stream = False
-        self.error: DynamoException | None = None
         self.traceparent: str | None = None
         self.span: Any = None
-        self.input_tokens = 0
-        self.cached_tokens = 0
-        self.metrics: ModelMetrics
         self._all = metrics
         self._model: ModelMetrics | None = None
-        self._known = self._asked = self._first = 0.0
-        self._timed = False
-        self._stages: list[Metered] = []
+        self._error: DynamoException | None = None
+        self._model_known = self._routing_began = self._first_token = 0.0
+        self._meters: list[StreamMeter] = []
         self._deliveries: list[Delivery] = []
 
     def served_by(self, model: str) -> None:
         """The model is known and served here."""
         if self._model is None:
-            self._known = perf_counter()
-            self._model = self.metrics = self._all.model(model)
+            self._model_known = perf_counter()
+            self._model = self._all.model(model)
             self._model.started.value += 1
             self._model.inflight.value += 1
             self._model.active.value += 1
             self._model.queued.value += 1
 
-    def metered(self, sink: Sink, prompt_tokens: int = 0) -> Metered:
-        """The stage in front of `sink`, for one stream of this request."""
-        self.input_tokens += prompt_tokens
-        stage = Metered(self, sink)
-        self._stages.append(stage)
-        return stage
+    def metered(self, sink: Sink, prompt_tokens: int = 0) -> StreamMeter:
+        assert self._model
+        meter = StreamMeter(sink, self._model.inter_token, prompt_tokens)
+        self._meters.append(meter)
+        return meter
 
     def delivering(self, delivery: Delivery) -> None:
-        """A stream of this request goes to the router now."""
         if not self._deliveries:
-            self._asked = perf_counter()
+            self._routing_began = perf_counter()
         self._deliveries.append(delivery)
 
-    def first_token(self, now: float) -> None:
-        if not self._first:
-            self._first = now
-            self.metrics.queued.value -= 1
-            self.metrics.time_to_first.observe(now - self.started)
+    def failed(self, error: DynamoException) -> None:
+        """The client got this error instead of an answer."""
+        self._error = error
+
+    @property
+    def error(self) -> DynamoException | None:
+        """Why the client did not get a whole answer. Streams cancelled because another failed do not count."""
+        errors = [meter.error for meter in self._meters if meter.error]
+        return self._error or min(errors, key=lambda error: isinstance(error, Cancelled), default=None)
 
     @property
     def stage(self) -> str:
         """Where it is on its way to the first token; empty before its model is known and after that token."""
-        if self._model is None or self._first:
+        if self._model is None or self._first_token:
             return ""
         if not self._deliveries:
             return PREPROCESS
-        return DISPATCH if self.streams == len(self._deliveries) else ROUTE
+        return DISPATCH if self.open_streams == len(self._deliveries) else ROUTE
 
     @property
-    def streams(self) -> int:
+    def open_streams(self) -> int:
         """How many of its streams are open at workers."""
         return sum(one.placement is not None and not one.placement.released for one in self._deliveries)
 
@@ -258,12 +137,17 @@ class Exchange:
         return self._model.name if self._model else UNKNOWN_MODEL
 
     @property
-    def time_to_first(self) -> float | None:
-        return self._first - self.started if self._first else None
+    def time_to_first_token(self) -> float | None:
+        """Known once the request was settled."""
+        return self._first_token - self.started if self._first_token else None
+
+    @property
+    def input_tokens(self) -> int:
+        return sum([meter.prompt_tokens for meter in self._meters])
 
     @property
     def output_tokens(self) -> int:
-        return sum([stage.count for stage in self._stages])
+        return sum([meter.count for meter in self._meters])
 
     @property
     def workers(self) -> list[int]:
@@ -274,13 +158,26 @@ class Exchange:
         return "stream" if self.stream else "unary"
 
     def settle(self) -> None:
-        """Add to the metrics what is known and not yet in them."""
-        if self._first and not self._timed:
-            self._timed = True
-            placed = self._deliveries[0].history.placed_at
-            self.metrics.stages.passed(self._asked - self._known, placed - self._asked, self._first - placed)
-        for stage in self._stages:
-            stage.settle()
+        """Add to the metrics what the streams have measured since the last time."""
+        model = self._model
+        if model is None:
+            return
+        if not self._first_token:
+            self._first_token = min((meter.first for meter in self._meters if meter.first), default=0.0)
+            if self._first_token:
+                self._observe_first_token(model)
+        for meter in self._meters:
+            seconds, tokens = meter.progress()
+            model.inter_token.total += seconds
+            model.output_tokens.value += tokens
+
+    def _observe_first_token(self, model: ModelMetrics) -> None:
+        placed = self._deliveries[0].history.placed_at
+        model.queued.value -= 1
+        model.time_to_first.observe(self._first_token - self.started)
+        model.stages.passed(
+            self._routing_began - self._model_known, placed - self._routing_began, self._first_token - placed
+        )
 
     def end(self, status: int) -> None:
         """Called once, when the answer is complete or was given up."""
@@ -294,9 +191,9 @@ class Exchange:
 
     def forget(self) -> None:
         """Drop the references that lead back to this object, so that it is freed without the garbage collector."""
-        self._stages.clear()
+        self._meters.clear()
         self._deliveries.clear()
-        self.error = None
+        self._error = None
 
     def _count(self, status: int, duration: float) -> None:
         counts = self._all
@@ -314,35 +211,35 @@ class Exchange:
         self.settle()
         model.inflight.value -= 1
         model.active.value -= 1
-        if not self._first:
+        if not self._first_token:
             model.queued.value -= 1
         model.duration.observe(duration)
-        if self.input_tokens:
-            model.input_tokens.observe(self.input_tokens)
-            model.cached_tokens.observe(self.cached_tokens)
-        if self._first:
+        input_tokens = self.input_tokens
+        if input_tokens:
+            model.input_tokens.observe(input_tokens)
+            model.cached_tokens.observe(sum([meter.cached_tokens for meter in self._meters]))
+        if self._first_token:
             model.output_sequence.observe(self.output_tokens)
         if self.endpoint == "embeddings":
             counts.embedding_latency.at(model.name).observe(duration)
-        for number, one in enumerate(self._deliveries):
-            if one.history.migrations:
-                counts.moved(model.name, one.history)
-            placement = one.placement
-            if placement is not None and self._first:
-                stage = self._stages[number]
+        for meter, delivery in zip(self._meters, self._deliveries, strict=True):
+            if delivery.history.migrations:
+                counts.moved(model.name, delivery.history)
+            placement = delivery.placement
+            if placement is not None and self._first_token:
                 counts.last_seen[placement.instance_id, placement.dp_rank] = (
-                    self._first - self.started, self.input_tokens, stage.streaming, stage.count
+                    self._first_token - self.started, input_tokens, meter.streaming, meter.count
                 )  # fmt: skip
 
     def _log(self, level: int, status: int, duration: float) -> None:
         about = ""
         if self._model:
-            first = "-" if self.time_to_first is None else f"{self.time_to_first * 1e3:.1f}ms"
+            first = f"{(self._first_token - self.started) * 1e3:.1f}ms" if self._first_token else "-"
             workers = ",".join(f"{worker:x}" for worker in self.workers) or "-"
             tokens = f"in={self.input_tokens or '-'} out={self.output_tokens or '-'}"
             about = f" model={self.model} worker={workers} {tokens} ttft={first}"
-        if self.error is not None:
-            about += f" error={one_line(self.error.message)!r}"
+        if error := self.error:
+            about += f" error={one_line(error.message)!r}"
         log.log(
             level, "%s %s %d%s total=%.1fms [%s]",
             self.method, self.path, status, about, duration * 1e3, self.request_id,
@@ -362,7 +259,7 @@ def error_type(status: int, error: DynamoException | None) -> str:
     if isinstance(error, Cancelled):
         return "cancelled"
     if error is not None:
-        status = to_wire(error)[2]
+        status = error.status
     match status:
         case 499:
             return "cancelled"
@@ -381,5 +278,5 @@ def error_type(status: int, error: DynamoException | None) -> str:
     return "validation" if status < 500 else "internal"
 
 
-EXCHANGE = web.RequestKey("exchange", Exchange)
-"""Where a request keeps its exchange."""
+RECORD = web.RequestKey("record", RequestRecord)
+"""Where a request keeps its record."""

@@ -21,7 +21,7 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
     call.apply_headers(asked)
     model = frontend.models.get(asked.model)
     conversation = Conversation(
-        model, asked, call.context(), call.exchange, call.raw_body, tool_finish_reason=tool_finish_reason(asked)
+        model, asked, call.context(), call.record, call.raw_body, tool_finish_reason=tool_finish_reason(asked)
     )
     try:
         await conversation.prepare()

@@ -19,7 +19,7 @@ async def completions(frontend: Frontend, call: HttpCall[CompletionRequest]) -> 
     validate_completion(asked)
     call.apply_headers(asked)
     model = frontend.models.get(asked.model)
-    completion = Completion(model, asked, call.context(), call.exchange, call.raw_body)
+    completion = Completion(model, asked, call.context(), call.record, call.raw_body)
     try:
         await completion.prepare()
         if not asked.stream:

@@ -16,7 +16,7 @@ async def embeddings(frontend: Frontend, call: HttpCall[EmbeddingRequest]) -> we
     asked = call.body
     validate_embedding(asked)
     call.apply_headers(asked)
-    served = Embeddings(frontend.models.get(asked.model), asked, call.context(), call.exchange)
+    served = Embeddings(frontend.models.get(asked.model), asked, call.context(), call.record)
     try:
         return json_response(await served.answer())
     finally:

@@ -23,7 +23,7 @@ async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.S
     chat = anthropic_to_chat(asked)
     validate_chat(chat)
     call.apply_headers(chat)
-    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.exchange)
+    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.record)
     try:
         await conversation.prepare()
         id = f"msg_{conversation.context.id().replace('-', '')}"

@@ -22,7 +22,7 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
     try:
         validate_chat(chat)
         call.apply_headers(chat)
-        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.exchange)
+        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.record)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     try:
