@@ -1,4 +1,4 @@
-"""One HTTP request as its handler gets it: admitted, its body decoded."""
+"""One admitted HTTP request with its decoded body: the argument of every handler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HttpCall(Generic[Body]):
         return self.record.request_id
 
     def context(self) -> Context:
-        """What workers learn of this request beside its content."""
+        """The request's id, metadata and trace, which workers get with its content."""
         sent = self.request.headers
         return Context(
             headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.record.traceparent

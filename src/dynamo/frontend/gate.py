@@ -1,4 +1,4 @@
-"""Every request passes here: it is admitted or refused, its failure becomes an answer, and its end is recorded."""
+"""Admits or refuses every request, turns its failure into an answer and records its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request, RequestRecord], Awaitable[web.StreamResponse]]
 CLIENT_LEFT = 499
 BUSY = (Unavailable, ResourceExhausted)
-"""Nothing is broken: the line that every request gets in the log is enough."""
+"""Errors that only mean too much load: they get no line in the log beside the one every request gets."""
 UNREAD = frozenset((408, 413))
 """Statuses of answers given before the whole body has arrived."""
 
@@ -43,7 +43,7 @@ class Gate:
         self._tracing = tracing
 
     def guard(self, route: HttpRoute[Any], handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Every failure of `handler` becomes an answer with the request's id, by which to find it in the log."""
+        """Wrap `handler`: its failures become answers with the request's id, which is also in the log."""
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             record = self._arrived(request, route)
@@ -59,7 +59,7 @@ class Gate:
                 self._client_left(request, record)
                 raise
             except ConnectionError:
-                # The answer goes nowhere, but the library wants one.
+                # The client is gone, but the library requires a response.
                 self._client_left(request, record)
                 return web.Response(status=CLIENT_LEFT)
             except Exception as error:
@@ -104,7 +104,7 @@ class Gate:
         request[RECORD] = record
         self.open_requests += 1
         if isinstance(request.protocol, Connection):
-            request.protocol.begun()
+            request.protocol.request_begun()
         return record
 
     def _admit(self, request: web.Request, route: HttpRoute[Any]) -> None:
@@ -144,7 +144,7 @@ class Gate:
 
     def _ended(self, request: web.Request, record: RequestRecord, status: int) -> None:
         if isinstance(request.protocol, Connection):
-            request.protocol.ended()
+            request.protocol.request_ended()
         self.open_requests -= 1
         if not self.open_requests:
             self._idle.set()

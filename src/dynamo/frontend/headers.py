@@ -1,4 +1,4 @@
-"""What a request's headers say, and how much of it is trusted."""
+"""Reads a request's headers, without trusting their values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNSET_RANK = 4294967295
 
 
 def request_id(headers: Headers) -> str:
-    """The client's own `x-request-id`, if it can stand in a log and a header; a new one otherwise."""
+    """The client's `x-request-id` if it is safe to write to a log and a header, else a new one."""
     sent = headers.get("x-request-id")
     return sent if sent and _PRINTABLE.fullmatch(sent) else str(uuid.uuid4())
 

@@ -1,4 +1,4 @@
-"""The life of the HTTP server: listen, serve, stop taking requests, let the running ones finish."""
+"""The life of the HTTP server: listen, serve, refuse new requests, finish the running ones."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Server:
         self._loop_delay.start()
         if self._certificate:
             self._certificate.watch()
-        # What exists by now lives as long as the process: later collections need not look at it.
+        # Objects that exist by now live as long as the process: later collections need not visit them.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 100)
@@ -95,7 +95,7 @@ class Server:
             self._listener.close()
 
     async def stop(self) -> None:
-        """End what still runs; safe in whatever state the server is."""
+        """End the requests that still run. May be called in any state."""
         self._frontend.draining = True
         self._loop_delay.stop()
         if self._certificate:

@@ -47,4 +47,4 @@ class Frontend:
         """In all processes on this port."""
         self.models.set_thresholds(model, values)
         if self._siblings:
-            await self._siblings.compare()
+            await self._siblings.sync_overrides()

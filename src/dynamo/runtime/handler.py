@@ -32,7 +32,7 @@ class GeneratorHandler:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if not self._takes_context:
-            context.on_stop(lambda _: _cancel(task))
+            context.on_stop(lambda _: task.cancel())
             if context.is_stopped():
                 task.cancel()
 
@@ -77,10 +77,6 @@ class GeneratorHandler:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
 
 
 def bare_tokens(item: dict[str, Any]) -> bool:

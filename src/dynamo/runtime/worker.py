@@ -62,17 +62,12 @@ def dynamo_endpoint(
         parameters = list(inspect.signature(handler).parameters)
         is_method = bool(parameters) and parameters[0] == "self"
 
-        async def run(args: list[Any], context: Any) -> AsyncIterator[Any]:
-            position = 1 if is_method else 0
-            args[position] = parse(request_model, args[position])
-            extra = {"context": context} if context is not None and takes_context(handler) else {}
-            async for item in handler(*args, **extra):
-                yield plain(item)
-
         @functools.wraps(handler)
         async def endpoint(*args: Any, context: Any = None) -> AsyncIterator[Any]:
-            async for item in run(list(args), context):
-                yield item
+            *before, request = args[: 1 + is_method]
+            extra = {"context": context} if context is not None and takes_context(handler) else {}
+            async for item in handler(*before, parse(request_model, request), *args[1 + is_method :], **extra):
+                yield plain(item)
 
         # The wrapper always accepts a context, whatever the handler it wraps asks for.
         endpoint.__signature__ = inspect.signature(endpoint, follow_wrapped=False)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Answers that are wanted whole: the same stream, collected."""
+"""Collects the stream of an answer for a client that wants it whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynamo.protocols.openai_chat import FunctionCall, ToolCall
 
 
 class Listener(Protocol):
-    """Hears the first choice of an answer while it is collected."""
+    """Receives the text of the first choice while the answer is collected."""
 
     def text(self, text: str) -> None: ...
 
@@ -72,7 +72,7 @@ class CollectedChoice:
 
     @property
     def likelihood(self) -> float:
-        """The mean probability of its tokens, as a logarithm: what `best_of` ranks by."""
+        """The mean log probability of its tokens, by which `best_of` ranks."""
         known = [token.logprob for token in self.tokens if token.logprob is not None]
         return sum(known) / len(known) if known else float("-inf")
 
@@ -94,7 +94,7 @@ class _ForwardingChoice(CollectedChoice):
 
 
 class CollectedAnswer:
-    """All choices of one answer; `done` waits for the last of them or raises what went wrong."""
+    """All choices of one answer; `done` waits for the last one, or raises the error of the first that failed."""
 
     def __init__(self, choices: int, per_prompt: int = 1, listener: Listener | None = None) -> None:
         """`per_prompt` of the choices share a prompt, whose tokens count once."""
@@ -194,7 +194,7 @@ def text_completion(
     logprobs: int | None = None,
     nvext: dict[str, Any] | None = None,
 ) -> answers.TextCompletion:
-    """`echo` is what each choice begins with. With `logprobs` None those that only served to rank are left out."""
+    """`echo` has the text each choice begins with. Without `logprobs`, those used for ranking are left out."""
     shown = []
     for index, (choice, echoed) in enumerate(zip(choices, echo, strict=True)):
         assert choice.finished

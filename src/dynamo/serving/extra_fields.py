@@ -1,4 +1,4 @@
-"""The `nvext` of an answer: what a client asked, by `nvext.extra_fields`, to learn about its request."""
+"""The `nvext` of an answer: the facts about the request that the client named in `nvext.extra_fields`."""
 
 from __future__ import annotations
 

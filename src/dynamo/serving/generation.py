@@ -18,7 +18,7 @@ from dynamo.serving.observer import RequestObserver
 
 
 class Generation:
-    """Everything a request has running at workers. `close` ends it, whatever state it is in."""
+    """All streams that one request has at workers. `close` ends them in any state."""
 
     def __init__(self, model: ServedModel, context: Context, observer: RequestObserver | None = None) -> None:
         self._model = model
@@ -66,7 +66,7 @@ class Generation:
         await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))
 
     async def relay(self, request: object, sink: Sink) -> None:
-        """Send a request as the client wrote it, to a worker that takes text."""
+        """Send a request to a worker that takes text and tokenizes it itself."""
         await self._deliver(request, self._next_context(), sink)
 
     async def _deliver(self, request: object, context: Context, sink: Sink, prompt_tokens: int = 0) -> None:

@@ -13,7 +13,7 @@ class RequestObserver(Protocol):
         """The request goes to this model. Called first."""
 
     def metered(self, sink: Sink, prompt_tokens: int = 0) -> Sink:
-        """The stage to put in front of `sink`; called once per stream of the request."""
+        """The sink to use in place of `sink`, which it forwards to. Called once per stream of the request."""
 
     def delivering(self, delivery: Delivery) -> None:
         """A stream of the request is about to be routed."""

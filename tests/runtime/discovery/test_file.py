@@ -34,7 +34,6 @@ async def test_a_killed_process_disappears(kv: Path) -> None:
         worker.send_signal(signal.SIGKILL)
         assert await changes_until(changes, Delete("v1/worker")) == [Delete("v1/worker")]
         assert os.listdir(kv / "records") == []
-        assert await frontend.create("v1/worker", b"again") is None
     await frontend.close()
 
 
@@ -43,19 +42,9 @@ async def test_a_suspended_process_stays(kv: Path) -> None:
     await frontend.start()
     async with holder("file", str(kv), "v1/worker") as worker:
         worker.send_signal(signal.SIGSTOP)
-        assert await frontend.create("v1/worker", b"mine") == b"held"
         assert await frontend.get_prefix("") == {"v1/worker": b"held"}
         worker.send_signal(signal.SIGCONT)
     await frontend.close()
-
-
-async def test_only_one_of_several_processes_creates_a_key(kv: Path) -> None:
-    mine = FileDiscovery(kv)
-    await mine.start()
-    async with holder("file", str(kv), "v1/leader"):
-        assert await mine.create("v1/leader", b"mine") == b"held"
-    assert await mine.create("v1/leader", b"mine") is None, "the holder was killed"
-    await mine.close()
 
 
 async def test_a_forked_child_does_not_keep_its_parents_lease(kv: Path) -> None:

@@ -15,12 +15,9 @@ class Writing(Link):
 
     def __init__(self, beat: float = 60.0) -> None:
         self.written: list[bytes] = []
-        super().__init__(self.written.append, "nobody", beat=beat)
+        super().__init__(self.written.append, "peer", beat=beat, close=lambda: None)
+        self._calls[1] = "an open stream"
         self.lost_by: asyncio.Future[DynamoException] = asyncio.get_running_loop().create_future()
-
-    @property
-    def busy(self) -> bool:
-        return True
 
     def _lost(self, error: DynamoException) -> None:
         self.lost_by.set_result(error)

@@ -18,7 +18,7 @@ KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)
 
 
 class StreamedAnswer(Protocol):
-    """What writes the events of one answer."""
+    """Writes the events of one answer."""
 
     events: EventStream
     error: DynamoException | None

@@ -22,7 +22,7 @@ MAX_UNSENT = 4 * 1024 * 1024
 
 
 class Cork:
-    """Joins what one turn of the loop writes: uvloop makes a system call of every write."""
+    """Joins the writes of one turn of the loop: uvloop makes a system call of each."""
 
     __slots__ = ("_dirty", "_loop")
 
@@ -70,7 +70,7 @@ class EventStream:
             self._cork.add(self)
 
     def flush(self) -> None:
-        """Send what this turn wrote; what is last waits for `close`, which sends the end with it."""
+        """Send the events of this turn. The last ones of a stream wait for `close`, which sends the end with them."""
         waiting, transport = self._waiting, self._transport
         if not waiting or self.ended.done():
             return
@@ -88,7 +88,7 @@ class EventStream:
             self._cut_off(transport)
 
     def end(self, data: bytes = b"") -> None:
-        """Send what is last; nothing may follow."""
+        """Send the last events; nothing may follow."""
         if not self.ended.done():
             self.ended.set_result(None)
         if data:
@@ -106,7 +106,7 @@ class EventStream:
         await self._begun
 
     async def kept_alive(self, request: web.Request, headers: dict[str, str], every: float) -> None:
-        """Wait like `begun`; as long as that takes, send a comment every so many seconds.
+        """Wait like `begun`, and meanwhile send a comment `every` so many seconds.
 
         The first comment sends the headers too, so from then on an error can only be an event.
         """
@@ -137,7 +137,7 @@ class EventStream:
         return response
 
     async def close(self) -> web.StreamResponse:
-        """Send what is left, and the end."""
+        """Send the last events and the end."""
         assert self._response
         self._transport = None
         with contextlib.suppress(ConnectionError):  # the client left while the last event was written
@@ -152,6 +152,6 @@ class EventStream:
 
 
 class _Response(web.StreamResponse):
-    # aiohttp holds back the headers of whole answers to send them with the first bytes, by this switch; it is right
-    # here too, as an answer is opened when its first event is there. Where the switch is gone, they go out alone.
+    # With this private switch of aiohttp the headers leave together with the first bytes, which are there when a stream
+    # is opened. If a version of aiohttp lacks the switch, the headers leave alone.
     _send_headers_immediately = False

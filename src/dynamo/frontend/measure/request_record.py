@@ -224,7 +224,7 @@ class RequestRecord:
             counts.embedding_latency.at(model.name).observe(duration)
         for meter, delivery in zip(self._meters, self._deliveries, strict=True):
             if delivery.history.migrations:
-                counts.moved(model.name, delivery.history)
+                counts.count_migrations(model.name, delivery.history)
             placement = delivery.placement
             if placement is not None and self._first_token:
                 counts.last_seen[placement.instance_id, placement.dp_rank] = (

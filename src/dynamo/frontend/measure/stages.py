@@ -1,6 +1,6 @@
 """The stages of a request: how long they take, and how many requests are in each right now.
 
-All of this is measured in the pipeline and named here. No histogram has a model label: the dashboards that know these
+The pipeline measures them; the metrics' names are here. No histogram has a model label: the dashboards that know these
 names do not expect one.
 """
 
@@ -29,13 +29,13 @@ class Stages:
         """From the moment the model is known to the call of the router."""
         self.route = Histogram(STAGE_BOUNDS)
         """Until a worker is chosen, waiting for a free one included."""
-        # What is exported under two names has the bounds of both.
+        # These two are exported under two names each, with the bounds of both.
         self.prompts = PromptTimes(
             template=Histogram(TEMPLATE_BOUNDS),
             tokenize=Histogram(sorted({*SHORT_BOUNDS, *(bound / 1000 for bound in TOKENIZER_BOUNDS_MS)})),
         )
         self.roundtrip = Histogram(sorted({*STAGE_BOUNDS, *ROUNDTRIP_BOUNDS}))
-        """From that choice to the first token."""
+        """From the choice of the worker to the first token."""
 
     def passed(self, preprocess: float, route: float, roundtrip: float) -> None:
         """A request has its first token."""

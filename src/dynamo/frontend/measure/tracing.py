@@ -10,7 +10,7 @@ from dynamo.runtime.logging import truthy
 
 
 class TracingError(Exception):
-    """Spans were asked for and cannot be sent; the message names the fix."""
+    """Tracing is enabled but spans cannot be exported; the message names the fix."""
 
 
 class Tracing:

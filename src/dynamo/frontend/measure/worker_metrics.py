@@ -31,7 +31,7 @@ _LAST: tuple[tuple[str, str, Callable[[float, int, float, int], float]], ...] = 
 
 
 def worker_gauges(prefix: str, models: Iterable[ServedModel], last_seen: LastSeen) -> Iterator[MetricFamily]:
-    """Workers that left have no series, and are forgotten."""
+    """Workers that left get no series and are removed from `last_seen`."""
     models = list(models)
     blocks, tokens = f"{prefix}_worker_active_decode_blocks", f"{prefix}_worker_active_prefill_tokens"
     loads = [(_labels(model.card, *load.worker), load) for model in models for load in model.router.loads()]
@@ -60,6 +60,6 @@ def ready_gauge(prefix: str, readiness: dict[str, bool]) -> MetricFamily:
 
 
 def _labels(card: ModelCard, worker_id: int, dp_rank: int | None) -> dict[str, str]:
-    """A worker that does both counts as one that decodes, as dashboards expect it."""
+    """A worker that both prefills and decodes is labelled as decoding, as dashboards expect."""
     kind = WorkerType.Decode if card.worker_type is WorkerType.Aggregated else card.worker_type
     return {"worker_id": str(worker_id), "dp_rank": str(dp_rank or 0), "worker_type": kind.value}

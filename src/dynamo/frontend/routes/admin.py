@@ -21,7 +21,7 @@ from dynamo.serving.models import ServedModel
 from dynamo.serving.one_item import OneItem
 
 CLEAR_SECONDS = 30.0
-"""A worker empties its cache at once; one that has not answered by then will not."""
+"""Emptying a cache takes no time: a worker that has not answered by then will not."""
 
 
 class WorkerResult(Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: a chat in the words of Anthropic's API."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, served as a chat."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.S
 
 
 async def count_tokens(frontend: Frontend, call: HttpCall[CountTokensRequest]) -> web.StreamResponse:
-    """Exact: the prompt is rendered and tokenized as for an answer."""
+    """The exact count: the prompt is rendered and tokenized as for an answer."""
     chat = anthropic_to_chat(call.body)
     validate_chat(chat)
     model = frontend.models.get(chat.model)

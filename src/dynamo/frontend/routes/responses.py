@@ -1,4 +1,4 @@
-"""POST /v1/responses: a chat in the words of OpenAI's Responses API."""
+"""POST /v1/responses: OpenAI's Responses API, served as a chat."""
 
 from __future__ import annotations
 

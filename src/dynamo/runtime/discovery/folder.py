@@ -21,10 +21,9 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -35,13 +34,12 @@ log = logging.getLogger("dynamo.runtime.discovery.file")
 
 LARGEST_RECORD = 64 * 1024 * 1024
 LONGEST_NAME = 200  # of the 255 bytes most file systems allow
-FORGOTTEN_AFTER = 3600.0  # seconds until a file left in tmp/ by a killed process is swept
+STALE_AFTER = 3600.0  # seconds until a file left in tmp/ by a killed process is removed
 
 _LEASE = re.compile(r"[0-9a-f]{16}")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO or a link someone put there must not block
 
 Stamp = tuple[int, int, int]
-T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -104,30 +102,26 @@ class Folder:
             self.let_go()
 
     def let_go(self) -> None:
-        """Close the lease's file: with it goes this process's hold on the lease."""
+        """Close the lease's file, which releases the lock that is the lease."""
         if self._lock_fd is not None:
             fd, self._lock_fd = self._lock_fd, None
             os.close(fd)
 
     def put(self, key: str, value: bytes) -> None:
         with self._mutex:
+            if self._lock_fd is None:
+                raise DiscoveryError("this discovery is closed")
             self._own[key] = value
-            self._mended(lambda: self._write(key, value))
-
-    def create(self, key: str, value: bytes) -> bytes | None:
-        def attempt() -> bytes | None:
-            with self._locked():
-                standing = self._standing(key)
-                if standing is not None:
-                    return standing.value
-                self._write_locked(key, value)
-                return None
-
-        with self._mutex:
-            standing = self._mended(attempt)
-            if standing is None:
-                self._own[key] = value
-            return standing
+            try:
+                try:
+                    self._write(key, value)
+                except FileNotFoundError:  # the folder was deleted
+                    self._make()
+                    if not self.in_place():
+                        self._take_lease()
+                    self._write(key, value)
+            except OSError as why:
+                raise self._unusable(why.strerror or str(why)) from why
 
     def delete(self, key: str) -> None:
         with self._mutex:
@@ -150,7 +144,7 @@ class Folder:
                     dead.append(record)
             if dead:
                 with suppress(OSError):
-                    self._bury(dead)
+                    self._remove_dead(dead)
             return live
 
     def has_changed(self) -> bool:
@@ -159,7 +153,7 @@ class Folder:
             changed_at = os.stat(self._records).st_mtime_ns
         except OSError:
             return True
-        # Two changes within one tick of the file system's clock leave the same time, so a young one proves nothing.
+        # Two changes within one tick of the file system's clock leave the same time: a recent time proves nothing.
         return changed_at != self._listed_at or time.time_ns() - changed_at < 2_000_000_000
 
     def in_place(self) -> bool:
@@ -176,7 +170,7 @@ class Folder:
             return False
 
     def mend(self) -> bool:
-        """Put back what was taken from us: folder, lease, records. True if the folder or the lease was gone."""
+        """Restore what others deleted: folder, lease, our records. True if the folder or the lease was gone."""
         with self._mutex:
             if self._lock_fd is None:
                 return False
@@ -199,7 +193,7 @@ class Folder:
         with suppress(OSError):
             for entry in os.scandir(self._tmp):
                 with suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > FORGOTTEN_AFTER:
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_AFTER:
                         os.unlink(entry.path)
             for entry in os.scandir(self._leases):
                 if _LEASE.fullmatch(entry.name) and entry.name != self.lease and not self._is_held(entry.name):
@@ -259,7 +253,7 @@ class Folder:
             fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Whoever deletes the folder deletes this lock with it, and others then lock the next one.
+                # If the folder was deleted meanwhile, so was this file, and others lock the new one.
                 if os.path.samestat(os.fstat(fd), os.lstat(self.root / "lock")):
                     yield
                     return
@@ -269,21 +263,6 @@ class Folder:
             finally:
                 os.close(fd)
             time.sleep(0.002)
-
-    def _mended(self, attempt: Callable[[], T]) -> T:
-        """Run a change; if the folder was deleted under it, make the folder again and run it once more."""
-        if self._lock_fd is None:
-            raise DiscoveryError("this discovery is closed")
-        try:
-            try:
-                return attempt()
-            except FileNotFoundError:
-                self._make()
-                if not self.in_place():
-                    self._take_lease()
-                return attempt()
-        except OSError as why:
-            raise self._unusable(why.strerror or str(why)) from why
 
     def _write(self, key: str, value: bytes) -> None:
         with self._locked():
@@ -309,7 +288,7 @@ class Folder:
         record = self._decoded(place, _stamp(place))
         return record if record and (record.lease == self.lease or self._is_held(record.lease)) else None
 
-    def _bury(self, dead: list[Record]) -> None:
+    def _remove_dead(self, dead: list[Record]) -> None:
         with self._locked(patience=0.0):
             for record in dead:
                 place = self._records / file_name(record.key)

@@ -42,6 +42,10 @@ class View:
         self._watches.add(watch)
         return watch
 
+    def end_watches(self) -> None:
+        for watch in self._watches:
+            watch.end()
+
     def forget(self, watch: Watch) -> None:
         self._watches.discard(watch)
 

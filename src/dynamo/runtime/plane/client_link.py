@@ -47,8 +47,6 @@ class Call:
 
 
 class ClientLink(Link):
-    """A client's end: many streams on one connection, each pushed into its sink."""
-
     def __init__(
         self,
         write: Callable[[bytes], None],
@@ -58,11 +56,10 @@ class ClientLink(Link):
         beat: float,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(write, peer, beat=beat)
+        super().__init__(write, peer, beat=beat, close=close)
         self.draining: set[str] = set()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
-        self._close = close
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, Call]
         self._streams = 0
         self._on |= {
             Kind.HELLO: self._hello,
@@ -73,10 +70,6 @@ class ClientLink(Link):
             Kind.DRAINING: self._draining,
         }
         self.send(Kind.HELLO, frames.Hello(token=token))
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._calls)
 
     def request(self, path: str, request: Any, context: Context, sink: Sink, *, item_type: Any, columnar: bool) -> None:
         if self.lost:
@@ -193,6 +186,3 @@ class ClientLink(Link):
             # A worker that announced that it is draining, and then left, may not have read what was on its way.
             left = call.path in self.draining
             self._fail(stream, EngineShutdown(f"the worker left: {error}") if left else error)
-
-    def _close_transport(self) -> None:
-        self._close()

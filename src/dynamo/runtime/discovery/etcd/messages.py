@@ -34,16 +34,6 @@ class RangeAnswer(Struct, frozen=True):
     count: int = 0
 
 
-class TxnPart(Struct, frozen=True):
-    response_range: RangeAnswer | None = None
-
-
-class TxnAnswer(Struct, frozen=True):
-    header: EtcdHeader = EtcdHeader()
-    succeeded: bool = False
-    responses: tuple[TxnPart, ...] = ()
-
-
 class LeaseAnswer(Struct, frozen=True):
     """A grant, or one beat of keep-alive: a TTL of zero says that the lease is gone."""
 

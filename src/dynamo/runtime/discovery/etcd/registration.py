@@ -9,7 +9,7 @@ from typing import Any
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Outage, Refused
-from dynamo.runtime.discovery.etcd.messages import EtcdHeader, EtcdReply, KeepAliveAnswer, LeaseAnswer, TxnAnswer
+from dynamo.runtime.discovery.etcd.messages import EtcdHeader, EtcdReply, KeepAliveAnswer, LeaseAnswer
 
 log = logging.getLogger("dynamo.runtime.discovery.etcd")
 
@@ -31,11 +31,9 @@ class Registration:
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._wake = asyncio.Event()
         self._lease: int | None = None
-        self._leased = asyncio.Event()
         self._ttl = float(config.lease_ttl)
         self._beat_at = 0.0
         self._seen = EtcdHeader()
-        self._creating = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -51,20 +49,6 @@ class Registration:
         if self._task and (self._own.pop(key, None) is not None or key in self._unwritten):
             await self._written(key)
 
-    async def create(self, key: str, value: bytes) -> bytes | None:
-        self._refuse_unless_running()
-        async with self._creating:
-            if key in self._own:
-                return self._own[key]
-            try:
-                return await self._create(key, value)
-            except Outage as why:
-                # It may have been written all the same; the caller gets an error, so it must be removed.
-                self._note(key)
-                raise DiscoveryError(f"etcd at {self._gateway.where} does not answer: {why}") from why
-            except Refused as why:
-                raise DiscoveryError(f"etcd refuses {key}: {why}") from why
-
     async def close(self) -> None:
         task, self._task = self._task, None
         if task:
@@ -77,43 +61,6 @@ class Registration:
             except (Outage, Refused) as why:
                 log.debug("the lease is left to expire: %s", why)
         self._lease = None
-
-    async def _create(self, key: str, value: bytes) -> bytes | None:
-        for last_try in (False, True):
-            lease = await self._current_lease()
-            name = self._name(key)
-            try:
-                answer = await self._gateway.call(
-                    "/v3/kv/txn",
-                    {
-                        "compare": [{"key": name, "target": "CREATE", "result": "EQUAL", "create_revision": 0}],
-                        "success": [{"request_put": {"key": name, "value": value, "lease": lease}}],
-                        "failure": [{"request_range": {"key": name}}],
-                    },
-                    TxnAnswer,
-                )
-                break
-            except Refused as why:
-                if last_try or not why.lease_is_lost:
-                    raise
-                self._lose(lease)
-        standing = [kv for part in answer.responses if part.response_range for kv in part.response_range.kvs]
-        if standing and standing[0].lease != lease:
-            return standing[0].value
-        # Ours: written now, or by an attempt whose answer was lost.
-        self._own[key] = value
-        if not answer.succeeded or self._lease != lease:
-            self._note(key)
-        return None
-
-    async def _current_lease(self) -> int:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await self._leased.wait()
-        except TimeoutError:
-            raise Outage("the lease is lost and not yet renewed") from None
-        assert self._lease is not None
-        return self._lease
 
     async def _tend(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -178,7 +125,6 @@ class Registration:
         if answer.ID == 0:
             raise Refused("it grants no lease")
         self._lease = answer.ID
-        self._leased.set()
         self._ttl = float(answer.TTL or self._config.lease_ttl)
         self._beat_at = now + self._ttl / 3
         self._seen = answer.header
@@ -186,7 +132,6 @@ class Registration:
     def _lose(self, lease: int) -> None:
         if self._lease == lease:
             self._lease = None
-            self._leased.clear()
             self._wake.set()
 
     async def _keep_alive(self) -> None:
@@ -213,7 +158,7 @@ class Registration:
                 "compare": [{"key": name, "target": "LEASE", "result": "EQUAL", "lease": lease}],
                 "success": [{"request_delete_range": {"key": name}}],
             }
-            await self._gateway.call("/v3/kv/txn", body, TxnAnswer)
+            await self._gateway.call("/v3/kv/txn", body, EtcdReply)
         if self._own.get(key) == value:
             self._unwritten.pop(key, None)
             for caller in self._waiting.pop(key, ()):
