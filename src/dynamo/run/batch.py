@@ -32,7 +32,7 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
     file = _prompts_file(command)
     code = await unless_shut_down(runtime, _batch(runtime, command, environ, file))
     if code is None:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
         return INTERRUPTED
     return code
 
@@ -98,9 +98,9 @@ class Batch:
         for number, line in waiting:
             record, failed = await self._outcome(number, line)
             if failed and self._runtime.is_shutting_down:
-                return  # failed by our own shutdown: the resumed batch asks again
+                return  # our own shutdown failed it: a resumed batch sends it again
             self._journal.add(number, msgspec.json.encode(record), failed=failed)
-            progress.one_more(self._journal.failed)
+            progress.advance(self._journal.failed)
 
     async def _outcome(self, number: int, line: bytes) -> tuple[dict[str, object], bool]:
         try:
@@ -119,7 +119,7 @@ class Batch:
                 answer = await ask(self._models.get(request.model), request)
                 break
             except (Unavailable, ModelNotFound):
-                # All workers of our model left: wait for the next one. A worker for any other model may never come.
+                # All workers of our model left: wait for another. For a model that is not ours none may ever join.
                 if attempt == _ATTEMPTS or request.model != self._model:
                     raise
                 await self._models.wait_for(self._model)

@@ -1,4 +1,4 @@
-"""in=dyn://NAMESPACE.COMPONENT.ENDPOINT: a worker that others find and send requests to."""
+"""in=dyn://NAMESPACE.COMPONENT.ENDPOINT: a worker that frontends find by discovery."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The journal of a batch: what makes it resumable.
 
-Answers come in any order and a process can be killed at any moment. So each answer is appended to the journal in one
-write, under the number of its input line; when all are there they are written out in input order and the journal goes.
-A run that finds a journal of the same input resumes it: lines that are in it are not asked again, and a line cut short
-by a kill counts as not written.
+Answers arrive in any order and the process can be killed at any moment. So each answer is appended to the journal in
+one write, with the number of its input line. When all have arrived they are written in input order to the output file,
+and the journal is deleted. A run that finds a journal of the same input resumes it: it does not repeat the lines in it,
+and ignores a last line that was cut short.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dynamo.run.errors import RunError
 
 
 class JournalHeader(Struct, frozen=True, kw_only=True):
-    """What a journal belongs to; answers of another input or model are never mixed in."""
+    """The batch a journal belongs to: answers for another input or model are never mixed in."""
 
     input: str
     checksum: str
@@ -114,7 +114,7 @@ class Journal:
         self._size += written
 
     def finish(self) -> None:
-        """Write the output in input order; it appears whole or not at all."""
+        """Write the output file in input order, whole or not at all."""
         whole = self._output.with_name(self._output.name + ".new")
         try:
             with whole.open("wb") as file:
@@ -137,7 +137,7 @@ class Journal:
 
 
 def checksum(path: Path) -> tuple[str, int]:
-    """Of the whole input, and how many prompts it has."""
+    """The checksum of a batch's input, and how many prompts it has."""
     digest, prompts = xxhash.xxh3_128(), 0
     with path.open("rb") as file:
         for line in file:

@@ -12,7 +12,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2
 
 
 class Context:
-    """`stop` asks for an early but orderly end; `kill` says that the caller is gone. Both happen at most once."""
+    """`stop_generating` asks for an early but orderly end; `kill` says that the caller is gone."""
 
     __slots__ = ("_id", "_killed", "_listeners", "_span_id", "_stopped", "_traceparent", "metadata")
 

@@ -1,4 +1,4 @@
-"""The discovery seam: a small key-value store with leases and prefix watches.
+"""The interface of discovery: a small key-value store with leases and prefix watches.
 
 Keys are `/`-separated paths of printable ASCII (`v1/instances/ns/comp/ep/1f…`), values are bytes.
 Every record belongs to the one lease of its `Discovery`: it disappears, for everyone, when the process that put it

@@ -32,7 +32,7 @@ class FileDiscovery:
 
     async def start(self) -> None:
         await asyncio.to_thread(self._folder.open)
-        self._task = asyncio.create_task(self._tend(), name="file discovery")
+        self._task = asyncio.create_task(self._run(), name="file discovery")
 
     async def put(self, key: str, value: bytes) -> None:
         _check(key, value)
@@ -61,7 +61,7 @@ class FileDiscovery:
         self._view.end_watches()
         await asyncio.to_thread(self._folder.close)
 
-    async def _tend(self) -> None:
+    async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         probe_at = sweep_at = clock()
         failing = False

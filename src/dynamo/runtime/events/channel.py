@@ -2,9 +2,9 @@
 
 An event is three frames: subject, number (u64 big-endian, counted from 1 per subject), data.
 
-A new ZMQ subscription takes effect some time after the subscriber asked. To know when, the subscriber also subscribes
-to a topic that it has just invented (a zero byte, then random bytes); the publisher sees that, because XPUB shows
-subscriptions, and sends one message on it. Subscriptions travel in order: when it arrives, all earlier ones stand.
+A new ZMQ subscription takes effect with a delay. To know when, the subscriber also subscribes to a random topic of its
+own (a zero byte, then random bytes). The publisher sees that subscription, because XPUB shows subscriptions, and sends
+one message on it. Subscriptions travel in order: when that message arrives, all earlier ones are in effect.
 
 The sockets are plain ones whose file descriptor the event loop watches. That descriptor signals new work only once,
 and any call on the socket may consume the signal, so both ends poll again after every call (`_look_soon`).
@@ -83,7 +83,7 @@ class _End:
 
 
 class PublishingEnd(_End):
-    """Sends events to all connected subscribers; what a slow one does not read is lost to it alone."""
+    """Sends events to all connected subscribers; a slow one loses the events it does not read."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str) -> None:
         address = channel_address(host, 0)
@@ -141,17 +141,17 @@ class SubscribingEnd(_End):
             self.listen(prefix)
 
     def listen(self, prefix: str) -> None:
-        """ZMQ counts: as many `ignore` as `listen` end it."""
+        """ZMQ counts subscriptions: each `listen` needs its own `ignore`."""
         self.socket.subscribe(prefix)
         self._look_soon()
 
     def ignore(self, prefix: str) -> None:
         self.socket.unsubscribe(prefix)
-        self._topics.clear()  # numbers that go by unheard are not lost
+        self._topics.clear()  # numbers skipped while not subscribed are not losses
         self._look_soon()
 
     def join(self) -> asyncio.Future[None]:
-        """Done once the publisher knows everything listened to so far."""
+        """Done once the publisher knows all subscriptions made so far."""
         joined: asyncio.Future[None] = self._loop.create_future()
         topic = _JOIN + os.urandom(_JOIN_BYTES)
         self._joins[topic] = joined

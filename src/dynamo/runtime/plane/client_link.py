@@ -159,7 +159,7 @@ class ClientLink(Link):
         self.draining.add(path)
 
     def _broken_sink(self, stream: int, error: Exception) -> None:
-        """A fault in one stream's own stages ends that stream and no other."""
+        """An exception in the sink of one stream ends that stream and no other."""
         log.error("a stream from %s could not be handled: %s", self.peer, error, exc_info=error)
         if stream in self._calls:
             self.send(Kind.CANCEL, frames.Cancel(stream))
@@ -183,6 +183,6 @@ class ClientLink(Link):
             self.greeted.set_exception(CannotConnect(f"cannot connect to {self.peer}: {error}"))
             self.greeted.exception()
         for stream, call in tuple(self._calls.items()):
-            # A worker that announced that it is draining, and then left, may not have read what was on its way.
+            # A worker that left after it announced its draining may not have read the latest requests.
             left = call.path in self.draining
             self._fail(stream, EngineShutdown(f"the worker left: {error}") if left else error)

@@ -130,7 +130,7 @@ class TcpPlane:
             await self._server.wait_closed()
 
     async def _closed(self, *, within: float) -> None:
-        """What was written last is still on its way out; a peer that does not read must not keep us."""
+        """Wait for connections to send their last bytes, but not long: a peer may not read."""
         if self._open:
             await asyncio.wait([protocol.closed for protocol in self._open], timeout=within)
 

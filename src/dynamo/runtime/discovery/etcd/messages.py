@@ -1,4 +1,4 @@
-"""What etcd's HTTP gateway says: protobuf's JSON form, so 64-bit numbers are strings and bytes are base64.
+"""The answers of etcd's HTTP gateway: protobuf's JSON form, so 64-bit numbers are strings and bytes are base64.
 
 Decoded with `strict=False`, which reads those strings as numbers; absent fields are zero.
 """

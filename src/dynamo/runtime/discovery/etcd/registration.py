@@ -1,4 +1,4 @@
-"""This process's records in etcd: one lease, kept alive, and all records put again whenever etcd lost them."""
+"""This process's records in etcd: keeps their lease alive and puts them again when etcd has lost them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamo.runtime.discovery.etcd.messages import EtcdHeader, EtcdReply, KeepAl
 
 log = logging.getLogger("dynamo.runtime.discovery.etcd")
 
-PATIENCE = 2.0  # seconds a caller waits to see its change in the store before it is left to the background
+PATIENCE = 2.0  # seconds a caller waits for its change to be stored; after that the task finishes it in the background
 FIRST_DELAY, LAST_DELAY = 0.1, 1.0
 
 
@@ -38,23 +38,23 @@ class Registration:
 
     async def start(self) -> None:
         await self._take_lease()
-        self._task = asyncio.create_task(self._tend(), name="etcd lease")
+        self._task = asyncio.create_task(self._run(), name="etcd lease")
 
     async def put(self, key: str, value: bytes) -> None:
         self._refuse_unless_running()
         self._own[key] = value
-        await self._written(key)
+        await self._wait_written(key)
 
     async def delete(self, key: str) -> None:
         if self._task and (self._own.pop(key, None) is not None or key in self._unwritten):
-            await self._written(key)
+            await self._wait_written(key)
 
     async def close(self) -> None:
         task, self._task = self._task, None
         if task:
             task.cancel()
             await asyncio.wait([task])
-        self._let_callers_go()
+        self._release_callers()
         if self._lease is not None and not self._gateway.down:
             try:
                 await self._gateway.call("/v3/lease/revoke", {"ID": self._lease}, EtcdReply)
@@ -62,14 +62,14 @@ class Registration:
                 log.debug("the lease is left to expire: %s", why)
         self._lease = None
 
-    async def _tend(self) -> None:
+    async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         delay = FIRST_DELAY
         refusal = ""
         while True:
             self._wake.clear()
             try:
-                await self._bring_in_line()
+                await self._sync()
                 delay, refusal = FIRST_DELAY, ""
                 if not self._unwritten and self._lease is not None:
                     try:
@@ -87,12 +87,12 @@ class Registration:
             except Exception:
                 # Without this task the process would vanish from the store while it serves.
                 log.exception("keeping this process registered failed; trying again")
-            self._let_callers_go()
+            self._release_callers()
             self._beat_at = clock()
             await asyncio.sleep(delay)
             delay = min(LAST_DELAY, delay * 2)
 
-    async def _bring_in_line(self) -> None:
+    async def _sync(self) -> None:
         if self._lease is None:
             await self._take_lease()
             self._unwritten.update(dict.fromkeys(self._own))
@@ -106,7 +106,7 @@ class Registration:
                 await self._write(key, self._lease)
             except Refused as why:
                 if why.lease_is_lost:
-                    self._lose(self._lease)
+                    self._lease_lost(self._lease)
                     return
                 refused = why
                 if waiting := self._waiting.pop(key, None):
@@ -129,7 +129,7 @@ class Registration:
         self._beat_at = now + self._ttl / 3
         self._seen = answer.header
 
-    def _lose(self, lease: int) -> None:
+    def _lease_lost(self, lease: int) -> None:
         if self._lease == lease:
             self._lease = None
             self._wake.set()
@@ -140,7 +140,7 @@ class Registration:
         now = asyncio.get_running_loop().time()
         answer = (await self._gateway.call("/v3/lease/keepalive", {"ID": lease}, KeepAliveAnswer)).result
         if answer.TTL <= 0:
-            self._lose(lease)
+            self._lease_lost(lease)
             return
         self._beat_at = now + self._ttl / 3
         # An older copy of the store came back, with our lease but perhaps without what we put since.
@@ -165,12 +165,12 @@ class Registration:
                 if not caller.done():
                     caller.set_result(None)
 
-    def _note(self, key: str) -> None:
+    def _mark_unwritten(self, key: str) -> None:
         self._unwritten[key] = None
         self._wake.set()
 
-    async def _written(self, key: str) -> None:
-        self._note(key)
+    async def _wait_written(self, key: str) -> None:
+        self._mark_unwritten(key)
         if self._gateway.down:
             return
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -183,7 +183,7 @@ class Registration:
             if written in (waiting := self._waiting.get(key, [])):
                 waiting.remove(written)
 
-    def _let_callers_go(self) -> None:
+    def _release_callers(self) -> None:
         for waiting in self._waiting.values():
             for caller in waiting:
                 if not caller.done():
