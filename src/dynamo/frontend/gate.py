@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request, RequestRecord], Awaitable[web.StreamResponse]]
 CLIENT_LEFT = 499
 BUSY = (Unavailable, ResourceExhausted)
-"""Errors that only mean too much load: they get no line in the log beside the one every request gets."""
+"""Expected under load or before workers join: the one line that every request gets in the log is enough."""
 UNREAD = frozenset((408, 413))
 """Statuses of answers given before the whole body has arrived."""
 

@@ -1,7 +1,7 @@
 """`--http-workers N`: N processes on one port, and the parent that keeps them running.
 
 The kernel spreads new connections over the processes. Parent and child hold a socket pair: the child writes a byte when
-it serves, and leaves when the parent's end closes, for whatever reason.
+it serves, and exits when the parent's end closes, for whatever reason.
 """
 
 from __future__ import annotations

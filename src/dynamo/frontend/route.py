@@ -35,7 +35,7 @@ class HttpRoute(Struct, Generic[Body], frozen=True):
     """In the router's syntax: `{name:regex}` is a variable part."""
     handler: Handler[Body]
     body: type[Body] | None = None
-    """What the body is decoded to; None for a route that reads none."""
+    """The type the body is decoded to; None for a route without a body."""
     access: Access = Access.KEY
     endpoint: str | None = None
     """The route runs a model: its requests are counted under this label, traced and limited."""

@@ -111,7 +111,7 @@ class Server:
             await asyncio.to_thread(self._tracing.close)
 
     def reload_certificate(self) -> None:
-        """Check its files now rather than at the next interval."""
+        """Read the certificate's files now rather than at the next check."""
         if self._certificate:
             self._certificate.reload()
 

@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class AskMetrics(Struct, tag="metrics"):
-    """Answered with the families of the process asked."""
+    """A question, answered with the metric families of the process."""
 
 
 class AskOverrides(Struct, tag="overrides"):
-    """Answered with the overrides of the process asked, once it has merged these into them."""
+    """A question: the process merges `known` into its overrides and answers with the result."""
 
     known: list[Override]
 
@@ -63,7 +63,7 @@ class Siblings:
             await self._server.wait_closed()
 
     async def all_families(self) -> Families:
-        """Labelled by process rather than summed: processes restart at different times, so a sum would be no counter.
+        """Labelled by process, not summed: processes restart at different times, so a sum could decrease.
         A process that does not answer is left out."""
         answers = await asyncio.gather(*(self._families(index) for index in range(self._count)))
         return merge({str(index): families for index, families in enumerate(answers)})

@@ -34,7 +34,7 @@ class Frontend:
             *metrics.stages.snapshot(*self.requests.stages()),
             *self._loop_delay.snapshot(metrics.prefix),
             ready_gauge(metrics.prefix, self.models.readiness()),
-            *worker_gauges(metrics.prefix, served, metrics.last_seen),
+            *worker_gauges(metrics.prefix, served, metrics.last_requests),
             *router_metrics(metrics.prefix, ((model.name, model.router) for model in served)),
             *overhead_metrics(self.models.router_id, served),
         ]
@@ -44,7 +44,7 @@ class Frontend:
         return self.snapshot() if self._siblings is None else await self._siblings.all_families()
 
     async def set_thresholds(self, model: str, values: Mapping[str, int | float]) -> None:
-        """In all processes on this port."""
+        """Set thresholds in all processes on this port."""
         self.models.set_thresholds(model, values)
         if self._siblings:
             await self._siblings.sync_overrides()

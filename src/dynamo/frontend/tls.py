@@ -53,7 +53,7 @@ class Certificate:
         self.watch(every)
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        """Differs when the files do, whether they were rewritten or a link was changed."""
+        """Changes when a file was rewritten, replaced or linked elsewhere."""
         return [_stamp(path) for path in self._files]
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:

@@ -77,7 +77,7 @@ class Batch:
         self._began = time.perf_counter()
         self._tokens_in = 0
         self._tokens_out = 0
-        self._firsts: list[float] = []
+        self._times_to_first_token: list[float] = []
 
     async def answer_all(self, file: Path, progress: Progress) -> None:
         with file.open("rb") as lines:
@@ -125,8 +125,8 @@ class Batch:
                 await self._models.wait_for(self._model)
         self._tokens_in += answer.tokens_in
         self._tokens_out += answer.tokens_out
-        if answer.first is not None:
-            self._firsts.append(answer.first)
+        if answer.time_to_first_token is not None:
+            self._times_to_first_token.append(answer.time_to_first_token)
         return answer
 
     def summary(self) -> str:
@@ -142,10 +142,10 @@ class Batch:
             f"tokens in: {self._tokens_in} ({self._tokens_in / seconds:.0f}/s), "
             f"out: {self._tokens_out} ({self._tokens_out / seconds:.0f}/s)",
         ]
-        if self._firsts:
-            late = sorted(self._firsts)[int(len(self._firsts) * 0.95)]
+        if self._times_to_first_token:
+            late = sorted(self._times_to_first_token)[int(len(self._times_to_first_token) * 0.95)]
             lines.append(
-                f"time to first token: {statistics.median(self._firsts) * 1000:.0f} ms median, "
+                f"time to first token: {statistics.median(self._times_to_first_token) * 1000:.0f} ms median, "
                 f"{late * 1000:.0f} ms at the 95th percentile"
             )
         return "\n".join(lines)

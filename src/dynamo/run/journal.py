@@ -45,7 +45,7 @@ class Journal:
         self._output = output
         self.path = output.with_name(output.name + ".journal")
         self._fd = -1
-        self._places: dict[int, tuple[int, int]] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
         self._size = 0
         self.failed = 0
 
@@ -73,7 +73,7 @@ class Journal:
                         self._check(_header.decode(line), expected)
                     else:
                         entry = _entry.decode(line)
-                        self._places[entry.line] = (self._size, len(line))
+                        self._spans[entry.line] = (self._size, len(line))
                         self.failed += entry.failed
                 except msgspec.MsgspecError:
                     raise RunError(f"{self.path} is not the journal of a batch: move it away or delete it") from None
@@ -91,17 +91,17 @@ class Journal:
             )
 
     def __contains__(self, line: int) -> bool:
-        return line in self._places
+        return line in self._spans
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._spans)
 
     def add(self, line: int, record: bytes, *, failed: bool) -> None:
-        assert line not in self._places
-        place = self._size
+        assert line not in self._spans
+        offset = self._size
         data = msgspec.json.encode(Entry(line=line, failed=failed, record=msgspec.Raw(record))) + b"\n"
         self._append(data)
-        self._places[line] = (place, len(data))
+        self._spans[line] = (offset, len(data))
         self.failed += failed
 
     def _append(self, data: bytes) -> None:
@@ -126,9 +126,9 @@ class Journal:
         self.close()
 
     def _in_order(self) -> Iterator[bytes]:
-        for line in sorted(self._places):
-            place, length = self._places[line]
-            yield bytes(_entry.decode(os.pread(self._fd, length, place)).record) + b"\n"
+        for line in sorted(self._spans):
+            offset, length = self._spans[line]
+            yield bytes(_entry.decode(os.pread(self._fd, length, offset)).record) + b"\n"
 
     def close(self) -> None:
         if self._fd >= 0:

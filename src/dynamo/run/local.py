@@ -45,19 +45,19 @@ class EngineModel(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def engine_served(
-    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], place: EndpointId
+    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], endpoint_id: EndpointId
 ) -> AsyncIterator[ModelCard]:
-    """Start the engine, serve it at `place` while the block runs, then drain and stop it."""
+    """Start the engine, serve it at `endpoint_id` while the block runs, then drain and stop it."""
     served, engine, info = await _start(runtime, command, environ)
     try:
-        endpoint = Endpoint(runtime, place)
+        endpoint = Endpoint(runtime, endpoint_id)
         card = await in_thread(lambda: _card(command, served, engine, info))
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {info.worker_type.value} worker answers no requests itself: use in=dyn://...")
         await register_card(endpoint, card)
         serving = asyncio.create_task(serve_engine(endpoint, engine, card.name))
         try:
-            await _wait_until_listed(runtime, instance_key(place, runtime.instance_id), serving)
+            await _wait_until_listed(runtime, instance_key(endpoint_id, runtime.instance_id), serving)
             yield card
         finally:
             if not runtime.is_shutting_down:

@@ -181,7 +181,7 @@ class Component:
 
 
 class Endpoint:
-    """What one instance serves under a name, and how others call it."""
+    """An endpoint by name: to serve it from this process, or to call its instances."""
 
     def __init__(self, runtime: DistributedRuntime, endpoint_id: EndpointId) -> None:
         self.runtime = runtime

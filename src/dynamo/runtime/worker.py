@@ -69,7 +69,7 @@ def dynamo_endpoint(
             async for item in handler(*before, parse(request_model, request), *args[1 + is_method :], **extra):
                 yield plain(item)
 
-        # The wrapper always accepts a context, whatever the handler it wraps asks for.
+        # The wrapper always accepts a context, even if the handler does not.
         endpoint.__signature__ = inspect.signature(endpoint, follow_wrapped=False)  # type: ignore[attr-defined]
         return endpoint
 

@@ -44,7 +44,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     """A whole answer in the form of the OpenAI API, with the seconds to its first token and to its end."""
 
     body: dict[str, Any]
-    first: float | None
+    time_to_first_token: float | None
     elapsed: float
 
     @property
@@ -92,7 +92,7 @@ async def ask(model: ServedModel, request: ChatRequest | CompletionRequest, list
         await served.close()
     return Answer(
         body=msgspec.to_builtins(answer),
-        first=None if first is None else max(0.0, first - began),
+        time_to_first_token=None if first is None else max(0.0, first - began),
         elapsed=time.perf_counter() - clock,
     )
 

@@ -58,7 +58,7 @@ class Completion(ServedRequest[CompletionRequest]):
         return self.tokenizer.decode(prepared.request.token_ids) if prepared.prompt is None else prepared.prompt
 
     def echoed_logprobs(self, index: int) -> list[TokenLogprob] | None:
-        """The prompt's tokens, if their probabilities are wanted, for an engine that reports none."""
+        """The prompt's tokens without log probabilities, if the client wants those: an engine may report none."""
         return prompt_logprobs(self.prompts[index // self.n].request.token_ids) if self._echoes_logprobs else None
 
     @property

@@ -27,7 +27,7 @@ class Generation:
         if observer:
             observer.served_by(model.name)
         self._group = object()
-        """The same for all deliveries of one request, by which the router recognizes them."""
+        """Identifies to the router the deliveries that are choices of one request."""
         self._running: list[tuple[Context, Delivery]] = []
 
     @property
@@ -38,7 +38,7 @@ class Generation:
 
     @property
     def first_output_time(self) -> float | None:
-        """When the first worker produced output, on the clock of `time.time`."""
+        """When any worker first produced output, on the clock of `time.time`."""
         times = [delivery.history.first_output_time for _, delivery in self._running]
         return min((at for at in times if at), default=None)
 

@@ -51,7 +51,7 @@ class ModelGroup:
         self.model: ServedModel | None = None
         self.loading: asyncio.Task[None] | None = None
         self.error: ModelError | None = None
-        """Why its card cannot be opened here."""
+        """Why the card cannot be opened here, if it cannot."""
         self._checksums: dict[str, str] = {}
         self._workers_by_checksum: Counter[str] = Counter()
         self._runtimes: dict[int, ModelRuntimeConfig] = {}
@@ -95,7 +95,7 @@ class ModelGroup:
         return self._checksums[member.path] == self.served_checksum
 
     def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
-        """The engine's sizes on this worker's own card: they may differ between workers of one model."""
+        """The engine's capacities on this worker's card, in which workers of one model may differ."""
         return self._runtimes.get(instance_id) or ModelRuntimeConfig()
 
 

@@ -63,7 +63,7 @@ async def test_a_forked_child_does_not_keep_its_parents_lease(kv: Path) -> None:
     child.start()
     begun.wait()
     assert await frontend.get_prefix("") == {"v1/worker": b"1"}
-    parent.let_go()  # as the kernel does when the parent is killed
+    parent.release_lease()  # as the kernel does when the parent is killed
     assert await frontend.get_prefix("") == {}
     go.set()
     child.join()
@@ -101,7 +101,7 @@ async def test_many_killed_processes_disappear_together(kv: Path) -> None:
         for changes in (one, two):
             await snapshot(changes)
         for worker in workers[1:]:
-            worker.let_go()  # as the kernel does when a process is killed
+            worker.release_lease()  # as the kernel does when a process is killed
         for changes in (one, two):
             async with asyncio.timeout(PATIENCE):
                 assert {await anext(changes) for _ in workers[1:]} == {Delete(f"v1/{n}") for n in range(1, 200)}

@@ -27,7 +27,7 @@ _json = msgspec.json.Encoder()
 
 
 class Chunks:
-    """One streamed answer: its choices write their own chunks, and it ends with the last of them."""
+    """One streamed answer. Its choices write their own chunks; it ends when the last of them has."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Chunks:
         )
         self._include_usage = bool(options and options.include_usage)
         self.continuous_usage = bool(self._include_usage and options and options.continuous_usage_stats)
-        # With usage asked for, OpenAI sends it as null on all chunks but the last.
+        # If the client wants the usage, OpenAI sends `"usage": null` on all chunks but the last.
         self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
         self._running = choices
         self._per_prompt = per_prompt
@@ -204,7 +204,7 @@ class TextChoiceWriter(_ChoiceWriter):
     """One choice of a streamed completion, which may begin with its prompt."""
 
     def __init__(self, chunks: Chunks, index: int, *, echo: str = "", echoed: list[TokenLogprob] | None = None) -> None:
-        """`echoed` are the prompt's tokens, where their probabilities are wanted."""
+        """`echoed` are the prompt's tokens, if the client wants their log probabilities."""
         super().__init__(chunks, index)
         self._logprobs = echoed or []
         self._wants_prompt = echoed is not None

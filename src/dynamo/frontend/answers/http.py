@@ -45,7 +45,7 @@ async def stream_response(call: HttpCall[Any], answer: StreamedAnswer, before: b
 
 
 def annotation_events(served: ServedRequest[Any], prepared: Prepared | None) -> bytes:
-    """`nvext.annotations`: events before a stream, with their values in comments, so that clients skip them."""
+    """The events for `nvext.annotations`, sent before all others. Values are comments, which OpenAI clients skip."""
     nvext = served.request.nvext
     if nvext is None or not nvext.annotations:
         return b""

@@ -1,8 +1,8 @@
 """Server-sent events straight onto the socket.
 
 Once an answer is open its events are framed here and written to the transport by plain calls: no task is woken per
-event, and what one turn of the loop writes to a stream leaves in one system call, the first event together with the
-headers and the last one together with the end. This is the one place that knows how bytes leave an answer that streams.
+event, and all events of one turn of the loop leave a stream in one system call, the first together with the headers and
+the last together with the end. Only this module knows how the bytes of a stream are sent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CORK = web.AppKey("cork", Cork)
 
 
 class EventStream:
-    """Events wait until the answer has been opened, so that a failure before the first one can still be a status."""
+    """Holds events back until the answer is opened, so that an earlier failure can still become a status."""
 
     __slots__ = ("_begun", "_cork", "_response", "_transport", "_waiting", "chunked", "ended")
 
@@ -115,7 +115,7 @@ class EventStream:
             await response.write(KEEP_ALIVE)
 
     async def open(self, request: web.Request, headers: dict[str, str], before: bytes = b"") -> None:
-        """Send the headers, if they are not out yet, what comes before all events, and everything that waits."""
+        """Send the headers if they were not sent yet, then `before` and all waiting events."""
         response = self._response or await self._prepare(request, headers)
         if before:
             self._waiting.insert(0, before)

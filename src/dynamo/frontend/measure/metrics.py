@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from dynamo.frontend.measure.stages import Stages
-from dynamo.frontend.measure.worker_metrics import LastSeen
+from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.protocols.card import ModelCard
 from dynamo.router.delivery import DeliveryHistory
 from dynamo.runtime.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
@@ -91,7 +91,7 @@ class FrontendMetrics:
         )
         self.disconnected.at()
         self.stages = Stages(prefix)
-        self.last_seen: LastSeen = {}
+        self.last_requests: LastRequests = {}
 
     def _number(self, name: str, kind: Kind, help: str, labels: tuple[str, ...]) -> Family[Number]:
         family = Family(f"{self.prefix}_{name}", help, kind, labels, Number)

@@ -1,4 +1,4 @@
-"""What is measured of one HTTP request and what becomes of it: its log line and its part of the metrics."""
+"""Measures HTTP requests that run: each has a record, from which its log line and its part of the metrics are made."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from aiohttp import web
 
 from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, ModelMetrics
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
+from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
 from dynamo.router.delivery import Delivery
@@ -120,7 +121,7 @@ class RequestRecord:
 
     @property
     def stage(self) -> str:
-        """Where it is on its way to the first token; empty before its model is known and after that token."""
+        """The stage before the first token; empty before the model is known and after that token."""
         if self._model is None or self._first_token:
             return ""
         if not self._deliveries:
@@ -138,7 +139,7 @@ class RequestRecord:
 
     @property
     def time_to_first_token(self) -> float | None:
-        """Known once the request was settled."""
+        """None before `settle` has found a first token."""
         return self._first_token - self.started if self._first_token else None
 
     @property
@@ -175,7 +176,7 @@ class RequestRecord:
         placed = self._deliveries[0].history.placed_at
         model.queued.value -= 1
         model.time_to_first.observe(self._first_token - self.started)
-        model.stages.passed(
+        model.stages.observe(
             self._routing_began - self._model_known, placed - self._routing_began, self._first_token - placed
         )
 
@@ -227,9 +228,9 @@ class RequestRecord:
                 counts.count_migrations(model.name, delivery.history)
             placement = delivery.placement
             if placement is not None and self._first_token:
-                counts.last_seen[placement.instance_id, placement.dp_rank] = (
-                    self._first_token - self.started, input_tokens, meter.streaming, meter.count
-                )  # fmt: skip
+                counts.last_requests[placement.instance_id, placement.dp_rank] = LastRequest(
+                    self._first_token - self.started, input_tokens, meter.streaming / max(1, meter.count - 1)
+                )
 
     def _log(self, level: int, status: int, duration: float) -> None:
         about = ""
@@ -248,7 +249,7 @@ class RequestRecord:
 
 
 def one_line(text: str) -> str:
-    """Text that clients or engines chose, fit for one line of the log."""
+    """Text from clients or engines, made safe for one line of the log."""
     return "".join(character if character.isprintable() else " " for character in text[:500])
 
 

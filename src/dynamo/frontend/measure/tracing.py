@@ -26,7 +26,7 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, record: RequestRecord) -> None:
-        """The span continues the client's trace; workers get it as their parent."""
+        """Start a span in the client's trace; workers get it as their parent."""
         if record.endpoint is None:
             return
         carrier = {"traceparent": record.traceparent} if record.traceparent else {}

@@ -1,4 +1,4 @@
-"""Who is alive, and what they serve."""
+"""Discovery: which processes are alive, and what they serve."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DiscoveryConfig(Struct, frozen=True):
                 chosen = "etcd"
             case _:
                 raise DiscoveryError(f"{source} must be one of {', '.join(get_args(Backend))}, not {named!r}")
-        # A broken ETCD_* variable is no concern of those who do not use etcd.
+        # Without etcd its variables are not even checked.
         etcd = EtcdConfig.from_env(environ if chosen == "etcd" else {})
         return cls(chosen, default_folder(environ), etcd)
 

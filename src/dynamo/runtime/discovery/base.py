@@ -46,7 +46,7 @@ class Discovery(Protocol):
         """Write a record under this process's lease, and keep it there until `delete` or `close`."""
 
     async def delete(self, key: str) -> None:
-        """Remove a record of this process; removing what is not there is fine."""
+        """Remove a record of this process, if it exists."""
 
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
         """All live records whose key starts with `prefix`; raises `DiscoveryError` during an outage."""
@@ -56,7 +56,7 @@ class Discovery(Protocol):
 
         Quick changes of one key may be reported as one, and a Put of the value last reported is not repeated.
         During an outage of the store nothing is reported: the last known view stays in use. After it only the
-        differences are. Closing the generator (or cancelling its consumer) ends the watch.
+        differences are reported. Closing the generator (or cancelling its consumer) ends the watch.
         """
 
     async def close(self) -> None:

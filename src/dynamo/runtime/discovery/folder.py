@@ -2,8 +2,8 @@
 
     leases/<hex id>       its owner holds an exclusive flock on it for life; the kernel drops it with the process
     records/<file name>   msgpack {key, lease, value}; the name is the percent-encoded key
-    tmp/                  where both are made before they are renamed in, whole
-    lock                  held for the moment of a change, so that a check and the write it permits are one
+    tmp/                  where both are written before they are renamed into place
+    lock                  held during a change, so that a check and the write that follows it are atomic
 
 Everything here blocks; every method may be called from any thread.
 """
@@ -99,9 +99,9 @@ class Folder:
                     self._remove_own(key)
                 (self._leases / self.lease).unlink(missing_ok=True)
             self._own.clear()
-            self.let_go()
+            self.release_lease()
 
-    def let_go(self) -> None:
+    def release_lease(self) -> None:
         """Close the lease's file, which releases the lock that is the lease."""
         if self._lock_fd is not None:
             fd, self._lock_fd = self._lock_fd, None
@@ -157,7 +157,7 @@ class Folder:
         return changed_at != self._listed_at or time.time_ns() - changed_at < 2_000_000_000
 
     def in_place(self) -> bool:
-        """Whether the folder is whole and our lease still stands in it under its name."""
+        """Whether the folder is complete and still has our lease."""
         fd = self._lock_fd
         try:
             return (
@@ -181,8 +181,8 @@ class Folder:
             for key, value in list(self._own.items()):
                 if _stamp(self._records / file_name(key)) != self._stamps.get(key):
                     with self._locked():
-                        standing = self._standing(key)
-                        if standing and standing.lease != self.lease:
+                        current = self._live_record(key)
+                        if current and current.lease != self.lease:
                             del self._own[key]  # someone alive took it over
                         else:
                             self._write_locked(key, value)
@@ -228,7 +228,7 @@ class Folder:
         except BaseException:
             os.close(fd)
             raise
-        self.let_go()
+        self.release_lease()
         self._lock_fd = fd
 
     def _is_held(self, lease: str) -> bool:
@@ -237,7 +237,7 @@ class Folder:
         except OSError:
             return False
         try:
-            # Shared, so that two processes looking at once do not take each other for the owner.
+            # Shared, so that two processes that check at once do not take each other for the owner.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -279,20 +279,20 @@ class Folder:
     def _remove_own(self, key: str) -> None:
         self._stamps.pop(key, None)
         place = self._records / file_name(key)
-        record = self._decoded(place, _stamp(place))
+        record = self._read_record(place, _stamp(place))
         if record and record.lease == self.lease:
             place.unlink(missing_ok=True)
 
-    def _standing(self, key: str) -> Record | None:
+    def _live_record(self, key: str) -> Record | None:
         place = self._records / file_name(key)
-        record = self._decoded(place, _stamp(place))
+        record = self._read_record(place, _stamp(place))
         return record if record and (record.lease == self.lease or self._is_held(record.lease)) else None
 
     def _remove_dead(self, dead: list[Record]) -> None:
         with self._locked(patience=0.0):
             for record in dead:
                 place = self._records / file_name(record.key)
-                there = self._decoded(place, _stamp(place))
+                there = self._read_record(place, _stamp(place))
                 if there and there.lease == record.lease and not self._is_held(record.lease):
                     place.unlink(missing_ok=True)
             for lease in {record.lease for record in dead}:
@@ -301,7 +301,7 @@ class Folder:
 
     def _listed(self) -> list[Record]:
         try:
-            # Taken before the listing: a change during it makes the next look differ.
+            # Read before the listing: after a change during it the next check sees a difference.
             self._listed_at = os.stat(self._records).st_mtime_ns
             entries = list(os.scandir(self._records))
         except OSError:
@@ -316,14 +316,14 @@ class Folder:
             if known and known[0] == stamp:
                 read[entry.name] = known
             else:
-                record = self._decoded(Path(entry.path), stamp)
+                record = self._read_record(Path(entry.path), stamp)
                 if record is None and _stamp(entry.path) == stamp:
                     log.warning("ignoring %s: it is not a discovery record", ascii(entry.path))
                 read[entry.name] = (stamp, record)
         self._read = read
         return [record for _, record in read.values() if record]
 
-    def _decoded(self, place: Path, stamp: Stamp | None) -> Record | None:
+    def _read_record(self, place: Path, stamp: Stamp | None) -> Record | None:
         if stamp is None or stamp[2] > LARGEST_RECORD:
             return None
         try:
@@ -349,8 +349,8 @@ def _close_in_forked_children(folder: Folder) -> None:
     # A forked child inherits the open lease file, and would keep a killed parent's lease alive.
     reference = weakref.ref(folder)
 
-    def let_go() -> None:
+    def release_lease() -> None:
         if inherited := reference():
-            inherited.let_go()
+            inherited.release_lease()
 
-    os.register_at_fork(after_in_child=let_go)
+    os.register_at_fork(after_in_child=release_lease)

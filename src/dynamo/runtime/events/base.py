@@ -28,7 +28,7 @@ _PATTERN = re.compile(rf"(?:{_WORD}\.)*(?:{_WORD}|>)")
 
 
 class EventPlaneError(StartError):
-    """The plane cannot be used as asked; the message names the fix."""
+    """The plane cannot be used as configured; the message names the fix."""
 
 
 class Subscription(Protocol):

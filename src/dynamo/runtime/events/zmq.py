@@ -195,7 +195,7 @@ class ZmqEventPlane:
 
 
 async def _addresses(host: str, peers: Sequence[str]) -> tuple[str, str]:
-    """The numeric address to listen on, and the one that others reach it by."""
+    """The numeric address to listen on, and the one by which other machines reach it."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
         family, _, _, _, where = found[0]

@@ -24,7 +24,7 @@ class Channel(Protocol):
 
     @property
     def draining(self) -> bool:
-        """The instance said that it takes no new requests."""
+        """The instance announced that it takes no new requests."""
 
     async def open(self) -> None:
         """Reach the instance; raises CannotConnect."""

@@ -109,7 +109,7 @@ class ClientLink(Link):
             return
         self.send(Kind.CANCEL, frames.Cancel(stream, killed))
         if killed:
-            # The reader is gone: its cancellation must not wait for the rest of this turn of the loop.
+            # The reader is gone: send the cancellation now, not at the end of this turn of the loop.
             self.flush()
             self._fail(stream, Cancelled("request was cancelled"))
 

@@ -18,7 +18,7 @@ from dynamo.runtime.plane.frames import FrameDecoder, Kind
 
 log = logging.getLogger(__name__)
 
-MOST_GATHERED = 16 * 1024
+MAX_GATHERED = 16 * 1024
 """Bytes of frames that wait for the end of a turn."""
 
 
@@ -74,7 +74,7 @@ class Link:
         self._gathered += len(encoded)
         if not self._scheduled:
             self._schedule()
-        if self._gathered > MOST_GATHERED:
+        if self._gathered > MAX_GATHERED:
             self.flush()
 
     def send_tokens(self, stream: int, ids: list[int]) -> None:

@@ -50,7 +50,7 @@ class Canary:
             was = await self._silence(on_result) or ready
 
     async def _silence(self, on_result: Callable[[bool], None]) -> bool:
-        """Wait for a period without a good answer; returns whether there was one before it."""
+        """Wait for an idle period without a good answer; returns whether any came before that period."""
         seen, good = self._seen(), False
         while True:
             await asyncio.sleep(self._config.idle)

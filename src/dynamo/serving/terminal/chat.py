@@ -268,7 +268,9 @@ def _on_sigint(handler: object) -> Iterator[None]:
 
 
 def _figures(answer: Answer) -> str:
-    first = f"first after {answer.first * 1000:.0f} ms" if answer.first is not None else "nothing said"
+    first = "nothing said"
+    if answer.time_to_first_token is not None:
+        first = f"first after {answer.time_to_first_token * 1000:.0f} ms"
     if not answer.tokens_out:
         return f"{answer.elapsed:.2f} s, {first}"
     rate = answer.tokens_out / max(answer.elapsed, 1e-6)

@@ -19,7 +19,6 @@ class KeyValue(Struct, frozen=True):
     key: bytes = b""
     value: bytes = b""
     mod_revision: int = 0
-    lease: int = 0
 
 
 class EtcdReply(Struct, frozen=True):

@@ -20,7 +20,7 @@ FIRST_DELAY, LAST_DELAY = 0.1, 1.0
 class Registration:
     """The records this process wants in etcd, and the task that keeps them there.
 
-    Changes are noted and written by that one task, so they reach etcd in order, now or after an outage.
+    Only that task writes changes, so they reach etcd in order, now or after an outage.
     """
 
     def __init__(self, gateway: Gateway, config: EtcdConfig) -> None:
@@ -106,7 +106,7 @@ class Registration:
                 await self._write(key, self._lease)
             except Refused as why:
                 if why.lease_is_lost:
-                    self._lease_lost(self._lease)
+                    self._lease = None
                     return
                 refused = why
                 if waiting := self._waiting.pop(key, None):
@@ -129,18 +129,13 @@ class Registration:
         self._beat_at = now + self._ttl / 3
         self._seen = answer.header
 
-    def _lease_lost(self, lease: int) -> None:
-        if self._lease == lease:
-            self._lease = None
-            self._wake.set()
-
     async def _keep_alive(self) -> None:
         assert self._lease is not None
         lease = self._lease
         now = asyncio.get_running_loop().time()
         answer = (await self._gateway.call("/v3/lease/keepalive", {"ID": lease}, KeepAliveAnswer)).result
         if answer.TTL <= 0:
-            self._lease_lost(lease)
+            self._lease = None
             return
         self._beat_at = now + self._ttl / 3
         # An older copy of the store came back, with our lease but perhaps without what we put since.

@@ -1,4 +1,4 @@
-"""Following a prefix of etcd through broken connections, compactions and stores that come back empty.
+"""Watches a prefix of etcd through broken connections, compactions and stores that come back empty.
 
 There is one way to recover from any break: read the prefix again, report the differences, and watch from the revision
 that was read.
