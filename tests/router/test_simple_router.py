@@ -88,7 +88,7 @@ def test_every_mode_but_kv_has_a_policy() -> None:
 
 @pytest.mark.parametrize("mode", ["least-loaded", "power-of-two"])
 async def test_a_worker_being_reached_is_not_given_everything_that_comes_meanwhile(
-    runtime: DistributedRuntime, mode: str
+    runtime: DistributedRuntime, mode: Mode
 ) -> None:
     side = Side(runtime, mode)
     for _ in range(10):

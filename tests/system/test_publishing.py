@@ -102,9 +102,9 @@ async def test_a_router_process_may_open_as_many_files_as_the_machine_allows(sta
         (("dynamo.router", "--endpoint", "a.b.c", "--kv-overlap-score-weight", "-1"), "--kv-overlap-score-weight"),
         (("dynamo.mocker", "--model-path", "x", "--stagger-delay", "-2"), "--stagger-delay"),
         (("dynamo.mocker", "--model-path", "x", "--migration-limit", "-5"), "--migration-limit"),
-        (("dynamo.mocker", "--model-path", "x", "--data-parallel-size", "9999999"), "dp_size"),
+        (("dynamo.mocker", "--model-path", "x", "--data-parallel-size", "9999999"), "--data-parallel-size"),
         (("dynamo.mocker", "--model-path", "x", "--reasoning", "[1]"), "--reasoning"),
-        (("dynamo.mocker", "--model-path", "x", "--engine-type", "tgi"), "engine_type"),
+        (("dynamo.mocker", "--model-path", "x", "--engine-type", "tgi"), "--engine-type"),
         (("dynamo.mocker", "--model-path", "tiny", "--planner-profile-data", "/none.npz"), "profile /none.npz"),
     ],
 )
