@@ -104,16 +104,16 @@ async def serve(
             if config.tls_cert_path:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload_certificate)
             if parent is None:
-                say_where(config, server.url)
+                print_address(config, server.url)
                 await server.serve()
             else:
-                await serve_beside(parent)
+                await serve_as_child(parent)
         finally:
             await server.stop()
 
-    async def serve_beside(parent: Parent) -> None:
-        parent.tell_ready()
-        orphaned = asyncio.create_task(leave_with(parent, runtime))
+    async def serve_as_child(parent: Parent) -> None:
+        parent.report_ready()
+        orphaned = asyncio.create_task(exit_with(parent, runtime))
         try:
             await server.serve()
         finally:
@@ -123,7 +123,7 @@ async def serve(
     await run_until_signalled(runtime, work())
 
 
-async def leave_with(parent: Parent, runtime: DistributedRuntime) -> None:
+async def exit_with(parent: Parent, runtime: DistributedRuntime) -> None:
     await parent.gone()
     log.warning("the parent process is gone: leaving too")
     runtime.shutdown()
@@ -136,7 +136,7 @@ async def serve_many(config: FrontendConfig, argv: list[str]) -> NoReturn:
 
     def serving(port: int) -> None:
         host = f"[{config.host}]" if ":" in config.host else config.host
-        say_where(config, f"{'https' if config.tls_cert_path else 'http'}://{host}:{port}")
+        print_address(config, f"{'https' if config.tls_cert_path else 'http'}://{host}:{port}")
 
     try:
         # Without a certificate to reload, SIGHUP would end the children.
@@ -147,12 +147,12 @@ async def serve_many(config: FrontendConfig, argv: list[str]) -> NoReturn:
     sys.exit(code)
 
 
-def say_where(config: FrontendConfig, url: str) -> None:
+def print_address(config: FrontendConfig, url: str) -> None:
     print(f"serving on {url}", file=sys.stderr, flush=True)
     if config.is_local:
         log.info("only this machine can connect; --http-host 0.0.0.0 opens the port to others")
     elif not config.api_keys:
-        log.warning("everybody who can reach %s may use it; --api-key asks for a key", url)
+        log.warning("anyone who can reach %s may use it; --api-key requires a key", url)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from dynamo.frontend.measure.exchange import Exchange, error_type
+from dynamo.frontend.measure.request_record import RequestRecord, error_type
 from dynamo.settings import Setting, Settings
 from dynamo.settings.setting import truthy
 
@@ -43,41 +43,41 @@ class Tracing:
         self._tracer = provider.get_tracer("dynamo.frontend")
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, exchange: Exchange) -> None:
-        """The span continues the client's trace; workers get it as their parent."""
-        if exchange.endpoint is None:
+    def begin(self, record: RequestRecord) -> None:
+        """Start a span in the client's trace; workers get it as their parent."""
+        if record.endpoint is None:
             return
-        carrier = {"traceparent": exchange.traceparent} if exchange.traceparent else {}
-        exchange.span = self._tracer.start_span(
-            f"{exchange.method} {exchange.path}",
+        carrier = {"traceparent": record.traceparent} if record.traceparent else {}
+        record.span = self._tracer.start_span(
+            f"{record.method} {record.path}",
             context=self._propagator.extract(carrier),
             kind=self._trace.SpanKind.SERVER,
             attributes={
-                "http.request.method": exchange.method,
-                "url.path": exchange.path,
-                "dynamo.x_request_id": exchange.request_id,
+                "http.request.method": record.method,
+                "url.path": record.path,
+                "dynamo.x_request_id": record.request_id,
             },
         )
         carried: dict[str, str] = {}
-        self._propagator.inject(carried, self._trace.set_span_in_context(exchange.span))
-        exchange.traceparent = carried.get("traceparent", exchange.traceparent)
+        self._propagator.inject(carried, self._trace.set_span_in_context(record.span))
+        record.traceparent = carried.get("traceparent", record.traceparent)
 
-    def end(self, exchange: Exchange, status: int) -> None:
-        span = exchange.span
+    def end(self, record: RequestRecord, status: int) -> None:
+        span = record.span
         if span is None:
             return
         span.set_attributes(
             {
                 "http.response.status_code": status,
-                "gen_ai.request.model": exchange.model,
-                "gen_ai.usage.input_tokens": exchange.input_tokens,
-                "gen_ai.usage.output_tokens": exchange.output_tokens,
-                "dynamo.workers": [f"{worker:x}" for worker in exchange.workers],
+                "gen_ai.request.model": record.model,
+                "gen_ai.usage.input_tokens": record.input_tokens,
+                "gen_ai.usage.output_tokens": record.output_tokens,
+                "dynamo.workers": [f"{worker:x}" for worker in record.workers],
             }
         )
-        if exchange.time_to_first is not None:
-            span.set_attribute("dynamo.time_to_first_token_seconds", exchange.time_to_first)
-        failure = error_type(status, exchange.error)
+        if record.time_to_first_token is not None:
+            span.set_attribute("dynamo.time_to_first_token_seconds", record.time_to_first_token)
+        failure = error_type(status, record.error)
         if failure:
             span.set_attribute("error.type", failure)
             if failure not in ("validation", "not_found", "cancelled"):

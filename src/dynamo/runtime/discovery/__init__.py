@@ -1,4 +1,4 @@
-"""Who is alive, and what they serve."""
+"""Discovery: which processes are alive, and what they serve."""
 
 from __future__ import annotations
 
