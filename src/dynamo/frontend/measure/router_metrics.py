@@ -86,7 +86,7 @@ def _hit_rate(router: Router) -> Histogram:
 
 
 def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
-    """What KV-aware routing costs, by part; routers that ignore caches have none."""
+    """The time KV-aware routing takes, by part; routers that ignore caches have no such metrics."""
     overheads = [
         ({"model": model.name, "router_id": str(router_id)}, overhead)
         for model in models
