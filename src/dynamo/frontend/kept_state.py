@@ -12,7 +12,7 @@ import msgspec
 from dynamo.frontend.answers.errors import error_answer
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.siblings import Siblings
-from dynamo.protocols.errors import DynamoException, StartError, to_wire
+from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.serving import batches
 from dynamo.serving.batches import Batches
 from dynamo.serving.models import Models
@@ -84,4 +84,4 @@ def _made(path: str) -> Path:
 
 
 def _error_body(error: DynamoException, request_id: str) -> tuple[int, Any]:
-    return to_wire(error)[2], msgspec.to_builtins(error_answer(error, request_id))
+    return error.status, msgspec.to_builtins(error_answer(error, request_id))

@@ -19,7 +19,7 @@ KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)
 
 
 class StreamedAnswer(Protocol):
-    """What writes the events of one answer."""
+    """Writes the events of one answer."""
 
     events: EventStream
     error: DynamoException | None
@@ -41,7 +41,7 @@ async def stream_response(
     """
     events, request = answer.events, call.request
     headers = {"Cache-Control": "no-cache"}
-    call.exchange.stream = True
+    call.record.stream = True
     if every := request.app[KEEP_ALIVE_SECONDS]:
         await events.kept_alive(request, headers, every)
     else:
@@ -56,7 +56,7 @@ async def stream_response(
 
 
 def annotation_events(served: ServedRequest[Any], prepared: Prepared | None) -> bytes:
-    """`nvext.annotations`: events before a stream, with their values in comments, so that clients skip them."""
+    """The events for `nvext.annotations`, sent before all others. Values are comments, which OpenAI clients skip."""
     nvext = served.request.nvext
     if nvext is None or not nvext.annotations:
         return b""

@@ -1,4 +1,4 @@
-"""/v1/responses: a chat in the words of OpenAI's Responses API, and the responses that were stored."""
+"""/v1/responses: OpenAI's Responses API, served as a chat, and the stored responses."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dynamo.serving.store.items import item_ids
 async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web.StreamResponse:
     store = frontend.state.responses
     turn = await store.turn(call.body)
-    asked = structs.replace(call.body, input=turn.input, store=store.enabled and call.body.store is not False)
-    chat = responses_to_chat(asked, turn.past())
+    body = structs.replace(call.body, input=turn.input, store=store.enabled and call.body.store is not False)
+    chat = responses_to_chat(body, turn.past())
     try:
         validate_chat(chat)
         call.apply_headers(chat)
-        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.exchange)
+        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.record)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     try:
@@ -38,16 +38,16 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
         except InvalidRequest as error:
             raise with_responses_names(error) from None
         id = f"resp_{conversation.context.id().replace('-', '')}"
-        if not asked.stream:
+        if not body.stream:
             completion = conversation.completion(await conversation.collect())
-            response = response_of(asked, id, completion)
-            await store.save(asked, turn, response)
+            response = response_of(body, id, completion)
+            await store.save(body, turn, response)
             return json_response(response)
-        stream = ResponsesStream(asked, id, conversation.model.name, conversation.created)
+        stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
         writer = ResponsesWriter(stream, conversation.tokenizer, chat.top_logprobs or 0)
 
         async def save() -> None:
-            await store.save(asked, turn, stream.response)
+            await store.save(body, turn, stream.response)
 
         await conversation.send([writer])
         return await stream_response(call, writer, annotation_events(conversation, conversation.prepared), save)
