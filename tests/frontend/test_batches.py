@@ -241,3 +241,19 @@ async def test_what_a_killed_upload_left_is_deleted_after_a_day(folder: Path, tm
     async with Live(state_dir=str(tmp_path)):
         assert not old.exists()
         assert new.exists()
+
+
+async def test_a_batch_whose_results_cannot_be_written_fails(folder: Path, tmp_path: Path) -> None:
+    engine = Gated(1)
+    async with Live(state_dir=str(tmp_path), http_batch_concurrency=1) as live:
+        await live.serve(engine.generate, toy_card(folder, MODEL))
+        clerk = Clerk(live)
+        async with clerk.client:
+            id = await clerk.begin(line(1), line(2))
+            await engine.waits.wait()
+            (tmp_path / "files").rename(tmp_path / "gone")
+            (tmp_path / "files").write_text("no folder")
+            engine.gate.set()
+            batch = await clerk.ended(id)
+    assert batch.status == "failed"
+    assert batch.errors.data[0].code == "server_error"

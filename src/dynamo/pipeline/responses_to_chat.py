@@ -226,6 +226,6 @@ def _part(part: InputPart, where: str) -> Part:
         case "input_image" if part.image_url is not None:
             return ImagePart(ImageUrl(part.image_url, part.detail))
         case "input_image":
-            why = "an image must come as `image_url`; files are not stored on this server"
+            why = "an image must come as `image_url`; uploaded files serve batches only"
             raise InvalidRequest.unsupported(where, why)
     raise InvalidRequest.unsupported(f"{where}.type", f"content of type {part.type[:64]!r} cannot be read")

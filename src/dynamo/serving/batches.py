@@ -163,8 +163,11 @@ class Batches:
             journal.drop()
         except Exception as error:
             log.exception("batch %s failed", id)
+            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             with contextlib.suppress(NotFound):
-                await self._fail(id, [BatchError(code="server_error", message=str(error) or type(error).__name__)])
+                await self._fail(id, [BatchError(code="server_error", message=str(cause) or type(cause).__name__)])
+            journal.drop()
+            self._input(id).unlink(missing_ok=True)
         finally:
             journal.close()
 

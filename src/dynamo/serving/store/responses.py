@@ -85,11 +85,12 @@ class ResponseStore:
         return Turn(history, [] if read is None else read)
 
     async def save(self, request: ResponsesRequest, turn: Turn, response: ResponseObject) -> None:
-        """Keep the response and continue its conversation, as far as the request wants that.
+        """Keep the response and continue its conversation, as far as the request wants that and it did not fail.
 
         A failure is logged: the answer itself is good.
         """
-        if not self.enabled or not (request.store or request.conversation is not None):
+        wanted = request.store or request.conversation is not None
+        if not self.enabled or not wanted or response.status == "failed":
             return
         owner = response.id.removeprefix("resp_")
         said = keep_items(turn.input, owner)
