@@ -233,7 +233,7 @@ class Models:
             return
         if not card.takes_requests:
             log.info(
-                "no requests go to the worker at %s: it serves other workers (%s)", member.path, card.worker_type.value
+                "the worker at %s serves other workers (%s): it gets no requests", member.path, card.worker_type.value
             )
             return
         group = self._groups.get(card.name)
