@@ -10,12 +10,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import uvloop
 
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.measure.tracing import TracingError, tracing_from_env
+from dynamo.frontend.measure.tracing import tracing_from_env
 from dynamo.frontend.processes import Parent, supervise
 from dynamo.frontend.server import Server
 from dynamo.frontend.siblings import Siblings
@@ -26,7 +26,7 @@ from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.open_files import raise_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
 from dynamo.serving.models import Models
-from dynamo.settings import given
+from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
@@ -35,9 +35,14 @@ from dynamo.settings.router import RouterSettings
 log = logging.getLogger(__name__)
 
 
+class TerminalSettings(Settings, frozen=True, kw_only=True):
+    interactive: Annotated[bool, Setting("--interactive", help="a chat on this terminal instead of HTTP")] = False
+
+
 def parser() -> argparse.ArgumentParser:
-    flags = FlagParser("python -m dynamo.frontend", __doc__, FrontendSettings, NetworkSettings, RouterSettings)
-    flags.add_argument("-i", "--interactive", action="store_true", help="a chat on this terminal instead of HTTP")
+    tables = (TerminalSettings, FrontendSettings, NetworkSettings, RouterSettings)
+    flags = FlagParser("python -m dynamo.frontend", __doc__, *tables)
+    flags.add_argument("-i", action="store_const", const="true", dest="interactive", help="like --interactive")
     flags.add_argument("--http-worker", nargs=3, metavar=("INDEX", "FOLDER", "SOCKET"), help=argparse.SUPPRESS)
     return flags
 
@@ -46,14 +51,15 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     flags = parser().parse_args(argv)
     try:
-        environ = quiet(os.environ) if flags.interactive else os.environ
+        interactive = TerminalSettings.from_env({}, **given(vars(flags), TerminalSettings)).interactive
+        environ = quiet(os.environ) if interactive else os.environ
         configure_dynamo_logging(LogConfig.from_env(environ, verbosity=flags.verbosity))
         config = FrontendConfig.from_env(os.environ, **given(vars(flags), FrontendSettings, RouterSettings))
         network = RuntimeConfig.from_env(os.environ, **given(vars(flags), NetworkSettings)).without_status()
     except Exception as error:
         raise fail(str(error), code=2, error=error) from None
     raise_limit(config.open_files)
-    if flags.interactive:
+    if interactive:
         uvloop.run(interact(config, network))
         return
     if flags.http_worker:
@@ -81,7 +87,7 @@ async def serve(
     network = network.with_graceful_shutdown_timeout(config.graceful_shutdown_timeout)
     try:
         tracing = tracing_from_env(os.environ)
-    except TracingError as error:
+    except ValueError as error:
         raise fail(str(error), code=2, error=error) from None
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
     server = Server(

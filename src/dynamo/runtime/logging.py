@@ -68,10 +68,6 @@ def quiet(environ: Mapping[str, str]) -> Mapping[str, str]:
     return environ if environ.get("DYN_LOG") else {**environ, "DYN_LOG": "warn"}
 
 
-def truthy(text: str | None) -> bool:
-    return (text or "").strip().lower() in ("1", "true", "on", "yes")
-
-
 def parse_filter(text: str) -> tuple[int, dict[str, int]]:
     """`info,dynamo.router=debug`: a level for all and levels for some. `::` and `.` both separate names."""
     level, filters = logging.INFO, {}

@@ -197,6 +197,11 @@ def _boolean(text: str) -> bool:
     return word in _TRUE
 
 
+def truthy(text: str) -> bool:
+    """For variables of other projects, where any other word is false."""
+    return text.strip().lower() in _TRUE
+
+
 def _whole(text: str) -> int:
     try:
         return int(text)

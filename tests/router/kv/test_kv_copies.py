@@ -40,7 +40,7 @@ def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
     rows: list[tuple[int, int, float, int]], sharing: int, depth: int, told: int
 ) -> None:
     fleet = Fleet({WorkerRank(n): Capacity(total_blocks=row[3]) for n, row in enumerate(rows)}, 16)
-    requests = [row[0] for row in rows]
+    requests = [float(row[0]) for row in rows]
     nothing = [0] * len(rows)
     loads = Loads(
         [0.0] * len(rows), [0.0] * len(rows), nothing, [float(count) for count in requests], [row[2] for row in rows]

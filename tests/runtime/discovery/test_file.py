@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.runtime.discovery import Delete, DiscoveryError, FileDiscovery, Put, default_folder
+from dynamo.runtime.config import RuntimeConfig
+from dynamo.runtime.discovery import Delete, DiscoveryError, FileDiscovery, Put
 from dynamo.runtime.discovery.folder import Folder, Record, file_name
 from support.following import changes_until, holder, snapshot
 from support.waiting import PATIENCE
@@ -241,13 +242,14 @@ async def test_a_value_no_file_can_hold_is_refused(kv: Path) -> None:
     ("environ", "folder"),
     [
         ({"DYN_FILE_KV": "/a/b", "XDG_RUNTIME_DIR": "/run/user/1"}, "/a/b"),
+        ({"DYN_FILE_KV": "~/kv"}, str(Path.home() / "kv")),
         ({"DYN_FILE_KV": "", "XDG_RUNTIME_DIR": "/run/user/1"}, "/run/user/1/dynamo"),
         ({"TMPDIR": "/scratch"}, f"/scratch/dynamo-{os.getuid()}"),
         ({}, f"/tmp/dynamo-{os.getuid()}"),
     ],
 )
 def test_the_default_folder_is_this_users_own(environ: dict[str, str], folder: str) -> None:
-    assert default_folder(environ) == Path(folder)
+    assert RuntimeConfig.from_env(environ).discovery.file_folder == Path(folder)
 
 
 @given(st.lists(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1), min_size=2, unique=True))

@@ -49,9 +49,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def default_folder(environ: Mapping[str, str]) -> Path:
-    """DYN_FILE_KV, else this user's runtime folder, else one of this user's own in the temporary folder."""
-    if chosen := environ.get("DYN_FILE_KV"):
-        return Path(chosen).expanduser()
+    """In this user's runtime folder, else one of this user's own in the temporary folder."""
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "dynamo"
     return Path(environ.get("TMPDIR") or "/tmp") / f"dynamo-{os.getuid()}"

@@ -32,16 +32,6 @@ class TcpConfig(Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     """Hosts that everyone reaches: the way to them decides which address a wildcard `host` is known by."""
 
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str], *, local_only: bool, peers: tuple[str, ...] = ()) -> TcpConfig:
-        """DYN_TCP_RPC_HOST and _PORT; without them loopback when all are on this machine, else the way to `peers`."""
-        port = environ.get("DYN_TCP_RPC_PORT") or "0"
-        if not port.isdigit() or int(port) > 65535:
-            raise PlaneError(f"DYN_TCP_RPC_PORT must be a port number, not '{port}'")
-        host = environ.get("DYN_TCP_RPC_HOST") or (LOOPBACK if local_only else own_address(peers))
-        token = environ.get("DYN_REQUEST_PLANE_TOKEN") or None
-        return cls(host=host, port=int(port), token=token, peers=peers)
-
 
 class TcpPlane:
     transport: Transport = "tcp"

@@ -209,7 +209,10 @@ class Lines:
     async def read(self) -> list[bytes]:
         """The next lines, at least one; raises `Outage` when the stream ends."""
         while True:
-            chunk = await self._response.content.readany()
+            try:
+                chunk = await self._response.content.readany()
+            except RuntimeError as why:  # aiohttp's, where the connection was closed before the read
+                raise Outage("the connection was closed") from why
             if not chunk:
                 raise Outage("the connection was closed")
             *lines, self._rest = (self._rest + chunk).split(b"\n")
