@@ -11,7 +11,6 @@ import time
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.request_record import RequestRecord, RunningRequests
 from dynamo.router import Placement
-from dynamo.router.attempt import Attempt
 from dynamo.router.delivery import Delivery
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
@@ -50,7 +49,7 @@ def cost(sink: Sink) -> float:
 def request_cost() -> float:
     """Microseconds per request."""
     running = RunningRequests(FrontendMetrics())
-    attempt = Attempt(Placement(None, 1, None))  # type: ignore[arg-type]
+    placement = Placement(None, 1, None)  # type: ignore[arg-type]
     ids, sink, times = [1], NullSink(), []
     for _ in range(REPEATS):
         start = time.process_time()
@@ -58,7 +57,7 @@ def request_cost() -> float:
             record = running.begin("POST", "/v1/chat/completions", "id", "chat_completions")
             record.served_by("model")
             delivery = Delivery(None, None, {}, Context("id"), sink)  # type: ignore[arg-type]
-            delivery.attempt = attempt
+            delivery.placement = placement
             stage = record.metered(sink, 64)
             record.delivering(delivery)
             stage.tokens(ids)

@@ -28,6 +28,8 @@ class Setting(Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     default: str | None = None
     """What the help shows instead of the field's default."""
+    choices: tuple[str, ...] = ()
+    """For choices that are computed; fixed ones are the field's Literal type."""
     synonyms: tuple[tuple[str, str], ...] = ()
     """Other spellings of choices."""
     parse: Callable[[str], Any] | None = None
@@ -143,6 +145,7 @@ def options(table: type[Struct]) -> tuple[Option, ...]:
             required = field.required
             default = None if required else field.default
             group = setting.group or getattr(table, "GROUP", "")
+            choices = choices or setting.choices
             found.append(Option(field.name, setting, kind, optional, choices, bounds, default, required, group))
     return tuple(found)
 

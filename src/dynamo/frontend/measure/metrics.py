@@ -116,8 +116,8 @@ class FrontendMetrics:
         """Count the migrations of a request that is over."""
         self.migrations.at(model, "new_request").value += history.restarts
         self.migrations.at(model, "ongoing_request").value += history.migrations - history.restarts
-        for move in history.moves:
-            self.migration_duration.at(model, move.kind, move.outcome).observe(move.seconds)
+        for migration in history.finished:
+            self.migration_duration.at(model, migration.kind, migration.outcome).observe(migration.seconds)
 
     def snapshot(self, cards: Iterable[ModelCard]) -> list[MetricFamily]:
         return [*(family.snapshot() for family in self._families), *card_gauges(self.prefix, cards)]

@@ -44,7 +44,7 @@ _NUMBERS: tuple[tuple[str, str, Callable[[Router], int]], ...] = (
         "KV blocks believed to be cached, counted once per worker",
         lambda router: router.known_blocks,
     ),
-    ("replica_requests_total", "Requests that other frontends placed", lambda router: router.stats.heard),
+    ("replica_requests_total", "Requests that other frontends placed", lambda router: router.stats.replica_requests),
 )
 _OVERHEAD: tuple[tuple[str, str, Callable[[Overhead], Histogram]], ...] = (
     ("block_hashing", "Hashing a prompt's blocks", lambda overhead: overhead.hashing),
