@@ -85,7 +85,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_a_chat_over_three_turns(start: Start) -> None:
-    chat = start("out=echo").ready()
+    chat = start("out=echo")
+    chat.sees("loading echo_full")
+    chat.ready()
     chat.says("first words", "first words")
     chat.says("second ones", "second ones")
     chat.says("and third", "and third")

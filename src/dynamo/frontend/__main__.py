@@ -15,6 +15,7 @@ from typing import NoReturn
 import uvloop
 
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.greeting import no_workers_hint
 from dynamo.frontend.measure.tracing import TracingError, tracing_from_env
 from dynamo.frontend.processes import Parent, supervise
 from dynamo.frontend.server import Server
@@ -99,6 +100,8 @@ async def serve(
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload_certificate)
             if parent is None:
                 say_where(config, server.url)
+                if not server.models.served():
+                    print(no_workers_hint(config, network), file=sys.stderr, flush=True)
                 await server.serve()
             else:
                 await serve_beside(parent)

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Mapping
 
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.greeting import no_workers_hint
 from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
 from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
-from dynamo.run.local import engine_served
+from dynamo.run.local import engine_served, served_name
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
 from dynamo.settings import given
@@ -26,11 +27,15 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         **given(command.flags, FrontendSettings, RouterSettings),
     )
     server = Server(runtime, config, HubConfig.from_env(environ))
+    if not command.output.remote:
+        server.models.expect(served_name(command))
     try:
         # Listen first: a port that is in use should be reported before a large model is loaded.
         await server.start()
         if command.output.remote:
             _greet(server, config, None)
+            if not server.models.served():
+                print(no_workers_hint(config, runtime.config), file=sys.stderr, flush=True)
             await server.serve()
         else:
             async with engine_served(runtime, command, environ, EndpointId()) as card:

@@ -80,6 +80,8 @@ async def _start(
 
     async def start() -> tuple[Subject, Engine, EngineInfo]:
         subject = await in_thread(lambda: _find(command, HubConfig.from_env(environ)))
+        if command.input.kind == "http" or sys.stderr.isatty():
+            print(f"loading {subject.name} …", file=sys.stderr, flush=True)
         engine = _make(command, subject, environ)
         try:
             return subject, engine, await engine.start()
@@ -120,12 +122,25 @@ async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[No
         await serving
 
 
+def served_name(command: Command) -> str:
+    """The name under which the engine of this process will serve its model."""
+    assert command.output.engine
+    engine = engine_entry(command.output.engine)
+    if command.model_name:
+        return command.model_name
+    if command.model:
+        return default_name(command.model)
+    if engine.takes == "text":
+        return Path(command.output.file).stem if command.output.file else engine.name
+    return BUNDLED
+
+
 def _find(command: Command, hub: HubConfig) -> Subject:
     assert command.output.engine
     engine = engine_entry(command.output.engine)
+    name = served_name(command)
     if engine.takes == "text":
-        file = Path(command.output.file).stem if command.output.file else engine.name
-        return Subject(name=command.model_name or (default_name(command.model) if command.model else file))
+        return Subject(name=name)
     source, is_bundled = command.model, False
     if source == BUNDLED and not Path(source).exists():
         source, is_bundled = str(bundled()), True
@@ -133,11 +148,11 @@ def _find(command: Command, hub: HubConfig) -> Subject:
         if not engine.bundled:
             raise ModelError(f"out={engine.name} needs a model: name a folder, a GGUF file or a Hugging Face id")
         source, is_bundled = str(bundled()), True
-        print(f"no model given: using the bundled model '{default_name(source)}'", file=sys.stderr)
+        print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
     config = command.model_config
     model = resolve(source, config=hub, weights=engine.weights, tokenizer=config is None)
     return Subject(
-        name=command.model_name or default_name(source),
+        name=name,
         model=model,
         described_by=resolve(config, config=hub, weights=False) if config else model,
         is_bundled=is_bundled,
