@@ -143,3 +143,12 @@ def test_a_server_without_workers_says_how_to_start_one(tmp_path: Path, program:
             while not names:
                 names = [model["id"] for model in get(f"{url}/v1/models")["data"]]
             assert names == ["echo_full"]
+
+
+@pytest.mark.parametrize("variable", ["DYN_NAMESPACE", "DYN_NAMESPACE_PREFIX"])
+def test_the_engine_of_the_process_is_served_whatever_the_namespace(tmp_path: Path, variable: str) -> None:
+    environ: Any = {variable: "zz"}
+    with running(tmp_path, "in=http", "out=echo", "--http-port", "0", **environ) as server:
+        url = server.url()
+        assert [model["id"] for model in get(f"{url}/v1/models")["data"]] == ["echo_full"]
+        assert get(f"{url}/health")["endpoints"] == ["dyn://zz.backend.generate"]

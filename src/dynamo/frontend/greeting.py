@@ -11,8 +11,7 @@ def no_workers_hint(config: FrontendConfig, network: RuntimeConfig) -> str:
     """How to start a worker that this frontend finds."""
     if network.discovery.backend == "memory":
         return "no worker can join: discovery in memory ends at this process; use --discovery-backend file or etcd"
-    namespace = config.namespace_prefix or config.namespace
-    words = ["dynamo-run", f"in={SCHEME}{namespace}.{DEFAULT_COMPONENT}.{DEFAULT_ENDPOINT}" if namespace else "in=dyn"]
+    words = ["dynamo-run", f"in={SCHEME}{config.serves_namespace.own}.{DEFAULT_COMPONENT}.{DEFAULT_ENDPOINT}"]
     if network.discovery.backend != "file":
         words.append(f"--discovery-backend {network.discovery.backend}")
     if network.plane != "tcp":

@@ -38,7 +38,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
                 print(no_workers_hint(config, runtime.config), file=sys.stderr, flush=True)
             await server.serve()
         else:
-            async with engine_served(runtime, command, environ, EndpointId()) as card:
+            place = EndpointId(config.serves_namespace.own)
+            async with engine_served(runtime, command, environ, place) as card:
                 await server.models.wait_for(card.name)
                 _greet(server, config, card.name)
                 await server.serve()

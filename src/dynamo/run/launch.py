@@ -42,14 +42,21 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
 def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
     """In-process, unless requests come from or go to other processes."""
     if command.input.kind == "dyn":
-        return RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings))
+        return _shared_network(command, environ, "nobody would find this worker")
     if command.output.remote:
-        config = RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings)).without_status()
+        config = _shared_network(command, environ, "out=dyn would find no worker").without_status()
     else:
         config = RuntimeConfig.in_process(environ)
     if command.input.kind == "http":
         http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
         config = config.with_graceful_shutdown_timeout(http.graceful_shutdown_timeout)
+    return config
+
+
+def _shared_network(command: Command, environ: Mapping[str, str], otherwise: str) -> RuntimeConfig:
+    config = RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings))
+    if config.discovery.backend == "memory":
+        raise UsageError(f"discovery in memory ends at this process: {otherwise}; use --discovery-backend file or etcd")
     return config
 
 
