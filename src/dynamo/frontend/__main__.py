@@ -25,7 +25,7 @@ from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.open_files import raise_limit
-from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 from dynamo.serving.models import Models
 from dynamo.settings import given
 from dynamo.settings.arguments import FlagParser
@@ -95,7 +95,9 @@ async def serve(
 
     async def work() -> None:
         try:
-            await server.start()
+            await unless_shut_down(runtime, server.start())
+            if runtime.is_shutting_down:
+                return
             if config.tls_cert_path:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload_certificate)
             if parent is None:

@@ -15,6 +15,7 @@ from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served, served_name
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
+from dynamo.runtime.process import unless_shut_down
 from dynamo.settings import given
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.router import RouterSettings
@@ -31,7 +32,9 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         server.models.expect(served_name(command))
     try:
         # Listen first: a port that is in use should be reported before a large model is loaded.
-        await server.start()
+        await unless_shut_down(runtime, server.start())
+        if runtime.is_shutting_down:
+            return 0
         if command.output.remote:
             _greet(server, config, None)
             if not server.models.served():
@@ -40,9 +43,9 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         else:
             place = EndpointId(config.serves_namespace.own)
             async with engine_served(runtime, command, environ, place) as card:
-                await server.models.wait_for(card.name)
-                _greet(server, config, card.name)
-                await server.serve()
+                if await unless_shut_down(runtime, server.models.wait_for(card.name)):
+                    _greet(server, config, card.name)
+                    await server.serve()
     finally:
         await server.stop()
     return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +31,6 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None
-    except Interrupted:
-        code = INTERRUPTED
     except (StartError, DynamoException) as error:
         raise fail(str(error), error=error) from None
     except Exception as error:
@@ -67,4 +67,9 @@ def _input(command: Command) -> Any:
 
 async def _run(command: Command, environ: Mapping[str, str], network: RuntimeConfig, module: Any) -> int:
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
-    return await run_until_signalled(runtime, module.run(runtime, command, environ)) or 0
+    try:
+        return await run_until_signalled(runtime, module.run(runtime, command, environ)) or 0
+    except Interrupted:
+        # A thread that loads a model cannot be stopped, and the event loop would wait for it.
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)

@@ -20,14 +20,14 @@ from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, de
 from dynamo.model.errors import ModelError
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType
-from dynamo.run.errors import Interrupted
+from dynamo.run.errors import INTERRUPTED, Interrupted
 from dynamo.run.files import engine_arguments
 from dynamo.run.grammar import Command, UsageError
-from dynamo.run.threads import in_thread
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.names import EndpointId, instance_key
-from dynamo.runtime.process import unless_shut_down
+from dynamo.runtime.process import exit_if_blocked, unless_shut_down
+from dynamo.runtime.threads import in_thread
 from dynamo.settings import nearest
 from dynamo.worker import serve_engine
 
@@ -90,7 +90,8 @@ async def _start(
             raise
 
     _check_parsers(command)
-    started = await unless_shut_down(runtime, start())
+    with exit_if_blocked(INTERRUPTED):
+        started = await unless_shut_down(runtime, start())
     if started is None:
         raise Interrupted("interrupted")
     return started

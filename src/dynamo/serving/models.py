@@ -21,6 +21,7 @@ from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
 from dynamo.runtime.plane.base import Channel
+from dynamo.runtime.threads import in_thread
 from dynamo.serving.overrides import Override, Overrides
 
 log = logging.getLogger(__name__)
@@ -300,7 +301,7 @@ class Models:
         loaded: LoadedModel | None = None
         if card.model_input is ModelInput.Tokens:
             try:
-                loaded = await asyncio.to_thread(open_card, card, self._hub)
+                loaded = await in_thread(lambda: open_card(card, self._hub))
             except ModelError as error:
                 log.error("cannot serve model '%s': %s", group.name, error)
                 group.error = error
