@@ -146,6 +146,19 @@ def test_two_ctrl_c_at_the_prompt_leave(start: Start) -> None:
     assert chat.leaves() == 0
 
 
+def test_ctrl_c_clears_a_half_typed_line(start: Start) -> None:
+    chat = start("out=echo").ready()
+    for _ in range(2):
+        chat.types("never mind")
+        chat.sees("never mind")
+        chat.types(CTRL_C)
+        chat.ready()
+    chat.says("hello", "hello")
+    assert chat.saved() == [("user", "hello"), ("assistant", "hello")]
+    chat.says("/bye")
+    assert chat.leaves() == 0
+
+
 def test_ctrl_c_after_other_lines_does_not_leave(start: Start) -> None:
     chat = start("out=echo").ready()
     chat.types(CTRL_C)
