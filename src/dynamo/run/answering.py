@@ -1,4 +1,4 @@
-"""What text, stdin and batch share: a model that answers, in this process or on the network, and request defaults."""
+"""What the inputs text, stdin and batch share: the model to ask, here or on the network, and request defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dynamo.settings.router import RouterSettings
 async def answering(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
 ) -> AsyncIterator[tuple[Models, ServedModel]]:
-    """The models there are and the one to ask, ready while the block runs."""
+    """All models and the one to ask, served while the block runs."""
     router = RouterConfig.from_env(environ, **given(command.flags, RouterSettings))
     http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
     serves_namespace = NamespaceFilter(http.namespace, http.namespace_prefix)
@@ -47,7 +47,7 @@ async def answering(
 
 
 def request_defaults(command: Command) -> RequestDefaults:
-    """How to fill in requests of which the user gives only the text."""
+    """The options of requests for which the user gives only a text."""
     template = request_template(command.request_template)
     engine = command.output.engine
     return RequestDefaults(
