@@ -89,6 +89,8 @@ class Gate:
         exchange = request.get(EXCHANGE)
         if "x-request-id" not in response.headers:
             response.headers["x-request-id"] = exchange.request_id if exchange else headers.request_id(request.headers)
+        if "anthropic-version" in request.headers or request.path.startswith("/v1/messages"):
+            response.headers["request-id"] = response.headers["x-request-id"]
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"
         if self._cors:

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from dynamo.pipeline.guidance import guided_decoding
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
-from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.errors import ContextLengthExceeded, InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Thinking
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_fields import GenerationFields
@@ -76,11 +76,13 @@ def max_tokens(request: GenerationFields, context_length: int | None, prompt_tok
         return asked
     chat = isinstance(request, ChatRequest)
     if prompt_tokens >= context_length:
-        raise InvalidRequest(
-            f"This model's context holds {context_length} tokens, but the prompt alone has {prompt_tokens}. "
-            f"Shorten the {'messages' if chat else 'prompt'}.",
-            "messages" if chat else "prompt",
-            "context_length_exceeded",
+        field = "messages" if chat else "prompt"
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context_length} tokens. However, your {field} resulted in "
+            f"{prompt_tokens} tokens. Please reduce the length of the {field}.",
+            field,
+            prompt_tokens,
+            context_length,
         )
     left = context_length - prompt_tokens
     if request.min_tokens and request.min_tokens > left:

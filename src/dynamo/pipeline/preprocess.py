@@ -16,7 +16,7 @@ from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import refuse_media
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.errors import ContextLengthExceeded, InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Tool
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
@@ -94,10 +94,12 @@ class Preprocessor:
             if not ids:
                 raise InvalidRequest.bad_value(where, "there is no token in it")
             if limit is not None and len(ids) > limit:
-                raise InvalidRequest(
-                    f"{where}: this model's context holds {limit} tokens, but there are {len(ids)}.",
+                raise ContextLengthExceeded(
+                    f"This model's maximum context length is {limit} tokens. However, your {where} resulted in "
+                    f"{len(ids)} tokens. Please reduce the length of the {where}.",
                     where,
-                    "context_length_exceeded",
+                    len(ids),
+                    limit,
                 )
             inputs.append(ids)
         return inputs

@@ -56,6 +56,17 @@ class InvalidRequest(InvalidArgument):
         return cls(f"`{param}` is not supported here: {why}.", param, "unsupported_parameter")
 
 
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt does not fit. Clients find this out by the words of the API they speak, so the numbers come along."""
+
+    kind = "context_length_exceeded"
+
+    def __init__(self, message: str, param: str | None = None, tokens: int = 0, limit: int = 0) -> None:
+        super().__init__(message, param, "context_length_exceeded")
+        self.tokens = tokens
+        self.limit = limit
+
+
 class ModelNotFound(DynamoException):
     kind = "model_not_found"
     status = 404
