@@ -131,7 +131,6 @@ TOOL = {"type": "function", "name": "f"}
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": []}, "context_management"),
         ({"moderation": {}}, "moderation"),
-        ({"text": {"verbosity": "high"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": 1}}}}, "text.format.schema.type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),

@@ -13,6 +13,9 @@ from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import HttpError
 from dynamo.serving.request_template import fill_body
 
+IGNORED_FIELDS = web.RequestKey("ignored_fields", list[str])
+"""The unknown fields of a request, if it had any."""
+
 
 class BodyReader(Generic[Body]):
     """Reads the bodies of one route."""
@@ -33,7 +36,11 @@ class BodyReader(Generic[Body]):
         body = await request.read() if request.content.is_eof() else await self._rest(request)
         if config.request_template:
             body = fill_body(config.request_template, body, self._decoder.kind)
-        return self._decoder.decode(body, config.ignore_unknown_fields), body
+        ignored: list[str] | None = [] if config.ignores_unknown_fields else None
+        decoded = self._decoder.decode(body, ignored)
+        if ignored:
+            request[IGNORED_FIELDS] = ignored
+        return decoded, body
 
     async def _rest(self, request: web.Request) -> bytes:
         try:

@@ -43,7 +43,7 @@ from dynamo.protocols.openai_chat import (
     ToolCall,
     ToolChoice,
 )
-from dynamo.protocols.openai_fields import JsonSchema, JsonSchemaFormat, ResponseFormat
+from dynamo.protocols.openai_fields import ENGINE_FIELDS, JsonSchema, JsonSchemaFormat, ResponseFormat
 
 
 def anthropic_to_chat(request: PromptFields) -> ChatRequest:
@@ -79,9 +79,13 @@ def anthropic_to_chat(request: PromptFields) -> ChatRequest:
         chat.stream = request.stream
         chat.temperature = request.temperature
         chat.top_p = request.top_p
-        chat.top_k = request.top_k
-        chat.stop = list(request.stop_sequences) if request.stop_sequences else None
-        chat.nvext = request.nvext
+        for name in ENGINE_FIELDS:
+            setattr(chat, name, getattr(request, name))
+        if request.stop_sequences:
+            chat.stop = [
+                *([request.stop] if isinstance(request.stop, str) else request.stop or ()),
+                *request.stop_sequences,
+            ]
     return chat
 
 
@@ -138,7 +142,7 @@ def _tool_choice(request: PromptFields) -> ToolChoice | None:
     if choice.type == "any":
         return "required"
     name = check_tool_name(choice.name, [tool.name for tool in request.tools], "tool_choice.name")
-    return NamedToolChoice(type="function", function=FunctionName(name))
+    return NamedToolChoice(function=FunctionName(name))
 
 
 def _messages(request: PromptFields) -> list[Message]:

@@ -41,6 +41,7 @@ def engine_request(
         mdc_sum=mdc_sum,
         annotations=list(request.nvext.annotations or ()) if request.nvext else [],
         routing=routing(request),
+        extra_args=extra_args(request),
     )
 
 
@@ -115,9 +116,18 @@ def sampling_options(request: GenerationFields, defaults: SamplingOptions) -> Sa
         logit_bias=request.logit_bias or None,
         guided_decoding=guided_decoding(request),
     )
+    if options.top_p == 0:
+        # The likeliest token alone is left of a nucleus of no size, which engines do not take.
+        options.top_p, options.top_k = 1.0, 1
     if nvext and nvext.greed_sampling:
         options.temperature, options.top_p, options.top_k, options.min_p = 0.0, None, None, None
     return options
+
+
+def extra_args(request: GenerationFields) -> dict[str, Any] | None:
+    """What only some engines know, under the names by which they know it."""
+    sampling = {name: value for name in ("allowed_token_ids", "bad_words") if (value := getattr(request, name))}
+    return {"sampling_options": sampling} if sampling else None
 
 
 def output_options(request: GenerationFields) -> OutputOptions:

@@ -8,6 +8,9 @@ from dynamo.pipeline.schema import check_schema
 from dynamo.pipeline.validate import check_arguments, check_tool_name
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
+    AllowedTool,
+    AllowedToolChoice,
+    AllowedTools,
     ChatRequest,
     FunctionCall,
     FunctionDefinition,
@@ -23,7 +26,7 @@ from dynamo.protocols.openai_chat import (
     ToolCall,
     ToolChoice,
 )
-from dynamo.protocols.openai_fields import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
+from dynamo.protocols.openai_fields import ENGINE_FIELDS, JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from dynamo.protocols.openai_responses import (
     FlatJsonSchemaFormat,
     InputItem,
@@ -55,10 +58,8 @@ def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
     for field in (request.nvext and request.nvext.extra_fields) or ():
         if field in ("completion_token_ids", "prompt_logprobs"):
             raise InvalidRequest.unsupported("nvext.extra_fields", f"a response has no place for {field!r}")
-    if request.text is not None and request.text.verbosity not in (None, "medium"):
-        raise InvalidRequest.unsupported("text.verbosity", "the length of answers cannot be steered")
     logprobs = request.top_logprobs is not None or _LOGPROBS in (request.include or ())
-    return ChatRequest(
+    chat = ChatRequest(
         model=request.model,
         messages=_messages(request),
         stream=request.stream,
@@ -74,10 +75,12 @@ def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
         response_format=_response_format(request.text),
         chat_template_kwargs=request.chat_template_kwargs,
         chat_template_args=request.chat_template_args,
-        nvext=request.nvext,
         metadata=dict(request.metadata) if request.metadata is not None else None,
         user=request.user,
     )
+    for name in ENGINE_FIELDS:
+        setattr(chat, name, getattr(request, name))
+    return chat
 
 
 def with_responses_names(error: InvalidRequest) -> InvalidRequest:
@@ -121,11 +124,14 @@ def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         return choice
+    if choice.type == "allowed_tools":
+        allowed = [AllowedTool(function=FunctionName(tool.name)) for tool in choice.tools or () if tool.name]
+        return AllowedToolChoice(allowed_tools=AllowedTools(mode=choice.mode or "auto", tools=allowed))
     if choice.type != "function":
         why = f"{choice.type[:64]!r} is unknown; only 'function' can be named"
         raise InvalidRequest.unsupported("tool_choice.type", why)
     name = check_tool_name(choice.name, [tool.name for tool in request.tools or ()], "tool_choice.name")
-    return NamedToolChoice(type="function", function=FunctionName(name))
+    return NamedToolChoice(function=FunctionName(name))
 
 
 def _messages(request: ResponsesRequest) -> list[Message]:

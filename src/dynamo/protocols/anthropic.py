@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from dynamo.protocols.openai_fields import FilledString, JsonObject, MaxTokens, Name, NvExt, StopText, TopP
+from dynamo.protocols.openai_fields import EngineFields, FilledString, JsonObject, MaxTokens, Name, StopText, TopP
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
@@ -119,7 +119,7 @@ class OutputConfig(Struct, kw_only=True, omit_defaults=True):
     format: JsonOutputFormat | None = None
 
 
-class PromptFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class PromptFields(EngineFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The fields that determine the prompt, and so its number of tokens."""
 
     model: FilledString
@@ -157,10 +157,8 @@ class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True, om
     top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     stop_sequences: Annotated[list[StopText], Meta(max_length=32)] | None = None
-    nvext: NvExt | None = None
 
     metadata: JsonObject | None = None
-    service_tier: str | None = None
     inference_geo: str | None = None
     diagnostics: JsonObject | None = None
 

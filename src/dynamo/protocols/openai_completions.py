@@ -11,8 +11,6 @@ from dynamo.protocols.openai_fields import GenerationFields, TokenId
 
 class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     prompt: str | list[str | TokenId | list[TokenId]]
-    best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
-    echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     suffix: str | None = None
 

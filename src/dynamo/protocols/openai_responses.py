@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from dynamo.protocols.openai_fields import (
+    EngineFields,
     FilledString,
     JsonObject,
     JsonObjectFormat,
     MaxTokens,
     Name,
-    NvExt,
     ReasoningEffort,
-    ServiceFields,
     Temperature,
     TextFormat,
     TopP,
@@ -56,6 +55,8 @@ class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
 class ResponsesToolChoice(Struct, kw_only=True, omit_defaults=True):
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[ResponsesTool] | None = None
 
 
 class ReasoningOptions(Struct, kw_only=True, omit_defaults=True):
@@ -83,7 +84,7 @@ class ResponsesStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True, o
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(ServiceFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     model: FilledString
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None
@@ -101,7 +102,6 @@ class ResponsesRequest(ServiceFields, kw_only=True, forbid_unknown_fields=True, 
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None
 
-    nvext: NvExt | None = None
     chat_template_kwargs: JsonObject | None = None
     chat_template_args: JsonObject | None = None
 
