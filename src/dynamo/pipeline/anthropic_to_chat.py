@@ -45,6 +45,8 @@ from dynamo.protocols.openai_chat import (
 )
 from dynamo.protocols.openai_fields import ENGINE_FIELDS, JsonSchema, JsonSchemaFormat, ResponseFormat
 
+_CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_")
+
 
 def anthropic_to_chat(request: PromptFields) -> ChatRequest:
     """Serves both routes: to count tokens, the same messages and tools are needed, but no limits."""
@@ -53,7 +55,7 @@ def anthropic_to_chat(request: PromptFields) -> ChatRequest:
     chat = ChatRequest(
         model=request.model,
         messages=_messages(request),
-        tools=_tools(request.tools) if request.tools else None,
+        tools=(_tools(request, request.tools) or None) if request.tools else None,
         tool_choice=_tool_choice(request),
         parallel_tool_calls=False if request.tool_choice and request.tool_choice.disable_parallel_tool_use else None,
         thinking=_thinking(request),
@@ -115,11 +117,20 @@ def _response_format(request: PromptFields) -> ResponseFormat | None:
     return JsonSchemaFormat(JsonSchema(name="answer", schema=form.schema))
 
 
-def _tools(tools: list[AnthropicTool]) -> list[Tool]:
+def _tools(request: PromptFields, tools: list[AnthropicTool]) -> list[Tool]:
+    may_drop = request.tool_choice is None or request.tool_choice.type in ("auto", "none")
     translated = []
     for index, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
+            client_side = tool.type.startswith(_CLIENT_TOOLS)
+            if may_drop and not client_side:
+                continue  # Anthropic's service would run it; without it the model answers as well as it can
             why = f"{tool.type[:64]!r} tools run at Anthropic; only 'custom' is known"
+            if client_side:
+                why = (
+                    f"{tool.type[:64]!r} tools are run by the client, but only Anthropic's models know how to call "
+                    "them; offer a tool with an `input_schema`"
+                )
             raise InvalidRequest.unsupported(f"tools[{index}].type", why)
         if tool.input_schema is None:
             raise InvalidRequest.missing(f"tools[{index}].input_schema")

@@ -50,6 +50,17 @@ class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
+    tools: list[ResponsesTool] | None = None
+    """Of a `namespace`: the functions in it."""
+
+
+class OfferedFunction(Struct, frozen=True):
+    """A function of a request, by the name the model calls it and by the one the client knows it by."""
+
+    tool: ResponsesTool
+    where: str
+    name: str | None
+    namespace: str | None = None
 
 
 class ResponsesToolChoice(Struct, kw_only=True, omit_defaults=True):
@@ -105,6 +116,8 @@ class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, o
     chat_template_kwargs: JsonObject | None = None
     chat_template_args: JsonObject | None = None
 
+    client_metadata: Any = None
+    """What Codex says of itself: ignored."""
     metadata: dict[str, str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_tool_calls: int | None = None
@@ -116,3 +129,25 @@ class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, o
     conversation: Any = None
     context_management: Any = None
     moderation: Any = None
+
+    def functions(self) -> list[OfferedFunction]:
+        """All tools, those in namespaces too; a name that several of them have gets its namespace in front."""
+        found: list[OfferedFunction] = []
+        taken: set[str | None] = set()
+        for index, tool in enumerate(self.tools or ()):
+            where = f"tools[{index}]"
+            if tool.type != "namespace":
+                found.append(OfferedFunction(tool, where, tool.name))
+                taken.add(tool.name)
+                continue
+            for inner, member in enumerate(tool.tools or ()):
+                name = f"{tool.name}__{member.name}" if member.name in taken else member.name
+                found.append(OfferedFunction(member, f"{where}.tools[{inner}]", name, tool.name))
+                taken.add(name)
+        return found
+
+    def namespaced(self) -> dict[str, OfferedFunction]:
+        """The functions in namespaces, by the name the model calls them."""
+        if not any(tool.type == "namespace" for tool in self.tools or ()):
+            return {}
+        return {each.name: each for each in self.functions() if each.namespace and each.name}
