@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,28 @@ async def test_only_allowed_tools_are_offered(live: Live, toy: Scripted) -> None
     allowed["tools"] = [{"type": "function", "function": {"name": "pink"}}]
     choice = {"type": "allowed_tools", "allowed_tools": allowed}
     assert (await live.post(path, body(path, tools=tools, tool_choice=choice)))[0] == 400
+
+
+async def test_a_prompt_alone_has_the_log_probabilities_of_its_tokens(live: Live, toy: Scripted) -> None:
+    asked = {"model": "org/toy", "prompt": "one two three", "max_tokens": 0, "echo": True, "logprobs": 1}
+    status, answer = await live.post("/v1/completions", asked)
+    assert status == 200, answer
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("one two three", "length")
+    values = choice["logprobs"]["token_logprobs"]
+    assert values == [None] + [-1.0] * (len(toy.requests[0]["token_ids"]) - 1)
+    assert "".join(choice["logprobs"]["tokens"]) == "one two three"
+    assert answer["usage"]["completion_tokens"] == 0
+    status, answer = await live.post("/v1/completions", {**asked, "echo": False})
+    assert (status, answer["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_an_engine_without_prompt_logprobs_refuses_a_prompt_alone(live: Live, folder: Path) -> None:
+    async def blind(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {"token_ids": [300], "finish_reason": "length"}
+
+    await live.serve(blind, toy_card(folder, "blind"))
+    asked = {"model": "blind", "prompt": "one two three", "max_tokens": 0, "echo": True, "logprobs": 1}
+    status, answer = await live.post("/v1/completions", asked)
+    assert (status, answer["error"]["param"]) == (400, "logprobs")
+    assert "gives no log probabilities of a prompt" in answer["error"]["message"]

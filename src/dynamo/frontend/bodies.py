@@ -13,6 +13,8 @@ from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import HttpError
 from dynamo.serving.request_template import fill_body
 
+BOM = b"\xef\xbb\xbf"
+"""Some editors and clients begin UTF-8 with it; JSON does not allow it."""
 IGNORED_FIELDS = web.RequestKey("ignored_fields", list[str])
 """The unknown fields of a request, if it had any."""
 
@@ -34,6 +36,7 @@ class BodyReader(Generic[Body]):
         if (request.content_length or 0) > limit:
             raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
         body = await request.read() if request.content.is_eof() else await self._rest(request)
+        body = body.removeprefix(BOM)
         if config.request_template:
             body = fill_body(config.request_template, body, self._decoder.kind)
         ignored: list[str] | None = [] if config.ignores_unknown_fields else None

@@ -71,6 +71,8 @@ def stop_conditions(request: GenerationFields, defaults: ModelDefaults, prompt_t
 def max_tokens(request: GenerationFields, context_length: int | None, prompt_tokens: int) -> int | None:
     """The limit the client asked for, but at most what is left of the context."""
     asked = request.max_tokens
+    if asked == 0:
+        asked = 1  # engines generate at least one token, which is not shown
     if isinstance(request, ChatRequest):
         asked = request.max_completion_tokens or request.max_tokens
     if context_length is None:

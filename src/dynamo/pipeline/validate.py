@@ -66,6 +66,10 @@ def validate_completion(request: CompletionRequest) -> None:
     _generation(request, request.max_tokens)
     if request.suffix:
         raise InvalidRequest.unsupported("suffix", "text can only be continued, not filled in")
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest.bad_value("max_tokens", "must be at least 1, or 0 with `echo`")
+    if request.max_tokens == 0 and request.stream:
+        raise InvalidRequest.bad_value("max_tokens", "0 cannot be streamed")
     _inputs(request.prompt, "prompt")
     prompts, n = len(request.prompts()), request.n or 1
     if prompts * n > MAX_CHOICES:

@@ -136,6 +136,9 @@ class EventStream:
         self.chunked = request.version >= (1, 1)
         if self.chunked:
             response.enable_chunked_encoding()
+        else:
+            # HTTP/1.0 knows no chunks: only the end of the connection ends the stream.
+            response.force_close()
         await response.prepare(request)
         self._response = response
         return response
