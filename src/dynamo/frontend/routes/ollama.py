@@ -80,7 +80,7 @@ async def _answer(
     request = ollama_to_chat(call.body, model.name)
     validate_chat(request)
     call.apply_headers(request)
-    conversation = Conversation(model, request, call.context(), call.exchange)
+    conversation = Conversation(model, request, call.context(), call.record)
     try:
         await conversation.prepare()
         if not call.body.stream:
