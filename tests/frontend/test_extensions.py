@@ -81,8 +81,8 @@ async def test_a_nucleus_of_no_size_is_the_likeliest_token(live: Live, toy: Scri
 
 async def test_only_allowed_tools_are_offered(live: Live, toy: Scripted) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("red", "green", "blue")]
-    allowed = {"mode": "auto", "tools": [tools[0], tools[2]]}
-    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    allowed: dict[str, Any] = {"mode": "auto", "tools": [tools[0], tools[2]]}
+    choice: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": allowed}
     path = "/v1/chat/completions"
     status, answer = await live.post(path, body(path, tools=tools, tool_choice=choice))
     assert status == 200, answer

@@ -9,14 +9,13 @@ from aiohttp import web
 
 from dynamo.frontend.call import Body
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.headers import IGNORED_FIELDS
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import HttpError
 from dynamo.serving.request_template import fill_body
 
 BOM = b"\xef\xbb\xbf"
 """Some editors and clients begin UTF-8 with it; JSON does not allow it."""
-IGNORED_FIELDS = web.RequestKey("ignored_fields", list[str])
-"""The unknown fields of a request, if it had any."""
 
 
 class BodyReader(Generic[Body]):

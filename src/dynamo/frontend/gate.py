@@ -11,7 +11,6 @@ from aiohttp import web
 
 from dynamo.frontend import headers
 from dynamo.frontend.answers.errors import error_response
-from dynamo.frontend.bodies import IGNORED_FIELDS
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
@@ -85,7 +84,7 @@ class Gate:
             response.headers["x-request-id"] = record.request_id if record else headers.request_id(request.headers)
         if "anthropic-version" in request.headers or request.path.startswith("/v1/messages"):
             response.headers["request-id"] = response.headers["x-request-id"]
-        if ignored := request.get(IGNORED_FIELDS):
+        if ignored := request.get(headers.IGNORED_FIELDS):
             response.headers[headers.WARNING] = headers.ignored_fields(ignored)
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from aiohttp import web
 from msgspec import structs
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -26,6 +27,8 @@ _PRIORITY = ("x-dynamo-request-priority",)
 _TENANT = "x-tenant-id"
 _NVEXT = frozenset((*_INSTANCE, *_RANK, *_PRIORITY, _TENANT))
 WARNING = "x-dynamo-warning"
+IGNORED_FIELDS = web.RequestKey("ignored_fields", list[str])
+"""The unknown fields of a request, if it had any."""
 UNSET_RANK = 4294967295
 
 
