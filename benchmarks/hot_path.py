@@ -238,7 +238,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
     local = resolve(str(make_model(folder / "model")), config=HubConfig.from_env(os.environ), weights=False)
     card = build_card(local, name=MODEL, model_type=ModelType.Backend)
     preprocessor = Preprocessor(card, open_card(card, HubConfig.from_env(os.environ)))
-    asked = BodyDecoder(ChatRequest).decode(body(Prompts(0).next(64), 1 << 20, stream=True), True)
+    asked = BodyDecoder(ChatRequest).decode(body(Prompts(0).next(64), 1 << 20, stream=True))
     asked.max_tokens = None
     bench = Bench(preprocessor, await preprocessor.chat(asked), options.steps)
     stages = bench.stages()

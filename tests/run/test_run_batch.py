@@ -91,7 +91,7 @@ def test_bad_lines_and_failed_prompts_are_reported_where_they_stand(tmp_path: Pa
     assert bad["line"] == 2
     assert "not JSON" in bad["error"]
     assert long["text"].startswith("too long")
-    assert "context holds 100 tokens" in long["error"]
+    assert "maximum context length is 100 tokens" in long["error"]
     assert (unknown["custom_id"], unknown["response"]["status_code"]) == ("c", 404)
     assert "two" in two["response"]
 

@@ -268,7 +268,7 @@ def test_the_commands(start: Start, tmp_path: Path) -> None:
 
 def test_a_failed_question_can_be_asked_again(start: Start, model: Path) -> None:
     chat = start("out=echo_core", "--context-length", "50", str(model)).ready()
-    chat.says("x y z " * 60, "context holds 50 tokens")
+    chat.says("x y z " * 60, "maximum context length is 50 tokens")
     chat.says("short", "assistant")
     assert [role for role, _ in chat.saved()] == ["user", "assistant"]
 

@@ -30,6 +30,10 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
         return ConnectionLimits(idle=self.idle_timeout, header=self.header_timeout, stall=self.stall_timeout)
 
     @property
+    def ignores_unknown_fields(self) -> bool:
+        return self.ignore_unknown_fields and not self.refuse_unknown_fields
+
+    @property
     def is_local(self) -> bool:
         return self.host in LOOPBACK or self.host.startswith("127.")
 

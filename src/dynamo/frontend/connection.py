@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 
 FOREVER = 10 * 365 * 86400.0
+HTTP2_PREFACE = b"PRI * HTTP/2"
+"""What a client begins with that takes for granted that the server speaks HTTP/2."""
 LINGER = 2.0
 """Seconds to keep reading a body that was answered before its end: a closed connection would hide the answer."""
 
@@ -37,7 +39,7 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
 
 
 class Connection(web.RequestHandler):
-    __slots__ = ("_busy", "_header_timer", "_limits", "_stall_timer")
+    __slots__ = ("_busy", "_header_timer", "_is_http2", "_limits", "_stall_timer")
 
     def __init__(self, server: web.Server, limits: ConnectionLimits) -> None:
         super().__init__(
@@ -49,6 +51,7 @@ class Connection(web.RequestHandler):
         )
         self._limits = limits
         self._busy = False
+        self._is_http2 = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -66,6 +69,7 @@ class Connection(web.RequestHandler):
         if not self._busy and self._header_timer is None and self._limits.header:
             loop = asyncio.get_running_loop()
             self._header_timer = loop.call_later(self._limits.header, self._too_slow, "to send a header")
+            self._is_http2 = data.startswith(HTTP2_PREFACE)
         super().data_received(data)
 
     def pause_writing(self) -> None:
@@ -104,6 +108,8 @@ class Connection(web.RequestHandler):
             error = HttpError(500, f"internal error (request id {request_id})")
         elif isinstance(exc, LineTooLong):
             error = HttpError(431, "a line of the request's header is too long")
+        elif self._is_http2:
+            error = HttpError(505, "HTTP/2 is not spoken here; use HTTP/1.1, or a proxy in front of this server")
         else:
             log.info("a client at %s did not send valid HTTP [%s]", self.peername, request_id)
             error = HttpError(400, "the request is not valid HTTP")

@@ -30,7 +30,7 @@ class Cors:
             allowed = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
         else:
             return {"Vary": "Origin"}
-        return allowed | {"Access-Control-Expose-Headers": "x-request-id, retry-after"}
+        return allowed | {"Access-Control-Expose-Headers": "x-request-id, request-id, retry-after, x-dynamo-warning"}
 
     def preflight(self, request: web.Request) -> web.Response | None:
         """The answer to a browser's preflight request; None for any other."""

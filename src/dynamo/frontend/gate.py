@@ -82,6 +82,10 @@ class Gate:
         record = request.get(RECORD)
         if "x-request-id" not in response.headers:
             response.headers["x-request-id"] = record.request_id if record else headers.request_id(request.headers)
+        if "anthropic-version" in request.headers or request.path.startswith("/v1/messages"):
+            response.headers["request-id"] = response.headers["x-request-id"]
+        if ignored := request.get(headers.IGNORED_FIELDS):
+            response.headers[headers.WARNING] = headers.ignored_fields(ignored)
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"
         if self._cors:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from aiohttp import web
 from msgspec import structs
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -25,6 +26,9 @@ _RANK = ("x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank")
 _PRIORITY = ("x-dynamo-request-priority",)
 _TENANT = "x-tenant-id"
 _NVEXT = frozenset((*_INSTANCE, *_RANK, *_PRIORITY, _TENANT))
+WARNING = "x-dynamo-warning"
+IGNORED_FIELDS = web.RequestKey("ignored_fields", list[str])
+"""The unknown fields of a request, if it had any."""
 UNSET_RANK = 4294967295
 
 
@@ -47,6 +51,13 @@ def context_id(headers: Headers, request_id: str) -> str:
             except ValueError:
                 continue
     return str(uuid.uuid4()) if headers.get("x-request-id") else request_id
+
+
+def ignored_fields(names: Sequence[str]) -> str:
+    """The warning of an answer to a request with unknown fields; names are shortened to what a header can hold."""
+    listed = ", ".join(ascii(name[:64])[1:-1] for name in names[:20])
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"ignored unknown fields: {listed}{more}"
 
 
 def traceparent(headers: Headers) -> str | None:

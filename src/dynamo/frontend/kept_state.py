@@ -47,7 +47,7 @@ class KeptState:
             concurrency=config.http_batch_concurrency,
             error_body=_error_body,
             is_stopping=is_stopping,
-            ignore_unknown=config.ignore_unknown_fields,
+            ignore_unknown=config.ignores_unknown_fields,
         )
 
     async def start(self) -> None:

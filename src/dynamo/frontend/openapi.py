@@ -48,7 +48,7 @@ def document(routes: Sequence[HttpRoute[Any]]) -> dict[str, Any]:
 def _operation(route: HttpRoute[Any], path: str, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     content = {"application/json": {"schema": schema_of.get(route.answer, {"type": "object"})}}
     if route.streams:
-        content["text/event-stream"] = {}
+        content[route.stream_type] = {}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in route.statuses:
         error = {"application/json": {"schema": schema_of[route.error]}}

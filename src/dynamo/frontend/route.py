@@ -9,9 +9,9 @@ from typing import Any, Generic
 from aiohttp import web
 from msgspec import Struct
 
+from dynamo.frontend.answers.errors import ErrorShape
 from dynamo.frontend.call import Body, HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.protocols.anthropic_answers import AnthropicError
 from dynamo.protocols.openai_answers import ErrorAnswer
 
 Handler = Callable[[Frontend, HttpCall[Body]], Awaitable[web.StreamResponse]]
@@ -39,7 +39,7 @@ class HttpRoute(Struct, Generic[Body], frozen=True):
     access: Access = Access.KEY
     endpoint: str | None = None
     """The route runs a model: its requests are counted under this label, traced and limited."""
-    error: type[ErrorAnswer] | type[AnthropicError] = ErrorAnswer
+    error: ErrorShape = ErrorAnswer
     """The shape of its errors."""
 
     summary: str | None = None
@@ -49,7 +49,8 @@ class HttpRoute(Struct, Generic[Body], frozen=True):
     statuses: tuple[int, ...] = ()
     """The errors it can answer with."""
     streams: bool = False
-    """The answer can also be a stream of server-sent events."""
+    """The answer can also be a stream."""
+    stream_type: str = "text/event-stream"
 
     @property
     def is_probe(self) -> bool:

@@ -9,6 +9,9 @@ from dynamo.pipeline.schema import check_schema
 from dynamo.pipeline.validate import check_arguments, check_tool_name
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
+    AllowedTool,
+    AllowedToolChoice,
+    AllowedTools,
     ChatRequest,
     FunctionCall,
     FunctionDefinition,
@@ -24,13 +27,12 @@ from dynamo.protocols.openai_chat import (
     ToolCall,
     ToolChoice,
 )
-from dynamo.protocols.openai_fields import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
+from dynamo.protocols.openai_fields import ENGINE_FIELDS, JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from dynamo.protocols.openai_responses import (
     FlatJsonSchemaFormat,
     InputItem,
     InputPart,
     ResponsesRequest,
-    ResponsesTool,
     TextConfig,
 )
 
@@ -40,6 +42,7 @@ _UNSUPPORTED = {
     "context_management": "the whole conversation is read",
     "moderation": "moderation is not supported",
 }
+_CLIENT_TOOLS = ("custom", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
 _LOGPROBS = "message.output_text.logprobs"
 _RESPONSES_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
 """By the names of the same fields in a chat request."""
@@ -56,10 +59,8 @@ def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = 
     for field in (request.nvext and request.nvext.extra_fields) or ():
         if field in ("completion_token_ids", "prompt_logprobs"):
             raise InvalidRequest.unsupported("nvext.extra_fields", f"a response has no place for {field!r}")
-    if request.text is not None and request.text.verbosity not in (None, "medium"):
-        raise InvalidRequest.unsupported("text.verbosity", "the length of answers cannot be steered")
     logprobs = request.top_logprobs is not None or _LOGPROBS in (request.include or ())
-    return ChatRequest(
+    chat = ChatRequest(
         model=request.model,
         messages=_messages(request, history),
         stream=request.stream,
@@ -68,17 +69,19 @@ def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = 
         top_p=request.top_p,
         logprobs=True if logprobs else None,
         top_logprobs=request.top_logprobs,
-        tools=_tools(request.tools) if request.tools else None,
+        tools=(_tools(request) or None) if request.tools else None,
         tool_choice=_tool_choice(request),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         response_format=_response_format(request.text),
         chat_template_kwargs=request.chat_template_kwargs,
         chat_template_args=request.chat_template_args,
-        nvext=request.nvext,
         metadata=dict(request.metadata) if request.metadata is not None else None,
         user=request.user,
     )
+    for name in ENGINE_FIELDS:
+        setattr(chat, name, getattr(request, name))
+    return chat
 
 
 def check_items(items: Sequence[InputItem], name: str) -> None:
@@ -110,32 +113,45 @@ def _response_format(text: TextConfig | None) -> ResponseFormat | None:
     return None
 
 
-def _tools(tools: list[ResponsesTool]) -> list[Tool]:
+def _tools(request: ResponsesRequest) -> list[Tool]:
     translated = []
-    for index, tool in enumerate(tools):
+    for function in request.functions():
+        tool, where = function.tool, function.where
         if tool.type != "function":
-            why = f"{tool.type[:64]!r} tools run at OpenAI; only 'function' is known"
-            raise InvalidRequest.unsupported(f"tools[{index}].type", why)
-        if tool.name is None:
-            raise InvalidRequest.missing(f"tools[{index}].name")
+            if tool.type not in _CLIENT_TOOLS and request.tool_choice in (None, "auto", "none"):
+                continue  # OpenAI's service would run it; without it the model answers as well as it can
+            raise InvalidRequest.unsupported(f"{where}.type", _why_not(tool.type[:64]))
+        if function.name is None:
+            raise InvalidRequest.missing(f"{where}.name")
         if tool.parameters is not None:
-            check_schema(tool.parameters, f"tools[{index}].parameters")
+            check_schema(tool.parameters, f"{where}.parameters")
         definition = FunctionDefinition(
-            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+            name=function.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
         )
         translated.append(Tool(type="function", function=definition))
     return translated
+
+
+def _why_not(kind: str) -> str:
+    if kind in _CLIENT_TOOLS:
+        return (
+            f"{kind!r} tools are run by the client, but only OpenAI's models know how to call them; offer a 'function'"
+        )
+    return f"{kind!r} tools run at OpenAI; only 'function' is known"
 
 
 def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         return choice
+    if choice.type == "allowed_tools":
+        allowed = [AllowedTool(function=FunctionName(tool.name)) for tool in choice.tools or () if tool.name]
+        return AllowedToolChoice(allowed_tools=AllowedTools(mode=choice.mode or "auto", tools=allowed))
     if choice.type != "function":
         why = f"{choice.type[:64]!r} is unknown; only 'function' can be named"
         raise InvalidRequest.unsupported("tool_choice.type", why)
-    name = check_tool_name(choice.name, [tool.name for tool in request.tools or ()], "tool_choice.name")
-    return NamedToolChoice(type="function", function=FunctionName(name))
+    name = check_tool_name(choice.name, [each.name for each in request.functions()], "tool_choice.name")
+    return NamedToolChoice(function=FunctionName(name))
 
 
 def _messages(request: ResponsesRequest, history: Sequence[InputItem]) -> list[Message]:

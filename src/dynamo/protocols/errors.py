@@ -63,6 +63,17 @@ class NotFound(InvalidRequest):
     status = 404
 
 
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt does not fit. Clients find this out by the words of the API they speak, so the numbers come along."""
+
+    kind = "context_length_exceeded"
+
+    def __init__(self, message: str, param: str | None = None, tokens: int = 0, limit: int = 0) -> None:
+        super().__init__(message, param, "context_length_exceeded")
+        self.tokens = tokens
+        self.limit = limit
+
+
 class ModelNotFound(DynamoException):
     kind = "model_not_found"
     status = 404

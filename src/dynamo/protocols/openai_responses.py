@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from dynamo.protocols.openai_fields import (
+    EngineFields,
     FilledString,
     JsonObject,
     JsonObjectFormat,
     MaxTokens,
     Name,
-    NvExt,
     ReasoningEffort,
-    ServiceFields,
     Temperature,
     TextFormat,
     TopP,
@@ -60,11 +59,24 @@ class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
+    tools: list[ResponsesTool] | None = None
+    """Of a `namespace`: the functions in it."""
+
+
+class OfferedFunction(Struct, frozen=True):
+    """A function of a request, by the name the model calls it and by the one the client knows it by."""
+
+    tool: ResponsesTool
+    where: str
+    name: str | None
+    namespace: str | None = None
 
 
 class ResponsesToolChoice(Struct, kw_only=True, omit_defaults=True):
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[ResponsesTool] | None = None
 
 
 class ReasoningOptions(Struct, kw_only=True, omit_defaults=True):
@@ -96,7 +108,7 @@ class ResponsesStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True, o
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(ServiceFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     model: FilledString
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None
@@ -114,10 +126,11 @@ class ResponsesRequest(ServiceFields, kw_only=True, forbid_unknown_fields=True, 
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None
 
-    nvext: NvExt | None = None
     chat_template_kwargs: JsonObject | None = None
     chat_template_args: JsonObject | None = None
 
+    client_metadata: Any = None
+    """What Codex says of itself: ignored."""
     metadata: dict[str, str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_tool_calls: int | None = None
@@ -137,6 +150,28 @@ class ResponsesRequest(ServiceFields, kw_only=True, forbid_unknown_fields=True, 
     @property
     def wants_summary(self) -> bool:
         return self.reasoning is not None and self.reasoning.wants_summary
+
+    def functions(self) -> list[OfferedFunction]:
+        """All tools, those in namespaces too; a name that several of them have gets its namespace in front."""
+        found: list[OfferedFunction] = []
+        taken: set[str | None] = set()
+        for index, tool in enumerate(self.tools or ()):
+            where = f"tools[{index}]"
+            if tool.type != "namespace":
+                found.append(OfferedFunction(tool, where, tool.name))
+                taken.add(tool.name)
+                continue
+            for inner, member in enumerate(tool.tools or ()):
+                name = f"{tool.name}__{member.name}" if member.name in taken else member.name
+                found.append(OfferedFunction(member, f"{where}.tools[{inner}]", name, tool.name))
+                taken.add(name)
+        return found
+
+    def namespaced(self) -> dict[str, OfferedFunction]:
+        """The functions in namespaces, by the name the model calls them."""
+        if not any(tool.type == "namespace" for tool in self.tools or ()):
+            return {}
+        return {each.name: each for each in self.functions() if each.namespace and each.name}
 
 
 class InputTokensRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct, to_builtins
+from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from dynamo.protocols.openai_answers import ChatCompletion, ChatLogprob, CompletionUsage
-from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.protocols.openai_responses import OfferedFunction, ResponsesRequest
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -49,6 +49,13 @@ class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_cal
     name: str
     arguments: str
     status: ItemStatus
+    namespace: str | UnsetType = UNSET
+    """Of a function that was offered in a namespace."""
+
+    def restore_name(self, namespaced: dict[str, OfferedFunction]) -> None:
+        """Call the function as the client knows it."""
+        if (function := namespaced.get(self.name)) and function.tool.name and function.namespace:
+            self.name, self.namespace = function.tool.name, function.namespace
 
 
 OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
@@ -162,16 +169,17 @@ def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletio
         logprobs = (choice.logprobs and choice.logprobs.content) or []
         part = OutputText(text=message.content, logprobs=logprobs)
         output.append(OutputMessage(id=item_id("msg", response_id, len(output)), status=status, content=[part]))
+    namespaced = request.namespaced()
     for call in message.tool_calls or ():
-        output.append(
-            FunctionCallItem(
-                id=item_id("fc", response_id, len(output)),
-                call_id=call.id,
-                name=call.function.name,
-                arguments=call.function.arguments,
-                status=status,
-            )
+        function_call = FunctionCallItem(
+            id=item_id("fc", response_id, len(output)),
+            call_id=call.id,
+            name=call.function.name,
+            arguments=call.function.arguments,
+            status=status,
         )
+        function_call.restore_name(namespaced)
+        output.append(function_call)
     return response
 
 

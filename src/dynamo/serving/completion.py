@@ -8,10 +8,12 @@ from typing import Any
 from msgspec import structs
 
 from dynamo.model import Tokenizer
-from dynamo.pipeline.choice import ChoiceSink, TokenLogprob
+from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.pipeline.postprocess import prompt_logprobs
 from dynamo.pipeline.preprocess import Prepared, refuse_guidance
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.engine import Usage
+from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_answers import TextCompletion
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.serving.collect import CollectedAnswer, CollectedChoice, Listener, text_completion
@@ -73,7 +75,9 @@ class Completion(ServedRequest[CompletionRequest]):
         """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
         if self.takes_text:
             return await self.relayed_answer(listener)
-        collected = await self._collect(listener)
+        collected = await self._collect(None if self.request.max_tokens == 0 else listener)
+        if self.request.max_tokens == 0:
+            self._keep_prompts_only(collected)
         return text_completion(
             self._best(collected),
             collected.usage,
@@ -85,6 +89,17 @@ class Completion(ServedRequest[CompletionRequest]):
             logprobs=self.request.logprobs,
             nvext=self.extra_fields.values(collected.stop_reason),
         )
+
+    def _keep_prompts_only(self, collected: CollectedAnswer) -> None:
+        """`max_tokens` 0: the client wants the prompt with its log probabilities."""
+        for choice in collected.choices:
+            echoed = choice.prompt_tokens[1:]
+            if echoed and all(token.logprob is None for token in echoed):
+                message = f"The engine of the model '{self.model.name}' gives no log probabilities of a prompt."
+                raise InvalidRequest(message, "logprobs", "unsupported_parameter")
+            choice.content, choice.tokens = [], []
+            choice.finished = Finish("length", Usage())
+        collected.usage.completion_tokens = 0
 
     async def _collect(self, listener: Listener | None) -> CollectedAnswer:
         """All `best_of` choices of each prompt."""

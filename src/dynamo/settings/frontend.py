@@ -50,7 +50,10 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "send a comment this often until the first token", "SECONDS", HTTP, default="off",
         variable_scale=0.001)] = 0.0
     ignore_unknown_fields: Annotated[bool, Setting(
-        "--ignore-unknown-fields", "DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", "accept request fields we do not know",
+        "--ignore-unknown-fields", "DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS",
+        "ignore unknown request fields, and name them in the header x-dynamo-warning", group=HTTP)] = True
+    refuse_unknown_fields: Annotated[bool, Setting(
+        "--refuse-unknown-fields", "DYN_REFUSE_UNKNOWN_FIELDS", "answer 400 to requests with unknown fields",
         group=HTTP)] = False
     api_keys: Annotated[tuple[str, ...], Setting(
         "--api-key", "DYN_API_KEY",

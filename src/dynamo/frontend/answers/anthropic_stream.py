@@ -93,11 +93,14 @@ class AnthropicStream:
         ended = self._end()
         self._open = kind
         self._index += 1
-        self._delta_head = (
-            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b'
-            % (self._index, delta)
-        )
+        self._delta_head = self._delta_head_of(delta)
         return ended + _event("content_block_start", index=self._index, content_block=block)
+
+    def _delta_head_of(self, kind: bytes) -> bytes:
+        return b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b' % (
+            self._index,
+            kind,
+        )
 
     def _delta(self, delta: str) -> bytes:
         return b"%b%b}}\n\n" % (self._delta_head, _encode(delta))
@@ -105,8 +108,10 @@ class AnthropicStream:
     def _end(self) -> bytes:
         if self._open is None:
             return b""
+        # Clients keep a thinking block for the next turn only if it was signed.
+        signed = self._delta_head_of(b'"signature_delta","signature":""}}\n\n') if self._open == "thinking" else b""
         self._open = None
-        return _event("content_block_stop", index=self._index)
+        return signed + _event("content_block_stop", index=self._index)
 
 
 class MessagesWriter:

@@ -14,6 +14,7 @@ from dynamo.protocols.errors import (
     NotFound,
     ResourceExhausted,
 )
+from dynamo.protocols.ollama import OllamaError
 from dynamo.protocols.openai_answers import ErrorAnswer, ErrorDetail
 
 _TYPES = {
@@ -28,6 +29,7 @@ _TYPES = {
     503: "service_unavailable_error",
     529: "overloaded_error",
 }
+ErrorShape = type[ErrorAnswer] | type[AnthropicError] | type[OllamaError]
 RETRY_AFTER = frozenset((429, 503, 529))
 
 
@@ -55,7 +57,7 @@ def _code(error: DynamoException) -> str | None:
 def error_response(
     error: DynamoException,
     request_id: str,
-    shape: type[ErrorAnswer] | type[AnthropicError] = ErrorAnswer,
+    shape: ErrorShape = ErrorAnswer,
     status: int | None = None,
 ) -> web.Response:
     """`status` replaces the error's own."""
@@ -65,7 +67,10 @@ def error_response(
         headers["Retry-After"] = "1"
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    anthropic = shape is AnthropicError
-    answer = AnthropicError.of(error, request_id) if anthropic else error_answer(error, request_id, status)
+    answer: ErrorAnswer | AnthropicError | OllamaError
+    if shape is AnthropicError:
+        answer = AnthropicError.of(error, request_id)
+    else:
+        answer = OllamaError.of(error) if shape is OllamaError else error_answer(error, request_id, status)
     body = msgspec.json.encode(answer)
     return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

@@ -40,6 +40,7 @@ class ResponsesStream:
     def __init__(self, request: ResponsesRequest, response_id: str, model: str, created: int) -> None:
         self._response = ResponseObject.in_progress(request, response_id, model, created)
         self._summarizes = request.wants_summary
+        self._namespaced = request.namespaced()
         self._sequence = 0
         self._open: Literal["text", "reasoning", "tool"] | None = None
         self._tool = -1
@@ -68,6 +69,7 @@ class ResponsesStream:
         ended = self._end_item()
         self._open, self._tool = "tool", index
         item = FunctionCallItem(id=self._new_id("fc"), call_id=call_id, name=name, arguments="", status="in_progress")
+        item.restore_name(self._namespaced)
         return ended + self._add(item, "response.function_call_arguments.delta", b"")
 
     def tool_arguments(self, index: int, delta: str) -> bytes:

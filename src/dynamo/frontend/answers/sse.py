@@ -16,6 +16,7 @@ from aiohttp import web
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+EVENTS = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
 MAX_UNSENT = 4 * 1024 * 1024
 """A client that does not read is cut off when this much waits for it."""
@@ -47,9 +48,9 @@ CORK = web.AppKey("cork", Cork)
 class EventStream:
     """Holds events back until the answer is opened, so that an earlier failure can still become a status."""
 
-    __slots__ = ("_begun", "_cork", "_response", "_transport", "_waiting", "chunked", "ended")
+    __slots__ = ("_begun", "_cork", "_response", "_transport", "_waiting", "chunked", "content_type", "ended")
 
-    def __init__(self) -> None:
+    def __init__(self, content_type: str = EVENTS) -> None:
         loop = asyncio.get_running_loop()
         self._begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -58,6 +59,7 @@ class EventStream:
         self._transport: asyncio.Transport | None = None
         self._response: web.StreamResponse | None = None
         self.chunked = True
+        self.content_type = content_type
 
     def write(self, data: bytes) -> None:
         """Send one or more whole events."""
@@ -111,6 +113,8 @@ class EventStream:
         The first comment sends the headers too, so from then on an error can only be an event.
         """
         while not (await asyncio.wait((self._begun,), timeout=every))[0]:
+            if self.content_type != EVENTS:  # no other format has comments
+                continue
             response = self._response or await self._prepare(request, headers)
             await response.write(KEEP_ALIVE)
 
@@ -128,10 +132,13 @@ class EventStream:
 
     async def _prepare(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         response = _Response(headers=headers)
-        response.content_type = "text/event-stream"
+        response.content_type = self.content_type
         self.chunked = request.version >= (1, 1)
         if self.chunked:
             response.enable_chunked_encoding()
+        else:
+            # HTTP/1.0 knows no chunks: only the end of the connection ends the stream.
+            response.force_close()
         await response.prepare(request)
         self._response = response
         return response

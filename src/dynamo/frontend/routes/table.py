@@ -7,6 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from dynamo.frontend.answers.errors import error_response
+from dynamo.frontend.answers.ollama_stream import NDJSON
 from dynamo.frontend.call import Body, HttpCall
 from dynamo.frontend.route import Access, Handler, HttpRoute
 from dynamo.frontend.routes import (
@@ -21,12 +22,21 @@ from dynamo.frontend.routes import (
     files,
     listing,
     messages,
+    ollama,
     responses,
+    tokens,
 )
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.anthropic_answers import AnthropicError, AnthropicMessage, TokenCount
 from dynamo.protocols.errors import HttpError
+from dynamo.protocols.ollama import (
+    OllamaAnswer,
+    OllamaChatRequest,
+    OllamaError,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from dynamo.protocols.openai_answers import ChatCompletion, Model, ModelList, TextCompletion
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -42,6 +52,7 @@ from dynamo.protocols.openai_embeddings import EmbeddingList, EmbeddingRequest
 from dynamo.protocols.openai_files import BatchObject, CreateBatchRequest, DeletedFile, FileObject
 from dynamo.protocols.openai_responses import InputTokensRequest, ResponsesRequest
 from dynamo.protocols.responses_answers import DeletedResponse, InputTokens, ResponseObject
+from dynamo.protocols.tokenize import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
 _INFERENCE_ERRORS = (400, 401, 404, 413, 415, 500, 502, 503, 504)
 _STORED_ERRORS = (400, 401, 404)
@@ -157,6 +168,25 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
         "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest, TokenCount, None,
         "Count the tokens of a prompt", error=AnthropicError,
     ),
+    _inference(
+        "/api/chat", ollama.chat, OllamaChatRequest, OllamaAnswer, "ollama_chat",
+        "Continue a conversation, as Ollama", streams=True, stream_type=NDJSON, error=OllamaError,
+    ),
+    _inference(
+        "/api/generate", ollama.generate, OllamaGenerateRequest, OllamaAnswer, "ollama_generate",
+        "Answer a prompt, as Ollama", streams=True, stream_type=NDJSON, error=OllamaError,
+    ),
+    HttpRoute(
+        "POST", "/api/show", ollama.show, OllamaShowRequest,
+        summary="One model, as Ollama", error=OllamaError, statuses=(400, 401, 404, 413, 415, 503),
+    ),
+    HttpRoute(
+        "GET", "/api/tags", ollama.tags, summary="List the models, as Ollama", error=OllamaError, statuses=(401,)
+    ),
+    HttpRoute("GET", "/api/version", tokens.version, error=OllamaError),
+    _inference("/tokenize", tokens.tokenize, TokenizeRequest, TokenizeAnswer, None, "The tokens of a text or a chat"),
+    _inference("/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeAnswer, None, "The text of tokens"),
+    HttpRoute("GET", "/version", tokens.version, summary="The version of this server"),
     HttpRoute("GET", "/v1/models", listing.list_models, summary="List the models", answer=ModelList, statuses=(401,)),
     HttpRoute(
         "GET", "/v1/models/{id:.+}", listing.show_model, summary="One model", answer=Model, statuses=(401, 404)
@@ -192,6 +222,7 @@ async def not_found(frontend: Frontend, call: HttpCall[None]) -> web.StreamRespo
 
 UNKNOWN_PATHS = (
     HttpRoute("*", r"/v1/messages{rest:[\s\S]*}", not_found, error=AnthropicError),
+    HttpRoute("*", r"/api/{rest:[\s\S]*}", not_found, error=OllamaError),
     HttpRoute("*", r"/{rest:[\s\S]*}", not_found),
 )
 """Matched after all others, and with all methods."""
