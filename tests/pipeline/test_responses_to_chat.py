@@ -126,8 +126,6 @@ TOOL = {"type": "function", "name": "f"}
     ("fields", "param"),
     [
         ({"background": True}, "background"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": []}, "context_management"),
         ({"moderation": {}}, "moderation"),
@@ -144,7 +142,7 @@ TOOL = {"type": "function", "name": "f"}
         ({"input": [{"content": "x"}]}, "input[0].role"),
         ({"input": [{"id": "msg_1"}]}, "input[0]"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{**call(1), "arguments": "[]"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),

@@ -15,6 +15,7 @@ from dynamo.frontend.app import application
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
+from dynamo.frontend.kept_state import KeptState, open_state
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.request_record import RunningRequests
@@ -59,10 +60,14 @@ class Server:
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._certificate: Certificate | None = None
+        self._state: KeptState | None = None
         self.url = ""
 
     async def start(self) -> None:
         """Listen first, so that a taken port is reported at once; then learn which models there are."""
+        self._frontend.state = self._state = await open_state(
+            self._config, self._siblings, self.models, lambda: self._runtime.is_shutting_down
+        )
         self._certificate = self._tls()
         tls = self._certificate.context if self._certificate else None
         app = application(self._frontend, self._gate, self._config)
@@ -75,6 +80,7 @@ class Server:
         if self._siblings:
             await self._siblings.start(self._frontend.snapshot, self.models.merge_overrides)
         await self.models.start()
+        await self._state.start()
         self._loop_delay.start()
         if self._certificate:
             self._certificate.watch()
@@ -90,6 +96,8 @@ class Server:
         """
         await self._runtime.wait_for_shutdown()
         self._frontend.draining = True
+        if self._state:
+            await self._state.batches.close()
         await self._drain()
         if self._listener:
             self._listener.close()
@@ -106,6 +114,8 @@ class Server:
             await self._runner.cleanup()
         if self._siblings:
             await self._siblings.close()
+        if self._state:
+            await self._state.close()
         await self.models.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)

@@ -40,7 +40,7 @@ class Siblings:
     """Each process answers the others on a Unix socket in a folder that only this user can enter."""
 
     def __init__(self, folder: Path, index: int, count: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._index = index
         self._count = count
         self._server: asyncio.Server | None = None
@@ -114,7 +114,7 @@ class Siblings:
             writer.close()
 
     def _path(self, index: int) -> Path:
-        return self._folder / f"{index}.sock"
+        return self.folder / f"{index}.sock"
 
 
 def _words(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dynamo.frontend.kept_state import KeptState
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.frontend.measure.router_metrics import overhead_metrics, router_metrics
@@ -14,6 +15,9 @@ from dynamo.serving.models import Models
 
 
 class Frontend:
+    state: KeptState
+    """Opened when the server starts."""
+
     def __init__(
         self, models: Models, requests: RunningRequests, loop_delay: LoopDelay, siblings: Siblings | None = None
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from dynamo.pipeline.schema import check_schema
 from dynamo.pipeline.validate import check_arguments, check_tool_name
@@ -35,11 +36,8 @@ from dynamo.protocols.openai_responses import (
     TextConfig,
 )
 
-_STATELESS = "answers are not stored on this server; send the whole conversation as `input`"
 _UNSUPPORTED = {
     "background": "the answer comes on the connection that asked for it",
-    "previous_response_id": _STATELESS,
-    "conversation": _STATELESS,
     "prompt": "prompts are not stored on this server",
     "context_management": "the whole conversation is read",
     "moderation": "moderation is not supported",
@@ -50,8 +48,11 @@ _RESPONSES_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "i
 """By the names of the same fields in a chat request."""
 
 
-def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
-    """Raises `InvalidRequest` for features that need stored state or server-side tools."""
+def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = ()) -> ChatRequest:
+    """`history` is what comes before the request's own input, in which references must have been resolved.
+
+    Raises `InvalidRequest` for features of OpenAI's own service.
+    """
     for name, why in _UNSUPPORTED.items():
         if getattr(request, name) not in (None, False):
             raise InvalidRequest.unsupported(name, why)
@@ -61,7 +62,7 @@ def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
     logprobs = request.top_logprobs is not None or _LOGPROBS in (request.include or ())
     chat = ChatRequest(
         model=request.model,
-        messages=_messages(request),
+        messages=_messages(request, history),
         stream=request.stream,
         max_completion_tokens=request.max_output_tokens,
         temperature=request.temperature,
@@ -81,6 +82,15 @@ def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
     for name in ENGINE_FIELDS:
         setattr(chat, name, getattr(request, name))
     return chat
+
+
+def check_items(items: Sequence[InputItem], name: str) -> None:
+    """Raises `InvalidRequest`, which speaks of `name`, for items that could not be part of a request's input."""
+    try:
+        _chat_messages([], (), items)
+    except InvalidRequest as error:
+        message, param = (text and text.replace("input[", f"{name}[") for text in (error.message, error.param))
+        raise InvalidRequest(message or "", param, error.code) from None
 
 
 def with_responses_names(error: InvalidRequest) -> InvalidRequest:
@@ -144,13 +154,22 @@ def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
     return NamedToolChoice(function=FunctionName(name))
 
 
-def _messages(request: ResponsesRequest) -> list[Message]:
+def _messages(request: ResponsesRequest, history: Sequence[InputItem]) -> list[Message]:
     messages = [Message(role="system", content=request.instructions)] if request.instructions else []
-    if isinstance(request.input, str):
-        return [*messages, Message(role="user", content=request.input)]
+    given = [InputItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    _chat_messages(messages, history, given)
+    if not messages:
+        raise InvalidRequest.bad_value("input", "must not be empty")
+    return messages
+
+
+def _chat_messages(messages: list[Message], history: Sequence[InputItem], given: Sequence[InputItem]) -> None:
+    """Add what the items say to `messages`."""
     turn: Message | None = None
-    for index, item in enumerate(request.input):
-        where = f"input[{index}]"
+    for index, item in enumerate((*history, *given), start=-len(history)):
+        where = f"input[{index}]" if index >= 0 else "history"
+        if item.is_reference:
+            raise InvalidRequest.unsupported(where, "a reference leads nowhere here; send the item itself")
         match item.type:
             case "reasoning":
                 # Reasoning, text and calls are separate items in this API, but one message in a chat.
@@ -168,15 +187,10 @@ def _messages(request: ResponsesRequest) -> list[Message]:
             case None | "message":
                 turn = None
                 if item.role is None:
-                    if item.type is None and item.id is not None:
-                        raise InvalidRequest.unsupported(where, _STATELESS)
                     raise InvalidRequest.missing(f"{where}.role")
                 messages.append(Message(role=item.role, content=_content(item.content, f"{where}.content")))
             case other:
                 raise InvalidRequest.unsupported(f"{where}.type", f"items of type {other[:64]!r} cannot be read")
-    if not messages:
-        raise InvalidRequest.bad_value("input", "must not be empty")
-    return messages
 
 
 def _assistant(messages: list[Message], turn: Message | None) -> Message:
@@ -228,6 +242,6 @@ def _part(part: InputPart, where: str) -> Part:
         case "input_image" if part.image_url is not None:
             return ImagePart(ImageUrl(part.image_url, part.detail))
         case "input_image":
-            why = "an image must come as `image_url`; files are not stored on this server"
+            why = "an image must come as `image_url`; uploaded files serve batches only"
             raise InvalidRequest.unsupported(where, why)
     raise InvalidRequest.unsupported(f"{where}.type", f"content of type {part.type[:64]!r} cannot be read")

@@ -67,6 +67,13 @@ class ContextLengthExceeded(InvalidRequest):
         self.limit = limit
 
 
+class NotFound(InvalidRequest):
+    """A stored object that does not exist, or no longer."""
+
+    kind = "not_found"
+    status = 404
+
+
 class ModelNotFound(DynamoException):
     kind = "model_not_found"
     status = 404
@@ -197,6 +204,8 @@ def from_exception(error: BaseException) -> DynamoException:
             return Disconnected(text)
         case ValueError() | TypeError():
             return InvalidArgument(text)
+        case SystemExit():
+            return Unknown(f"the handler called exit with status {error.code}")
         case GeneratorExit():
             return EngineShutdown("engine shutting down")
     if type(error).__name__ == "CancelledError":

@@ -30,11 +30,17 @@ class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"
     text: str
 
 
+class SummaryText(Struct, kw_only=True, tag_field="type", tag="summary_text"):
+    text: str
+
+
 class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """A request for a summary gets the reasoning as its summary, any other as its content."""
+
     id: str
     status: ItemStatus
-    summary: list[Any] = []
-    content: list[ReasoningText]
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] = []
 
 
 class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -88,12 +94,13 @@ class ResponseObject(Struct, kw_only=True):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None
+    conversation: dict[str, str] | None
     prompt_cache_key: str | None
     reasoning: dict[str, Any]
     safety_identifier: str | None
     service_tier: Literal["default"] = "default"
-    store: Literal[False] = False
+    store: bool
     temperature: float | None
     text: dict[str, Any]
     tool_choice: Any
@@ -109,7 +116,7 @@ class ResponseObject(Struct, kw_only=True):
         """The object before the first token."""
         # Clients' types require these fields of a tool and a format even where the request omitted them.
         tools = [{"parameters": None, "strict": None, **to_builtins(tool)} for tool in request.tools or ()]
-        reasoning = request.reasoning
+        reasoning, conversation = request.reasoning, request.conversation_id
         return ResponseObject(
             id=response_id,
             created_at=created,
@@ -121,9 +128,12 @@ class ResponseObject(Struct, kw_only=True):
             model=model,
             output=[],
             parallel_tool_calls=request.parallel_tool_calls is not False,
+            previous_response_id=request.previous_response_id,
+            conversation=None if conversation is None else {"id": conversation},
             prompt_cache_key=request.prompt_cache_key,
             reasoning={"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
             safety_identifier=request.safety_identifier,
+            store=bool(request.store),
             temperature=request.temperature,
             text={"format": {"type": "text"}, **(to_builtins(request.text) if request.text else {})},
             tool_choice=to_builtins(request.tool_choice) or "auto",
@@ -149,8 +159,12 @@ def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletio
     status: ItemStatus = "incomplete" if response.status == "incomplete" else "completed"
     output, message = response.output, choice.message
     if message.reasoning_content:
-        text = ReasoningText(text=message.reasoning_content)
-        output.append(ReasoningItem(id=item_id("rs", response_id, len(output)), status=status, content=[text]))
+        item = ReasoningItem(id=item_id("rs", response_id, len(output)), status=status)
+        if request.wants_summary:
+            item.summary.append(SummaryText(text=message.reasoning_content))
+        else:
+            item.content.append(ReasoningText(text=message.reasoning_content))
+        output.append(item)
     if message.content:
         logprobs = (choice.logprobs and choice.logprobs.content) or []
         part = OutputText(text=message.content, logprobs=logprobs)
@@ -171,3 +185,14 @@ def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletio
 
 def item_id(prefix: str, response_id: str, index: int) -> str:
     return f"{prefix}_{response_id.removeprefix('resp_')}_{index}"
+
+
+class InputTokens(Struct, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class DeletedResponse(Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True

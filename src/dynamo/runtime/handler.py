@@ -41,7 +41,7 @@ class GeneratorHandler:
             await self._stream(request, context, outlet)
         except asyncio.CancelledError:
             outlet.fail(Cancelled("request was cancelled"))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit in a handler fails its request, not the server
             log_failure(context, error)
             outlet.fail(from_exception(error))
         except GeneratorExit as error:

@@ -6,7 +6,14 @@ import msgspec
 from aiohttp import web
 
 from dynamo.protocols.anthropic_answers import AnthropicError
-from dynamo.protocols.errors import DynamoException, HttpError, InvalidArgument, ModelNotFound, ResourceExhausted
+from dynamo.protocols.errors import (
+    DynamoException,
+    HttpError,
+    InvalidArgument,
+    ModelNotFound,
+    NotFound,
+    ResourceExhausted,
+)
 from dynamo.protocols.ollama import OllamaError
 from dynamo.protocols.openai_answers import ErrorAnswer, ErrorDetail
 
@@ -34,7 +41,7 @@ def error_answer(error: DynamoException, request_id: str, status: int | None = N
     return ErrorAnswer(
         error=ErrorDetail(
             message=message,
-            type=_TYPES.get(status, fallback),
+            type=fallback if isinstance(error, NotFound) else _TYPES.get(status, fallback),
             param="model" if isinstance(error, ModelNotFound) else getattr(error, "param", None),
             code=_code(error),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -28,8 +29,16 @@ def json_response(answer: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
 
 
-async def stream_response(call: HttpCall[Any], answer: StreamedAnswer, before: bytes = b"") -> web.StreamResponse:
-    """Send `before` and then the events. Waits for the first of them, so that an earlier failure still has a status."""
+async def stream_response(
+    call: HttpCall[Any],
+    answer: StreamedAnswer,
+    before: bytes = b"",
+    at_end: Callable[[], Awaitable[None]] | None = None,
+) -> web.StreamResponse:
+    """Send `before` and then the events. Waits for the first of them, so that an earlier failure still has a status.
+
+    `at_end` is awaited before the client gets the last event.
+    """
     events, request = answer.events, call.request
     headers = {"Cache-Control": "no-cache"}
     call.record.stream = True
@@ -41,6 +50,8 @@ async def stream_response(call: HttpCall[Any], answer: StreamedAnswer, before: b
         raise answer.error
     await events.open(request, headers, before)
     await events.ended
+    if at_end:
+        await at_end()
     return await events.close()
 
 

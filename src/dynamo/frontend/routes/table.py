@@ -12,11 +12,14 @@ from dynamo.frontend.call import Body, HttpCall
 from dynamo.frontend.route import Access, Handler, HttpRoute
 from dynamo.frontend.routes import (
     admin,
+    batches,
     chat,
     completions,
+    conversations,
     decisions,
     docs,
     embeddings,
+    files,
     listing,
     messages,
     ollama,
@@ -37,12 +40,23 @@ from dynamo.protocols.ollama import (
 from dynamo.protocols.openai_answers import ChatCompletion, Model, ModelList, TextCompletion
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.protocols.openai_conversations import (
+    ConversationObject,
+    CreateConversationRequest,
+    CreateItemsRequest,
+    DeletedConversation,
+    Page,
+    UpdateConversationRequest,
+)
 from dynamo.protocols.openai_embeddings import EmbeddingList, EmbeddingRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
-from dynamo.protocols.responses_answers import ResponseObject
+from dynamo.protocols.openai_files import BatchObject, CreateBatchRequest, DeletedFile, FileObject
+from dynamo.protocols.openai_responses import InputTokensRequest, ResponsesRequest
+from dynamo.protocols.responses_answers import DeletedResponse, InputTokens, ResponseObject
 from dynamo.protocols.tokenize import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
 _INFERENCE_ERRORS = (400, 401, 404, 413, 415, 500, 502, 503, 504)
+_STORED_ERRORS = (400, 401, 404)
+_WRITTEN_ERRORS = (400, 401, 404, 413, 415)
 
 
 def _inference(
@@ -69,6 +83,82 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
     _inference(
         "/v1/responses", responses.responses, ResponsesRequest, ResponseObject, "responses",
         "Answer, as OpenAI's Responses", streams=True,
+    ),
+    HttpRoute(
+        "POST", "/v1/responses/input_tokens", responses.input_tokens, InputTokensRequest,
+        summary="Count the tokens of a Responses request", answer=InputTokens, statuses=_INFERENCE_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/responses/{id}", responses.show_response,
+        summary="A stored response", answer=ResponseObject, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "DELETE", "/v1/responses/{id}", responses.delete_response,
+        summary="Delete a stored response", answer=DeletedResponse, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute("POST", "/v1/responses/{id}/cancel", responses.cancel_response),
+    HttpRoute(
+        "GET", "/v1/responses/{id}/input_items", responses.input_items,
+        summary="What a stored response answers to", answer=Page, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "POST", "/v1/conversations", conversations.create_conversation, CreateConversationRequest,
+        summary="Start a conversation", answer=ConversationObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/conversations/{id}", conversations.show_conversation,
+        summary="A conversation", answer=ConversationObject, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "POST", "/v1/conversations/{id}", conversations.update_conversation, UpdateConversationRequest,
+        summary="Replace a conversation's metadata", answer=ConversationObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute(
+        "DELETE", "/v1/conversations/{id}", conversations.delete_conversation,
+        summary="Delete a conversation", answer=DeletedConversation, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "POST", "/v1/conversations/{id}/items", conversations.create_items, CreateItemsRequest,
+        summary="Add items to a conversation", answer=Page, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/conversations/{id}/items", conversations.list_items,
+        summary="The items of a conversation", answer=Page, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/conversations/{id}/items/{item_id}", conversations.show_item,
+        summary="One item of a conversation", statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "DELETE", "/v1/conversations/{id}/items/{item_id}", conversations.delete_item,
+        summary="Delete an item of a conversation", answer=ConversationObject, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "POST", "/v1/files", files.create_file,
+        summary="Upload a file (multipart/form-data: file, purpose)", answer=FileObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute("GET", "/v1/files", files.list_files, summary="List the files", answer=Page, statuses=(400, 401)),
+    HttpRoute(
+        "GET", "/v1/files/{id}", files.show_file, summary="One file", answer=FileObject, statuses=_STORED_ERRORS
+    ),
+    HttpRoute(
+        "DELETE", "/v1/files/{id}", files.delete_file,
+        summary="Delete a file", answer=DeletedFile, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute("GET", "/v1/files/{id}/content", files.file_content),
+    HttpRoute(
+        "POST", "/v1/batches", batches.create_batch, CreateBatchRequest,
+        summary="Answer the requests of a file", answer=BatchObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/batches", batches.list_batches, summary="List the batches", answer=Page, statuses=(400, 401)
+    ),
+    HttpRoute(
+        "GET", "/v1/batches/{id}", batches.show_batch, summary="One batch", answer=BatchObject, statuses=_STORED_ERRORS
+    ),
+    HttpRoute(
+        "POST", "/v1/batches/{id}/cancel", batches.cancel_batch,
+        summary="Cancel a batch", answer=BatchObject, statuses=_STORED_ERRORS,
     ),
     _inference(
         "/v1/messages", messages.messages, MessagesRequest, AnthropicMessage, "anthropic_messages",
