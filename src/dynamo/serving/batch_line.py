@@ -42,7 +42,7 @@ class BatchLine(Struct):
 
     def request(self, ignore_unknown: bool = False) -> BatchRequest:
         """Raises InvalidRequest."""
-        decoded: BatchRequest = _DECODERS[self.url].decode(bytes(self.body), ignore_unknown)
+        decoded: BatchRequest = _DECODERS[self.url].decode(bytes(self.body), [] if ignore_unknown else None)
         return decoded
 
 
