@@ -56,13 +56,6 @@ class InvalidRequest(InvalidArgument):
         return cls(f"`{param}` is not supported here: {why}.", param, "unsupported_parameter")
 
 
-class NotFound(InvalidRequest):
-    """A stored object that does not exist, or no longer."""
-
-    kind = "not_found"
-    status = 404
-
-
 class ContextLengthExceeded(InvalidRequest):
     """The prompt does not fit. Clients find this out by the words of the API they speak, so the numbers come along."""
 
@@ -72,6 +65,13 @@ class ContextLengthExceeded(InvalidRequest):
         super().__init__(message, param, "context_length_exceeded")
         self.tokens = tokens
         self.limit = limit
+
+
+class NotFound(InvalidRequest):
+    """A stored object that does not exist, or no longer."""
+
+    kind = "not_found"
+    status = 404
 
 
 class ModelNotFound(DynamoException):

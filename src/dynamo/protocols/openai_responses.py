@@ -143,14 +143,6 @@ class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, o
     context_management: Any = None
     moderation: Any = None
 
-    @property
-    def conversation_id(self) -> str | None:
-        return _conversation_id(self.conversation)
-
-    @property
-    def wants_summary(self) -> bool:
-        return self.reasoning is not None and self.reasoning.wants_summary
-
     def functions(self) -> list[OfferedFunction]:
         """All tools, those in namespaces too; a name that several of them have gets its namespace in front."""
         found: list[OfferedFunction] = []
@@ -172,6 +164,14 @@ class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, o
         if not any(tool.type == "namespace" for tool in self.tools or ()):
             return {}
         return {each.name: each for each in self.functions() if each.namespace and each.name}
+
+    @property
+    def conversation_id(self) -> str | None:
+        return _conversation_id(self.conversation)
+
+    @property
+    def wants_summary(self) -> bool:
+        return self.reasoning is not None and self.reasoning.wants_summary
 
 
 class InputTokensRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

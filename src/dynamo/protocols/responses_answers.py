@@ -171,15 +171,15 @@ def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletio
         output.append(OutputMessage(id=item_id("msg", response_id, len(output)), status=status, content=[part]))
     namespaced = request.namespaced()
     for call in message.tool_calls or ():
-        function_call = FunctionCallItem(
+        call_item = FunctionCallItem(
             id=item_id("fc", response_id, len(output)),
             call_id=call.id,
             name=call.function.name,
             arguments=call.function.arguments,
             status=status,
         )
-        function_call.restore_name(namespaced)
-        output.append(function_call)
+        call_item.restore_name(namespaced)
+        output.append(call_item)
     return response
 
 

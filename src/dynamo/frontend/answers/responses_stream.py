@@ -39,8 +39,8 @@ class ResponsesStream:
 
     def __init__(self, request: ResponsesRequest, response_id: str, model: str, created: int) -> None:
         self._response = ResponseObject.in_progress(request, response_id, model, created)
-        self._summarizes = request.wants_summary
         self._namespaced = request.namespaced()
+        self._summarizes = request.wants_summary
         self._sequence = 0
         self._open: Literal["text", "reasoning", "tool"] | None = None
         self._tool = -1
