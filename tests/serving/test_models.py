@@ -191,7 +191,7 @@ async def test_a_worker_that_works_for_others_gets_no_requests(
     local = Local()
     models = await models_of(local)
     async with Worker(local, card(worker_type=kind), "a.first.c") as helper:
-        await until(lambda: "no requests go to the worker" in caplog.text)
+        await until(lambda: "it gets no requests" in caplog.text)
         assert refusal(models, "m") is ModelNotFound
         async with Worker(local, card()) as worker:
             await until(models.served)
