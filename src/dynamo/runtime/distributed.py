@@ -63,6 +63,8 @@ class DistributedRuntime:
         self._clients: list[Client] = []
         self._owned: set[asyncio.Task[None]] = set()
         self._shared: dict[Hashable, Any] = {}
+        self.has_served = False
+        """An endpoint of this runtime was found by others, so that requests may be running."""
 
     async def start(self) -> None:
         """Reach discovery and the planes; raises an error that names what was tried and the fix."""
@@ -258,9 +260,11 @@ class Endpoint:
                 endpoint=self.id.name,
                 transport=runtime.plane.transport,
                 address=address,
+                device_type=runtime.config.device_type,
             )
         )
         try:
+            runtime.has_served = True
             await self.register_endpoint_instance()
             log.info("serving %s as instance %x", self.id, runtime.instance_id)
             if served:

@@ -56,11 +56,12 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
     waiter = asyncio.create_task(signalled.wait())
     try:
         await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        if not task.done() and runtime.has_served:
             # Endpoints limit their own draining; the worker function's clean-up after them gets 5 s more.
             await asyncio.wait({task}, timeout=runtime.config.graceful_shutdown_timeout + 5)
         if not task.done():
-            log.warning("the worker function did not return after shutdown and is cancelled")
+            if runtime.has_served:
+                log.warning("the worker function did not return after shutdown and is cancelled")
             task.cancel()
         try:
             return await task
