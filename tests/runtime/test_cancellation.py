@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +29,10 @@ class Handler:
 
     async def generate(self, request: str, context: Context) -> AsyncIterator[Any]:
         self.contexts.append(context)
+        if request == "count":
+            while not context.is_stopped():
+                yield 0
+                await asyncio.sleep(0.01)
         if request == "ignore":
             yield "unwanted"
             return
@@ -111,3 +117,37 @@ async def test_a_stream_its_caller_stopped_just_ends(plane: str, tmp_path: Path,
         context.stop_generating()
         assert [item async for item in stream] == []
         assert handler.ended == ["raised"]
+
+
+LEAVING_CLIENT = """
+import asyncio
+from dynamo._core import Context, DistributedRuntime
+
+async def main():
+    runtime = DistributedRuntime(asyncio.get_running_loop(), "file", PLANE)
+    client = await runtime.endpoint("a.b.c").client()
+    await client.wait_for_instances()
+    context = Context()
+    stream = await client.generate("count", context=context)
+    await anext(stream)
+    context.stop_generating()
+    runtime.shutdown()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("plane", ["tcp", "nats"])
+async def test_a_cancellation_is_sent_even_by_a_program_that_ends_right_after_it(
+    plane: str, tmp_path: Path, nats: Nats
+) -> None:
+    handler = Handler()
+    async with served(plane, handler, tmp_path, nats):
+        environ = {**os.environ, "DYN_FILE_KV": str(tmp_path / "kv"), "NATS_SERVER": nats.url}
+        code = LEAVING_CLIENT.replace("PLANE", repr(plane))
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, env=environ)
+        assert await process.wait() == 0
+        await until(lambda: handler.contexts[0].is_stopped())
+        assert handler.contexts[0].stopped_by_caller
+        # A worker sees at once that a TCP connection was closed; over NATS it would take a missed heartbeat.
+        assert plane == "tcp" or not handler.contexts[0].is_killed()
