@@ -28,12 +28,13 @@ from aiohttp import web
 
 from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks
 from dynamo.frontend.answers.sse import CORK, Cork, EventStream
-from dynamo.frontend.measure.exchange import Exchanges, Metered
 from dynamo.frontend.measure.metrics import FrontendMetrics
+from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.choice import Finish
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared, Preprocessor
+from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import EngineOutput
@@ -78,7 +79,7 @@ class Bench:
         self.preprocessor = preprocessor
         self.prepared = prepared
         self.steps = steps
-        self.exchanges = Exchanges(FrontendMetrics())
+        self.requests = RunningRequests(FrontendMetrics())
         rng = random.Random(1)
         words = [preprocessor.model.tokenizer.encode(f" {word}")[0] for word in Prompts(2).next(500).split()]
         self.ids = [[rng.choice(words) for _ in range(STREAMS)] for _ in range(steps)]
@@ -99,14 +100,14 @@ class Bench:
         )
         return ChatChoiceWriter(chunks, 0)
 
-    def postprocess(self, choice: Any) -> Metered:
+    def postprocess(self, choice: Any) -> StreamMeter:
         decoder = self.preprocessor.decoder(self.prepared)
         return self.metered(Postprocess(self.prepared.request, decoder, choice, stop_worker=lambda: None))
 
-    def metered(self, sink: Any) -> Metered:
-        exchange = self.exchanges.begin("POST", "/v1/chat/completions", "id", "chat_completions")
-        exchange.served_by(MODEL)
-        return exchange.metered(sink)
+    def metered(self, sink: Any) -> StreamMeter:
+        record = self.requests.begin("POST", "/v1/chat/completions", "id", "chat_completions")
+        record.served_by(MODEL)
+        return record.metered(sink)
 
     def delivery(self, sink: Any) -> Delivery:
         # Only `start` asks the router, and this stream is started by hand.

@@ -22,7 +22,7 @@ class BodyReader(Generic[Body]):
         self._config = config
 
     async def read(self, request: web.Request) -> tuple[Body, bytes]:
-        """Decoded, and as it came but for what the operator's template fills in."""
+        """The decoded body and its JSON, both with the fields that the operator's template fills in."""
         kind = request.content_type
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise HttpError(415, f"Content-Type must be application/json, not {kind}")

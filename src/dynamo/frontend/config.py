@@ -1,4 +1,4 @@
-"""What the frontend was asked to do: its settings, the router's, and what follows from them."""
+"""The configuration of the frontend: its settings, the router's, and what follows from them."""
 
 from __future__ import annotations
 

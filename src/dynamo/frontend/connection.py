@@ -1,6 +1,6 @@
 """One HTTP connection, with limits on how long a client may take to send and to read.
 
-The HTTP library bounds how long a connection may be idle and how large headers may be; what it lacks is added here.
+The HTTP library limits idle time and the size of headers; the limits it lacks are added here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 FOREVER = 10 * 365 * 86400.0
 LINGER = 2.0
-"""Seconds to go on reading a body that was answered before its end, so that the client sees the answer."""
+"""Seconds to keep reading a body that was answered before its end: a closed connection would hide the answer."""
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
@@ -52,14 +52,14 @@ class Connection(web.RequestHandler):
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
-    def begun(self) -> None:
+    def request_begun(self) -> None:
         """A request's header is complete."""
         self._busy = True
         if self._header_timer:
             self._header_timer.cancel()
             self._header_timer = None
 
-    def ended(self) -> None:
+    def request_ended(self) -> None:
         self._busy = False
 
     def data_received(self, data: bytes) -> None:
@@ -100,12 +100,12 @@ class Connection(web.RequestHandler):
         """Malformed or oversized HTTP gets an error of our own shape, and no traceback in the log."""
         request_id = str(uuid.uuid4())
         if status >= 500:
-            log.error("%s failed before it had a handler [%s]", request.rel_url.raw_path, request_id, exc_info=exc)
+            log.error("%s failed before it reached a handler [%s]", request.rel_url.raw_path, request_id, exc_info=exc)
             error = HttpError(500, f"internal error (request id {request_id})")
         elif isinstance(exc, LineTooLong):
             error = HttpError(431, "a line of the request's header is too long")
         else:
-            log.info("a client at %s sent what is not HTTP [%s]", self.peername, request_id)
+            log.info("a client at %s did not send valid HTTP [%s]", self.peername, request_id)
             error = HttpError(400, "the request is not valid HTTP")
         response = error_response(error, request_id)
         response.force_close()

@@ -1,10 +1,10 @@
-"""What a request's headers say, and how much of it is trusted."""
+"""Reads a request's headers, without trusting their values."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
@@ -29,7 +29,7 @@ UNSET_RANK = 4294967295
 
 
 def request_id(headers: Headers) -> str:
-    """The client's own `x-request-id`, if it can stand in a log and a header; a new one otherwise."""
+    """The client's `x-request-id` if it is safe to write to a log and a header, else a new one."""
     sent = headers.get("x-request-id")
     return sent if sent and _PRINTABLE.fullmatch(sent) else str(uuid.uuid4())
 
@@ -63,14 +63,11 @@ def metadata(headers: Headers) -> dict[str, str]:
         key = name[len(_METADATA) :].lower()
         if key and key not in found and "authorization" not in key and not value.lower().startswith("bearer "):
             found[key] = value
-    if len(found) > MAX_METADATA or _size(found) > MAX_METADATA_BYTES:
+    size = sum(len(key) + len(value) for key, value in found.items())
+    if len(found) > MAX_METADATA or size > MAX_METADATA_BYTES:
         limits = f"at most {MAX_METADATA} of them, {MAX_METADATA_BYTES} bytes in all"
         raise HttpError(431, f"too many {_METADATA}* headers: {limits}")
     return found
-
-
-def _size(fields: Mapping[str, str]) -> int:
-    return sum(len(key) + len(value) for key, value in fields.items())
 
 
 def nvext(headers: Headers, body: NvExt | None) -> NvExt | None:

@@ -1,4 +1,4 @@
-"""The life of the HTTP server: listen, serve, stop taking requests, let the running ones finish."""
+"""The life of the HTTP server: listen, serve, refuse new requests, finish the running ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dynamo.frontend.app import application
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
-from dynamo.frontend.measure.exchange import Exchanges
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
+from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
@@ -54,7 +54,7 @@ class Server:
         self._siblings = siblings
         self._tracing = tracing
         self._loop_delay = LoopDelay()
-        self._frontend = Frontend(self.models, Exchanges(metrics), self._loop_delay, siblings)
+        self._frontend = Frontend(self.models, RunningRequests(metrics), self._loop_delay, siblings)
         self._gate = Gate(self._frontend, config, tracing)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -78,7 +78,7 @@ class Server:
         self._loop_delay.start()
         if self._certificate:
             self._certificate.watch()
-        # What exists by now lives as long as the process: later collections need not look at it.
+        # Objects that exist by now live as long as the process: later collections need not visit them.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 100)
@@ -95,7 +95,7 @@ class Server:
             self._listener.close()
 
     async def stop(self) -> None:
-        """End what still runs; safe in whatever state the server is."""
+        """End the requests that still run. May be called in any state."""
         self._frontend.draining = True
         self._loop_delay.stop()
         if self._certificate:
@@ -111,7 +111,7 @@ class Server:
             await asyncio.to_thread(self._tracing.close)
 
     def reload_certificate(self) -> None:
-        """Check its files now rather than at the next interval."""
+        """Read the certificate's files now rather than at the next check."""
         if self._certificate:
             self._certificate.reload()
 
@@ -146,7 +146,7 @@ class Server:
             async with asyncio.timeout(self._config.graceful_shutdown_timeout):
                 await self._gate.idle()
         except TimeoutError:
-            log.warning("%d requests did not finish in time and are ended now", self._gate.running)
+            log.warning("%d requests did not finish in time and are ended now", self._gate.open_requests)
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ServerError:

@@ -1,4 +1,4 @@
-"""`KvRouter`: KV-aware routing for programs that have no frontend before their workers."""
+"""`KvRouter`: KV-aware routing for programs that send requests to workers without a frontend."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SWEEP_SECONDS = 30.0
 
 
 class KvRouterConfig(Struct, kw_only=True, frozen=True):
-    """How workers are chosen; `docs/routing.md` explains each.
+    """How workers are chosen; `docs/routing.md` explains each setting.
 
-    The last group has names of ai-dynamo's that are accepted: of the first three the meaning is here too, the others
-    are parts of another formula, and a router that is given one says that it has no effect.
+    The last group has ai-dynamo's names. The first three of them replace the settings they stand for; the others belong
+    to another cost formula, and a router that is given one logs that it has no effect.
     """
 
     overlap_score_weight: float = 1.0
@@ -88,26 +88,18 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
         return [name for name in self.__struct_fields__[begin:] if getattr(self, name) != getattr(defaults, name)]
 
     def router_config(self) -> RouterConfig:
+        """The router's settings; this class's own fields, all but the first, have the names of its flags."""
         for name in self.without_effect():
             log.warning("KvRouterConfig: %s has no effect here", name)
-        credit, host, disk = self.overlap_score_credit, self.host_cache_hit_weight, self.disk_cache_hit_weight
-        return RouterConfig(
-            mode="kv",
-            overlap_weight=self.overlap_score_weight if credit is None else credit,
-            temperature=self.router_temperature,
-            host_weight=self.router_host_cache_hit_weight if host is None else host,
-            disk_weight=self.router_disk_cache_hit_weight if disk is None else disk,
-            use_kv_events=self.use_kv_events,
-            replica_sync=self.router_replica_sync,
-            ttl=self.router_ttl_secs,
-            copy_prefixes=self.router_copy_prefixes,
-            queue_threshold=self.router_queue_threshold,
-            queue_policy=self.router_queue_policy,
-            queue_limit=self.router_queue_limit,
-            active_decode_blocks_threshold=self.active_decode_blocks_threshold,
-            active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
-            active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
-        )
+        fields = self.__struct_fields__
+        flags = {name: getattr(self, name) for name in fields[1 : fields.index("overlap_score_credit")]}
+        if self.host_cache_hit_weight is not None:
+            flags["router_host_cache_hit_weight"] = self.host_cache_hit_weight
+        if self.disk_cache_hit_weight is not None:
+            flags["router_disk_cache_hit_weight"] = self.disk_cache_hit_weight
+        credit = self.overlap_score_credit
+        weight = self.overlap_score_weight if credit is None else credit
+        return RouterConfig.from_env({}, router_mode="kv", kv_overlap_score_weight=weight, **flags)
 
 
 class KvRouter:
@@ -191,7 +183,7 @@ class KvRouter:
         request = prompt(token_ids, lora_name=lora_name, cache_salt=cache_salt)
         override = self._router.override(router_config_override)
         if request_id is None:
-            peeked = self._router.peek(request, override)
+            peeked = self._router.core.peek(request, override)
             return *peeked.worker, peeked.overlap.device
         if request_id in self._bookings:
             raise ValueError(f"request_id '{request_id}' is booked already")
@@ -217,7 +209,8 @@ class KvRouter:
     ) -> list[dict[str, int]]:
         """The load each rank would have if the prompt went there."""
         await self._started()
-        choice = self._router.survey(prompt(token_ids), self._router.override(router_config_override))
+        override = self._router.override(router_config_override)
+        choice = self._router.core.peek(prompt(token_ids), override, include_busy=True)
         return [
             {
                 "worker_id": candidate.worker.worker_id,
@@ -268,7 +261,7 @@ class KvRouter:
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(RuntimeError(f"the KV router did not start: {error}"))
-                self._ready.exception()  # Raised to callers; marked as read, because there may be none.
+                self._ready.exception()  # Callers get it; marked as retrieved, because there may be none.
             raise
         finally:
             await self._router.close()

@@ -15,17 +15,6 @@ from dynamo.runtime.names import CARDS, card_key
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = (
-    "model_name",
-    "context_length",
-    "kv_cache_block_size",
-    "user_data",
-    "migration_limit",
-    "custom_template_path",
-    "runtime_config",
-    "worker_type",
-)
-
 
 @overload
 async def register_llm(
@@ -97,9 +86,10 @@ def _arguments(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]
     if len(args) > len(names):
         raise TypeError(f"register_llm takes at most {len(names)} positional arguments, got {len(args)}")
     asked = dict(zip(names, args, strict=False))
+    optional = _make_card.__kwdefaults__ or {}
     for name, value in options.items():
-        if name not in _OPTIONS and name not in names:
-            raise TypeError(f"register_llm does not know the option '{name}'; it knows {', '.join(_OPTIONS)}")
+        if name not in optional and name not in names:
+            raise TypeError(f"register_llm does not know the option '{name}'; it knows {', '.join(optional)}")
         if name in asked:
             raise TypeError(f"register_llm got '{name}' twice")
         asked[name] = value

@@ -8,7 +8,6 @@ from msgspec import structs
 
 from dynamo.llm.kv_router import KvRouterConfig
 from dynamo.router.config import RouterConfig as RouterSettings
-from dynamo.settings.router import Mode
 
 
 class RouterMode(enum.Enum):
@@ -21,7 +20,7 @@ class RouterMode(enum.Enum):
     DeviceAwareWeighted = "device-aware-weighted"
 
 
-_MODES: dict[RouterMode, Mode] = {
+_MODES: dict[RouterMode, str] = {
     RouterMode.RoundRobin: "round-robin",
     RouterMode.Random: "random",
     RouterMode.PowerOfTwoChoices: "power-of-two",

@@ -1,4 +1,4 @@
-"""What text, stdin and batch share: a model that answers, in this process or on the network, and request defaults."""
+"""What the inputs text, stdin and batch share: the model to ask, here or on the network, and request defaults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dynamo.settings.router import RouterSettings
 async def answering(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
 ) -> AsyncIterator[tuple[Models, ServedModel]]:
-    """The models there are and the one to ask, ready while the block runs."""
+    """All models and the one to ask, served while the block runs."""
     router = RouterConfig.from_env(environ, **given(command.flags, RouterSettings))
     models = Models(runtime, router, HubConfig.from_env(environ))
     async with AsyncExitStack() as stack:
@@ -43,7 +43,7 @@ async def answering(
 
 
 def request_defaults(command: Command) -> RequestDefaults:
-    """How to fill in requests of which the user gives only the text."""
+    """The options of requests for which the user gives only a text."""
     template = request_template(command.request_template)
     engine = command.output.engine
     return RequestDefaults(

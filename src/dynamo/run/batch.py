@@ -32,7 +32,7 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
     file = _prompts_file(command)
     code = await unless_shut_down(runtime, _batch(runtime, command, environ, file))
     if code is None:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
         return INTERRUPTED
     return code
 
@@ -77,7 +77,7 @@ class Batch:
         self._began = time.perf_counter()
         self._tokens_in = 0
         self._tokens_out = 0
-        self._firsts: list[float] = []
+        self._times_to_first_token: list[float] = []
 
     async def answer_all(self, file: Path, progress: Progress) -> None:
         with file.open("rb") as lines:
@@ -98,9 +98,9 @@ class Batch:
         for number, line in waiting:
             record, failed = await self._outcome(number, line)
             if failed and self._runtime.is_shutting_down:
-                return  # failed by our own shutdown: the resumed batch asks again
+                return  # our own shutdown failed it: a resumed batch sends it again
             self._journal.add(number, msgspec.json.encode(record), failed=failed)
-            progress.one_more(self._journal.failed)
+            progress.advance(self._journal.failed)
 
     async def _outcome(self, number: int, line: bytes) -> tuple[dict[str, object], bool]:
         try:
@@ -119,14 +119,14 @@ class Batch:
                 answer = await ask(self._models.get(request.model), request)
                 break
             except (Unavailable, ModelNotFound):
-                # All workers of our model left: wait for the next one. A worker for any other model may never come.
+                # All workers of our model left: wait for another. For a model that is not ours none may ever join.
                 if attempt == _ATTEMPTS or request.model != self._model:
                     raise
                 await self._models.wait_for(self._model)
         self._tokens_in += answer.tokens_in
         self._tokens_out += answer.tokens_out
-        if answer.first is not None:
-            self._firsts.append(answer.first)
+        if answer.time_to_first_token is not None:
+            self._times_to_first_token.append(answer.time_to_first_token)
         return answer
 
     def summary(self) -> str:
@@ -142,10 +142,10 @@ class Batch:
             f"tokens in: {self._tokens_in} ({self._tokens_in / seconds:.0f}/s), "
             f"out: {self._tokens_out} ({self._tokens_out / seconds:.0f}/s)",
         ]
-        if self._firsts:
-            late = sorted(self._firsts)[int(len(self._firsts) * 0.95)]
+        if self._times_to_first_token:
+            late = sorted(self._times_to_first_token)[int(len(self._times_to_first_token) * 0.95)]
             lines.append(
-                f"time to first token: {statistics.median(self._firsts) * 1000:.0f} ms median, "
+                f"time to first token: {statistics.median(self._times_to_first_token) * 1000:.0f} ms median, "
                 f"{late * 1000:.0f} ms at the 95th percentile"
             )
         return "\n".join(lines)

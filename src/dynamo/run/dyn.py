@@ -1,4 +1,4 @@
-"""in=dyn://NAMESPACE.COMPONENT.ENDPOINT: a worker that others find and send requests to."""
+"""in=dyn://NAMESPACE.COMPONENT.ENDPOINT: a worker that frontends find by discovery."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dynamo.runtime.names import EndpointId
 
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
-    place = EndpointId.parse(command.input.target)
-    async with engine_served(runtime, command, environ, place) as card:
-        print(f"worker for '{card.name}' at {place}", file=sys.stderr, flush=True)
+    endpoint_id = EndpointId.parse(command.input.target)
+    async with engine_served(runtime, command, environ, endpoint_id) as card:
+        print(f"worker for '{card.name}' at {endpoint_id}", file=sys.stderr, flush=True)
         await runtime.wait_for_shutdown()
     return 0

@@ -65,12 +65,12 @@ OTHER_WORDS = ("--help", "-h", "--version", "--completion", "-v", "-vv")
 SHELLS = ("bash", "zsh", "fish")
 
 GROUPS = ("model", "engine", "HTTP", "requests", "router", "network")
-_IN_THE_HELP = (
+_SHOWN_SHARED = (
     "--http-host", "--http-port", "--tls-cert-path", "--tls-key-path", "--router-mode", "--kv-overlap-score-weight",
     "--router-temperature", "--use-kv-events", "--discovery-backend", "--request-plane", "--event-plane",
 )  # fmt: skip
-"""Of the shared flags, those that fit into one screen of help; `python -m dynamo.frontend --help` has all."""
-SHOWN = tuple(option for option in OPTIONS if option in options(RunSettings) or option.setting.flag in _IN_THE_HELP)
+"""The shared flags shown in the one screen of help; `python -m dynamo.frontend --help` shows all."""
+SHOWN = tuple(option for option in OPTIONS if option in options(RunSettings) or option.setting.flag in _SHOWN_SHARED)
 
 INPUTS = ("text", "stdin", "http", "batch:", "dyn://", "none")
 ENGINES = tuple(entry.name for entry in BUILT_IN if not entry.file)

@@ -1,9 +1,9 @@
 """The journal of a batch: what makes it resumable.
 
-Answers come in any order and a process can be killed at any moment. So each answer is appended to the journal in one
-write, under the number of its input line; when all are there they are written out in input order and the journal goes.
-A run that finds a journal of the same input resumes it: lines that are in it are not asked again, and a line cut short
-by a kill counts as not written.
+Answers arrive in any order and the process can be killed at any moment. So each answer is appended to the journal in
+one write, with the number of its input line. When all have arrived they are written in input order to the output file,
+and the journal is deleted. A run that finds a journal of the same input resumes it: it does not repeat the lines in it,
+and ignores a last line that was cut short.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dynamo.run.errors import RunError
 
 
 class JournalHeader(Struct, frozen=True, kw_only=True):
-    """What a journal belongs to; answers of another input or model are never mixed in."""
+    """The batch a journal belongs to: answers for another input or model are never mixed in."""
 
     input: str
     checksum: str
@@ -45,7 +45,7 @@ class Journal:
         self._output = output
         self.path = output.with_name(output.name + ".journal")
         self._fd = -1
-        self._places: dict[int, tuple[int, int]] = {}
+        self._spans: dict[int, tuple[int, int]] = {}
         self._size = 0
         self.failed = 0
 
@@ -73,7 +73,7 @@ class Journal:
                         self._check(_header.decode(line), expected)
                     else:
                         entry = _entry.decode(line)
-                        self._places[entry.line] = (self._size, len(line))
+                        self._spans[entry.line] = (self._size, len(line))
                         self.failed += entry.failed
                 except msgspec.MsgspecError:
                     raise RunError(f"{self.path} is not the journal of a batch: move it away or delete it") from None
@@ -91,17 +91,17 @@ class Journal:
             )
 
     def __contains__(self, line: int) -> bool:
-        return line in self._places
+        return line in self._spans
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._spans)
 
     def add(self, line: int, record: bytes, *, failed: bool) -> None:
-        assert line not in self._places
-        place = self._size
+        assert line not in self._spans
+        offset = self._size
         data = msgspec.json.encode(Entry(line=line, failed=failed, record=msgspec.Raw(record))) + b"\n"
         self._append(data)
-        self._places[line] = (place, len(data))
+        self._spans[line] = (offset, len(data))
         self.failed += failed
 
     def _append(self, data: bytes) -> None:
@@ -114,7 +114,7 @@ class Journal:
         self._size += written
 
     def finish(self) -> None:
-        """Write the output in input order; it appears whole or not at all."""
+        """Write the output file in input order, whole or not at all."""
         whole = self._output.with_name(self._output.name + ".new")
         try:
             with whole.open("wb") as file:
@@ -126,9 +126,9 @@ class Journal:
         self.close()
 
     def _in_order(self) -> Iterator[bytes]:
-        for line in sorted(self._places):
-            place, length = self._places[line]
-            yield bytes(_entry.decode(os.pread(self._fd, length, place)).record) + b"\n"
+        for line in sorted(self._spans):
+            offset, length = self._spans[line]
+            yield bytes(_entry.decode(os.pread(self._fd, length, offset)).record) + b"\n"
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -137,7 +137,7 @@ class Journal:
 
 
 def checksum(path: Path) -> tuple[str, int]:
-    """Of the whole input, and how many prompts it has."""
+    """The checksum of a batch's input, and how many prompts it has."""
     digest, prompts = xxhash.xxh3_128(), 0
     with path.open("rb") as file:
         for line in file:

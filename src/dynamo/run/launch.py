@@ -22,8 +22,8 @@ from dynamo.settings.network import NetworkSettings
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
     try:
-        talks = command.input.kind in ("text", "stdin", "batch")
-        configure_dynamo_logging(LogConfig.from_env(quiet(environ) if talks else environ, verbosity=command.verbosity))
+        logged = quiet(environ) if command.input.kind in ("text", "stdin", "batch") else environ
+        configure_dynamo_logging(LogConfig.from_env(logged, verbosity=command.verbosity))
         if command.output.engine:
             engine_entry(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))

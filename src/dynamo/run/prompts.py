@@ -9,7 +9,7 @@ import msgspec
 
 from dynamo.frontend.answers.errors import error_answer
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.errors import DynamoException, to_wire
+from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_chat import ChatRequest, Message
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.serving.ask import Answer, RequestDefaults
@@ -92,7 +92,7 @@ class OpenAIPrompt:
         return self._record(200, answer.body)
 
     def failed(self, error: DynamoException) -> dict[str, Any]:
-        return self._record(to_wire(error)[2], msgspec.to_builtins(error_answer(error, self._id)))
+        return self._record(error.status, msgspec.to_builtins(error_answer(error, self._id)))
 
     def _record(self, status: int, body: dict[str, Any]) -> dict[str, Any]:
         response = {"status_code": status, "request_id": self._id, "body": body}

@@ -1,4 +1,4 @@
-"""Names on the network: `dyn://namespace.component.endpoint`, and the keys under which they are found."""
+"""Names on the network: `dyn://namespace.component.endpoint`, and their keys in discovery."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_NAMESPACE = "dynamo"
 DEFAULT_COMPONENT = "backend"
 DEFAULT_ENDPOINT = "generate"
 CLEAR_ENDPOINT = "clear_kv_blocks"
-"""Beside the endpoint that generates: empties the cache of its instance."""
+"""The endpoint that empties an instance's KV cache, served beside the one that generates."""
 
 INSTANCES = "v1/instances/"
 CARDS = "v1/mdc/"

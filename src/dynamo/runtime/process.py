@@ -1,4 +1,4 @@
-"""The life of a process: start or exit with one line; drain at the first signal, exit at the second."""
+"""The life of a process: start, or exit with an error of one line; drain at the first signal, exit at the second."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def fail(message: str, *, code: int = 1, error: BaseException | None = None) -> SystemExit:
-    """One clear line on stderr, the trace only at debug level; raise what this returns."""
+    """Print one line on stderr, and the traceback only at debug level; the caller raises what this returns."""
     if error and log.isEnabledFor(logging.DEBUG):
         log.debug("where it failed", exc_info=error)
     print(f"error: {message}", file=sys.stderr, flush=True)
@@ -77,7 +77,7 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
 
 
 async def unless_shut_down(runtime: DistributedRuntime, work: Coroutine[Any, Any, T]) -> T | None:
-    """Run `work` until it ends or the runtime shuts down, which cancels it: then the result is None."""
+    """The result of `work`, or None if the runtime shut down first, which cancels it."""
     task = asyncio.create_task(work)
     leaving = asyncio.create_task(runtime.wait_for_shutdown())
     try:

@@ -51,7 +51,7 @@ class ModelGroup:
         self.model: ServedModel | None = None
         self.loading: asyncio.Task[None] | None = None
         self.error: ModelError | None = None
-        """Why its card cannot be opened here."""
+        """Why the card cannot be opened here, if it cannot."""
         self._checksums: dict[str, str] = {}
         self._workers_by_checksum: Counter[str] = Counter()
         self._runtimes: dict[int, ModelRuntimeConfig] = {}
@@ -95,7 +95,7 @@ class ModelGroup:
         return self._checksums[member.path] == self.served_checksum
 
     def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
-        """The engine's sizes on this worker's own card: they may differ between workers of one model."""
+        """The engine's capacities on this worker's card, in which workers of one model may differ."""
         return self._runtimes.get(instance_id) or ModelRuntimeConfig()
 
 
@@ -125,7 +125,7 @@ class Models:
     async def start(self) -> None:
         """Return once all current workers are known and their models are loaded."""
         await self._members.start()
-        # A card that changes meanwhile cancels its loading and begins another.
+        # A card that changes meanwhile replaces its loading task by another.
         while loading := [task for task in self._loading() if not task.done()]:
             done, _ = await asyncio.wait(loading)
             for task in done:
@@ -157,12 +157,12 @@ class Models:
         return [group.model for group in self._groups.values() if group.model and group.ready]
 
     def set_thresholds(self, name: str, values: Mapping[str, int | float]) -> None:
-        """From now on, also after all workers of the model have left and others join."""
+        """In effect from now on, even if all workers of the model leave and others join."""
         self._overrides.set(name, values)
         self._apply_overrides()
 
     def merge_overrides(self, overrides: Iterable[Override]) -> list[Override]:
-        """Take over what other processes set later than this one; returns all overrides in effect."""
+        """Adopt the overrides that are newer than ours; returns all overrides in effect."""
         self._overrides.merge(overrides)
         self._apply_overrides()
         return self._overrides.all()
@@ -184,7 +184,7 @@ class Models:
         return self._runtime.instance_id
 
     async def wait_for(self, name: str | None = None) -> ServedModel:
-        """The model of that name, or any, as soon as it is served; raises ModelError if its card cannot be opened."""
+        """Wait until this model, or any, is served; raises ModelError if its card cannot be opened."""
         while True:
             self._changed.clear()
             group = self._groups.get(name) if name else None
@@ -232,7 +232,9 @@ class Models:
         if card is None:
             return
         if not card.takes_requests:
-            log.info("the worker at %s works for others (%s): it gets no requests", member.path, card.worker_type.value)
+            log.info(
+                "no requests go to the worker at %s: it serves other workers (%s)", member.path, card.worker_type.value
+            )
             return
         group = self._groups.get(card.name)
         if group is None:
@@ -247,7 +249,7 @@ class Models:
         group.update(member)
 
     def _settle(self, group: ModelGroup) -> None:
-        """Elect a card again if the last worker with the served one has left, and load the model anew."""
+        """If the last worker with the served card has left, elect another card and load its model."""
         card = group.elect()
         if card is None and group.served_checksum is not None:
             return

@@ -129,7 +129,7 @@ class MessagesWriter:
 
     def reasoning(self, text: str) -> None:
         event = self._start() + self._stream.reasoning(text)
-        if event:  # there is none for reasoning that the client does not want
+        if event:  # empty for reasoning that the client does not want
             self.events.write(event)
 
     def tool_start(self, index: int, id: str, name: str) -> None:
@@ -139,7 +139,7 @@ class MessagesWriter:
         self.events.write(self._start() + self._stream.tool_arguments(index, fragment))
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """Anthropic's API has no place for them."""
+        """Anthropic's API has no field for them."""
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
         """Nor for these."""
@@ -153,7 +153,7 @@ class MessagesWriter:
         self.events.end(self._stream.fail(error, self._request_id) if self.events.has_begun else b"")
 
     def _start(self) -> bytes:
-        """What comes before the first event."""
+        """The event that opens the stream, if it is not open yet."""
         return b"" if self.events.has_begun else self._stream.start()
 
 

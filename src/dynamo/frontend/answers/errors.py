@@ -6,14 +6,7 @@ import msgspec
 from aiohttp import web
 
 from dynamo.protocols.anthropic_answers import AnthropicError
-from dynamo.protocols.errors import (
-    DynamoException,
-    HttpError,
-    InvalidArgument,
-    ModelNotFound,
-    ResourceExhausted,
-    to_wire,
-)
+from dynamo.protocols.errors import DynamoException, HttpError, InvalidArgument, ModelNotFound, ResourceExhausted
 from dynamo.protocols.openai_answers import ErrorAnswer, ErrorDetail
 
 _TYPES = {
@@ -32,8 +25,7 @@ RETRY_AFTER = frozenset((429, 503, 529))
 
 
 def error_answer(error: DynamoException, request_id: str, status: int | None = None) -> ErrorAnswer:
-    _, message, own = to_wire(error)
-    status = status or own
+    status, message = status or error.status, error.message
     if status >= 500 and not isinstance(error, HttpError) and status != 503:
         message = f"{message} (request id {request_id})"
     fallback = "invalid_request_error" if 400 <= status < 500 else "internal_server_error"
@@ -60,7 +52,7 @@ def error_response(
     status: int | None = None,
 ) -> web.Response:
     """`status` replaces the error's own."""
-    status = status or to_wire(error)[2]
+    status = status or error.status
     headers = {"x-request-id": request_id}
     if status in RETRY_AFTER or isinstance(error, ResourceExhausted):
         headers["Retry-After"] = "1"

@@ -18,7 +18,7 @@ KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)
 
 
 class StreamedAnswer(Protocol):
-    """What writes the events of one answer."""
+    """Writes the events of one answer."""
 
     events: EventStream
     error: DynamoException | None
@@ -32,7 +32,7 @@ async def stream_response(call: HttpCall[Any], answer: StreamedAnswer, before: b
     """Send `before` and then the events. Waits for the first of them, so that an earlier failure still has a status."""
     events, request = answer.events, call.request
     headers = {"Cache-Control": "no-cache"}
-    call.exchange.stream = True
+    call.record.stream = True
     if every := request.app[KEEP_ALIVE_SECONDS]:
         await events.kept_alive(request, headers, every)
     else:
@@ -45,7 +45,7 @@ async def stream_response(call: HttpCall[Any], answer: StreamedAnswer, before: b
 
 
 def annotation_events(served: ServedRequest[Any], prepared: Prepared | None) -> bytes:
-    """`nvext.annotations`: events before a stream, with their values in comments, so that clients skip them."""
+    """The events for `nvext.annotations`, sent before all others. Values are comments, which OpenAI clients skip."""
     nvext = served.request.nvext
     if nvext is None or not nvext.annotations:
         return b""

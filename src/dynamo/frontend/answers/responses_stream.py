@@ -202,7 +202,7 @@ class ResponsesWriter:
         self._tokens += tokens
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """A response has no place for them."""
+        """A response has no field for them."""
 
     def finish(self, finish: Finish) -> None:
         usage = CompletionUsage.of(finish.usage)

@@ -1,8 +1,8 @@
 """Server-sent events straight onto the socket.
 
 Once an answer is open its events are framed here and written to the transport by plain calls: no task is woken per
-event, and what one turn of the loop writes to a stream leaves in one system call, the first event together with the
-headers and the last one together with the end. This is the one place that knows how bytes leave an answer that streams.
+event, and all events of one turn of the loop leave a stream in one system call, the first together with the headers and
+the last together with the end. Only this module knows how the bytes of a stream are sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_UNSENT = 4 * 1024 * 1024
 
 
 class Cork:
-    """Joins what one turn of the loop writes: uvloop makes a system call of every write."""
+    """Joins the writes of one turn of the loop: uvloop makes a system call of each."""
 
     __slots__ = ("_dirty", "_loop")
 
@@ -45,7 +45,7 @@ CORK = web.AppKey("cork", Cork)
 
 
 class EventStream:
-    """Events wait until the answer has been opened, so that a failure before the first one can still be a status."""
+    """Holds events back until the answer is opened, so that an earlier failure can still become a status."""
 
     __slots__ = ("_begun", "_cork", "_response", "_transport", "_waiting", "chunked", "ended")
 
@@ -70,7 +70,7 @@ class EventStream:
             self._cork.add(self)
 
     def flush(self) -> None:
-        """Send what this turn wrote; what is last waits for `close`, which sends the end with it."""
+        """Send the events of this turn. The last ones of a stream wait for `close`, which sends the end with them."""
         waiting, transport = self._waiting, self._transport
         if not waiting or self.ended.done():
             return
@@ -88,7 +88,7 @@ class EventStream:
             self._cut_off(transport)
 
     def end(self, data: bytes = b"") -> None:
-        """Send what is last; nothing may follow."""
+        """Send the last events; nothing may follow."""
         if not self.ended.done():
             self.ended.set_result(None)
         if data:
@@ -106,7 +106,7 @@ class EventStream:
         await self._begun
 
     async def kept_alive(self, request: web.Request, headers: dict[str, str], every: float) -> None:
-        """Wait like `begun`; as long as that takes, send a comment every so many seconds.
+        """Wait like `begun`, and meanwhile send a comment `every` so many seconds.
 
         The first comment sends the headers too, so from then on an error can only be an event.
         """
@@ -115,7 +115,7 @@ class EventStream:
             await response.write(KEEP_ALIVE)
 
     async def open(self, request: web.Request, headers: dict[str, str], before: bytes = b"") -> None:
-        """Send the headers, if they are not out yet, what comes before all events, and everything that waits."""
+        """Send the headers if they were not sent yet, then `before` and all waiting events."""
         response = self._response or await self._prepare(request, headers)
         if before:
             self._waiting.insert(0, before)
@@ -137,7 +137,7 @@ class EventStream:
         return response
 
     async def close(self) -> web.StreamResponse:
-        """Send what is left, and the end."""
+        """Send the last events and the end."""
         assert self._response
         self._transport = None
         with contextlib.suppress(ConnectionError):  # the client left while the last event was written
@@ -152,6 +152,6 @@ class EventStream:
 
 
 class _Response(web.StreamResponse):
-    # aiohttp holds back the headers of whole answers to send them with the first bytes, by this switch; it is right
-    # here too, as an answer is opened when its first event is there. Where the switch is gone, they go out alone.
+    # With this private switch of aiohttp the headers leave together with the first bytes, which are there when a stream
+    # is opened. If a version of aiohttp lacks the switch, the headers leave alone.
     _send_headers_immediately = False

@@ -1,4 +1,4 @@
-"""POST /v1/responses: a chat in the words of OpenAI's Responses API."""
+"""POST /v1/responses: OpenAI's Responses API, served as a chat."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dynamo.serving.conversation import Conversation
 
 
 async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web.StreamResponse:
-    asked = call.body
-    chat = responses_to_chat(asked)
+    body = call.body
+    chat = responses_to_chat(body)
     try:
         validate_chat(chat)
         call.apply_headers(chat)
-        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.exchange)
+        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.record)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     try:
@@ -31,10 +31,10 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
         except InvalidRequest as error:
             raise with_responses_names(error) from None
         id = f"resp_{conversation.context.id().replace('-', '')}"
-        if not asked.stream:
+        if not body.stream:
             completion = conversation.completion(await conversation.collect())
-            return json_response(response_of(asked, id, completion))
-        stream = ResponsesStream(asked, id, conversation.model.name, conversation.created)
+            return json_response(response_of(body, id, completion))
+        stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
         writer = ResponsesWriter(stream, conversation.tokenizer, chat.top_logprobs or 0)
         await conversation.send([writer])
         return await stream_response(call, writer, annotation_events(conversation, conversation.prepared))

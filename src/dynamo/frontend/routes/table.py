@@ -1,4 +1,4 @@
-"""All routes of the server. Whatever depends on the route of a request reads it here."""
+"""All routes of the server, in one table."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ UNKNOWN_PATHS = (
 
 
 def wrong_method(routes: list[HttpRoute[Any]]) -> HttpRoute[None]:
-    """Answers whatever method the routes of one path leave."""
+    """The route for all methods that a path does not have."""
     first, allowed = routes[0], ", ".join(sorted(route.method for route in routes))
 
     async def refuse(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""The chat loop: read a line, show the answer as it comes."""
+"""The chat loop: read a line, show its answer while it is generated."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TerminalChat:
         )
         self._stats = False
         self._stopped = False
-        """The last key was Ctrl-C: another one leaves."""
+        """The last key was Ctrl-C: a second one ends the chat."""
 
     async def run(self) -> None:
         _dim(f"Talking to {self._model}. /help shows what you can do here; Ctrl-D leaves.")
@@ -180,7 +180,7 @@ class _Writer:
 
     def reasoning(self, text: str) -> None:
         self._thinking = True
-        # Each piece is dimmed by itself, so that an answer stopped anywhere leaves the terminal as it was.
+        # Each piece ends its own dimming, so that stopping an answer anywhere leaves the terminal undimmed.
         self._write(f"\x1b[2m{without_controls(text)}\x1b[0m")
 
     def end(self) -> None:
@@ -209,7 +209,7 @@ def history_path(environ: Mapping[str, str]) -> Path:
 
 
 def _history(path: Path | None) -> History:
-    """In memory where the file cannot be written."""
+    """Kept in memory if the file cannot be written."""
     if path is None:
         return InMemoryHistory()
     try:
@@ -268,7 +268,9 @@ def _on_sigint(handler: object) -> Iterator[None]:
 
 
 def _figures(answer: Answer) -> str:
-    first = f"first after {answer.first * 1000:.0f} ms" if answer.first is not None else "nothing said"
+    first = "nothing said"
+    if answer.time_to_first_token is not None:
+        first = f"first after {answer.time_to_first_token * 1000:.0f} ms"
     if not answer.tokens_out:
         return f"{answer.elapsed:.2f} s, {first}"
     rate = answer.tokens_out / max(answer.elapsed, 1e-6)
