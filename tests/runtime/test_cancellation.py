@@ -124,6 +124,7 @@ import asyncio
 from dynamo._core import Context, DistributedRuntime
 
 async def main():
+    global stream  # dropped, it would kill the request
     runtime = DistributedRuntime(asyncio.get_running_loop(), "file", PLANE)
     client = await runtime.endpoint("a.b.c").client()
     await client.wait_for_instances()
