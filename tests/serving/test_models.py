@@ -100,8 +100,64 @@ async def test_a_card_without_its_instance_is_not_ready() -> None:
     await runtime.start()
     await register_card(runtime.endpoint("a.b.c"), card())
     await until(lambda: refusal(models, "m") is Unavailable)
+    with pytest.raises(Unavailable, match="'m' is loading"):
+        models.get("m")
+    assert models.is_loading
     await runtime.close()
     await models.close()
+
+
+async def test_a_model_is_loading_from_its_announcement_until_it_is_served() -> None:
+    local = Local()
+    models = await models_of(local)
+    assert not models.is_loading
+    models.expect("m")
+    with pytest.raises(Unavailable, match="'m' is loading"):
+        models.get("m")
+    assert refusal(models, "another") is ModelNotFound
+    assert models.is_loading
+    async with Worker(local, card()):
+        await until(models.served)
+        assert not models.is_loading
+    await until(lambda: refusal(models, "m") is ModelNotFound)
+    assert not models.is_loading
+    await models.close()
+
+
+async def test_a_worker_that_takes_its_endpoint_back_is_not_loading() -> None:
+    local = Local()
+    models = await models_of(local)
+    async with Worker(local, card()) as worker:
+        await until(models.served)
+        await worker.endpoint.unregister_endpoint_instance()
+        await until(lambda: refusal(models, "m") is Unavailable)
+        with pytest.raises(Unavailable, match="not ready"):
+            models.get("m")
+        assert not models.is_loading
+    await models.close()
+
+
+async def test_a_model_that_joins_others_does_not_make_the_server_loading() -> None:
+    local = Local()
+    models = await models_of(local)
+    async with Worker(local, card("first")):
+        await until(models.served)
+        models.expect("second")
+        assert refusal(models, "second") is Unavailable
+        assert not models.is_loading
+    await models.close()
+
+
+async def test_no_model_is_missing_before_the_workers_are_known() -> None:
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=Local())
+    models = Models(runtime, RouterConfig(), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
+    assert models.is_loading
+    assert refusal(models, "m") is Unavailable
+    await runtime.start()
+    await models.start()
+    assert refusal(models, "m") is ModelNotFound
+    await models.close()
+    await runtime.close()
 
 
 async def test_a_worker_that_disagrees_waits_until_the_others_are_gone(

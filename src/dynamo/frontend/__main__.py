@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import uvloop
 
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.greeting import no_workers_hint
 from dynamo.frontend.measure.tracing import tracing_from_env
 from dynamo.frontend.processes import Parent, supervise
 from dynamo.frontend.server import Server
@@ -24,7 +25,7 @@ from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.open_files import raise_limit
-from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 from dynamo.serving.models import Models
 from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
@@ -100,11 +101,15 @@ async def serve(
 
     async def work() -> None:
         try:
-            await server.start()
+            await unless_shut_down(runtime, server.start())
+            if runtime.is_shutting_down:
+                return
             if config.tls_cert_path:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload_certificate)
             if parent is None:
                 print_address(config, server.url)
+                if not server.models.served():
+                    print(no_workers_hint(config, network), file=sys.stderr, flush=True)
                 await server.serve()
             else:
                 await serve_as_child(parent)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from pathlib import Path
@@ -12,6 +11,7 @@ from dynamo.model import HubConfig, ModelError, build_card, default_name, resolv
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.runtime import Endpoint, records
 from dynamo.runtime.names import CARDS, card_key
+from dynamo.runtime.threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ async def register_llm(*args: Any, **options: Any) -> None:
     """
     asked = _arguments(args, options)
     endpoint: Endpoint = asked.pop("endpoint")
-    card = await asyncio.to_thread(_make_card, **asked)
+    card = await in_thread(lambda: _make_card(**asked))
     await register_card(endpoint, card)
 
 
@@ -73,7 +73,8 @@ async def unregister_llm(endpoint: Endpoint) -> None:
 
 async def fetch_llm(model: str, ignore_weights: bool = False) -> str:
     """The folder or file a model name leads to, downloaded if need be."""
-    local = await asyncio.to_thread(resolve, model, config=HubConfig.from_env(os.environ), weights=not ignore_weights)
+    hub = HubConfig.from_env(os.environ)
+    local = await in_thread(lambda: resolve(model, config=hub, weights=not ignore_weights))
     return str(local.path)
 
 

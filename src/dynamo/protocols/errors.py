@@ -191,6 +191,8 @@ def from_exception(error: BaseException) -> DynamoException:
             return Disconnected(text)
         case ValueError() | TypeError():
             return InvalidArgument(text)
+        case SystemExit():
+            return Unknown(f"the handler called exit with status {error.code}")
         case GeneratorExit():
             return EngineShutdown("engine shutting down")
     if type(error).__name__ == "CancelledError":

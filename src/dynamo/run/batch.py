@@ -1,8 +1,9 @@
-"""in=batch:FILE: every prompt of a file answered, in the file's order, into output.jsonl beside it."""
+"""in=batch:FILE: every prompt of a file answered, in the file's order, into output.jsonl beside it or --output."""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import statistics
 import sys
 import time
@@ -30,7 +31,9 @@ _ATTEMPTS = 3
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     file = _prompts_file(command)
-    code = await unless_shut_down(runtime, _batch(runtime, command, environ, file))
+    journal = Journal(_output_file(command, file))
+    journal.check_output()
+    code = await unless_shut_down(runtime, _batch(runtime, command, environ, file, journal))
     if code is None:
         print("interrupted: the same command continues from here", file=sys.stderr)
         return INTERRUPTED
@@ -41,15 +44,21 @@ def _prompts_file(command: Command) -> Path:
     file = Path(command.input.target).expanduser()
     if not file.is_file():
         raise RunError(f'missing or not a file: {file}; it should hold JSON lines such as {{"text": "…"}}')
-    if file.name == OUTPUT:
-        raise RunError(f"{file} is where the answers go: give the prompts another name")
     return file
 
 
-async def _batch(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], file: Path) -> int:
+def _output_file(command: Command, file: Path) -> Path:
+    output = Path(command.batch_output).expanduser() if command.batch_output else file.with_name(OUTPUT)
+    if output.resolve() == file.resolve():
+        raise RunError(f"{file} is where the answers go: give the prompts another name, or the answers with --output")
+    return output
+
+
+async def _batch(
+    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], file: Path, journal: Journal
+) -> int:
     digest, total = await asyncio.to_thread(checksum, file)
     async with answering(runtime, command, environ) as (models, model):
-        journal = Journal(file.with_name(OUTPUT))
         try:
             journal.open(JournalHeader(input=file.name, checksum=digest, model=model.name))
             batch = Batch(runtime, command, models, model.name, journal)
@@ -91,6 +100,8 @@ class Batch:
 
     def _unanswered(self, lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(lines, start=1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip() and number not in self._journal:
                 yield number, line
 
@@ -136,7 +147,7 @@ class Batch:
         if self._earlier:
             parts.append(f"{self._earlier} done before")
         if self._journal.failed:
-            parts.append(f'{self._journal.failed} failed: see "error" in {OUTPUT}')
+            parts.append(f'{self._journal.failed} failed: see "error" in {self._journal.output.name}')
         lines = [
             "; ".join(parts),
             f"tokens in: {self._tokens_in} ({self._tokens_in / seconds:.0f}/s), "

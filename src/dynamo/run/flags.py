@@ -47,6 +47,9 @@ class RunSettings(Settings, frozen=True, kw_only=True):
         "--request-template", help="JSON: defaults for fields of requests", metavar="FILE", group="requests")] = None
     batch_concurrency: Annotated[int, Meta(ge=1, le=65536), Setting(
         "--batch-concurrency", help="batch prompts at a time", group="requests")] = 64
+    batch_output: Annotated[str | None, Setting(
+        "--output", help="where the answers of a batch go", metavar="FILE", group="requests",
+        default="output.jsonl")] = None
     # fmt: on
     migration_limit: MigrationLimit = 0
 

@@ -8,6 +8,7 @@ and ignores a last line that was cut short.
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 from collections.abc import Iterator
@@ -42,12 +43,17 @@ class Journal:
     """Open from `open` to `close` or `finish`; held by one process at a time."""
 
     def __init__(self, output: Path) -> None:
-        self._output = output
+        self.output = output
         self.path = output.with_name(output.name + ".journal")
         self._fd = -1
         self._spans: dict[int, tuple[int, int]] = {}
         self._size = 0
         self.failed = 0
+
+    def check_output(self) -> None:
+        """Refuse to replace the answers of another run; those of an interrupted one are still in its journal."""
+        if self.output.exists() and not self.path.exists():
+            raise RunError(f"{self.output} exists: move it away, or name another file with --output")
 
     def open(self, header: JournalHeader) -> None:
         try:
@@ -115,14 +121,14 @@ class Journal:
 
     def finish(self) -> None:
         """Write the output file in input order, whole or not at all."""
-        whole = self._output.with_name(self._output.name + ".new")
+        whole = self.output.with_name(self.output.name + ".new")
         try:
             with whole.open("wb") as file:
                 file.writelines(self._in_order())
-            whole.replace(self._output)
+            whole.replace(self.output)
             self.path.unlink()
         except OSError as error:
-            raise RunError(f"cannot write {self._output}: {error.strerror}; the journal is kept") from error
+            raise RunError(f"cannot write {self.output}: {error.strerror}; the journal is kept") from error
         self.close()
 
     def _in_order(self) -> Iterator[bytes]:
@@ -140,7 +146,7 @@ def checksum(path: Path) -> tuple[str, int]:
     """The checksum of a batch's input, and how many prompts it has."""
     digest, prompts = xxhash.xxh3_128(), 0
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file):
             digest.update(line)
-            prompts += bool(line.strip())
+            prompts += bool((line if number else line.removeprefix(codecs.BOM_UTF8)).strip())
     return digest.hexdigest(), prompts

@@ -20,14 +20,14 @@ from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, de
 from dynamo.model.errors import ModelError
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType
-from dynamo.run.errors import Interrupted
+from dynamo.run.errors import INTERRUPTED, Interrupted
 from dynamo.run.files import engine_arguments
 from dynamo.run.grammar import Command, UsageError
-from dynamo.run.threads import in_thread
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.names import EndpointId, instance_key
-from dynamo.runtime.process import unless_shut_down
+from dynamo.runtime.process import exit_if_blocked, unless_shut_down
+from dynamo.runtime.threads import in_thread
 from dynamo.settings import nearest
 from dynamo.worker import serve_engine
 
@@ -80,6 +80,8 @@ async def _start(
 
     async def start() -> tuple[EngineModel, Engine, EngineInfo]:
         served = await in_thread(lambda: _find(command, HubConfig.from_env(environ)))
+        if command.input.kind == "http" or sys.stderr.isatty():
+            print(f"loading {served.name} …", file=sys.stderr, flush=True)
         engine = _make(command, served, environ)
         try:
             return served, engine, await engine.start()
@@ -88,7 +90,8 @@ async def _start(
             raise
 
     _check_parsers(command)
-    started = await unless_shut_down(runtime, start())
+    with exit_if_blocked(INTERRUPTED):
+        started = await unless_shut_down(runtime, start())
     if started is None:
         raise Interrupted("interrupted")
     return started
@@ -120,12 +123,25 @@ async def _wait_until_listed(runtime: DistributedRuntime, key: str, serving: asy
         await serving
 
 
+def served_name(command: Command) -> str:
+    """The name under which the engine of this process will serve its model."""
+    assert command.output.engine
+    engine = engine_entry(command.output.engine)
+    if command.model_name:
+        return command.model_name
+    if command.model:
+        return default_name(command.model)
+    if engine.takes == "text":
+        return Path(command.output.file).stem if command.output.file else engine.name
+    return BUNDLED
+
+
 def _find(command: Command, hub: HubConfig) -> EngineModel:
     assert command.output.engine
     engine = engine_entry(command.output.engine)
+    name = served_name(command)
     if engine.takes == "text":
-        file = Path(command.output.file).stem if command.output.file else engine.name
-        return EngineModel(name=command.model_name or (default_name(command.model) if command.model else file))
+        return EngineModel(name=name)
     source, is_bundled = command.model, False
     if source == BUNDLED and not Path(source).exists():
         source, is_bundled = str(bundled()), True
@@ -133,11 +149,11 @@ def _find(command: Command, hub: HubConfig) -> EngineModel:
         if not engine.bundled:
             raise ModelError(f"out={engine.name} needs a model: name a folder, a GGUF file or a Hugging Face id")
         source, is_bundled = str(bundled()), True
-        print(f"no model given: using the bundled model '{default_name(source)}'", file=sys.stderr)
+        print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
     config = command.model_config
     model = resolve(source, config=hub, weights=engine.weights, tokenizer=config is None)
     return EngineModel(
-        name=command.model_name or default_name(source),
+        name=name,
         model=model,
         described_by=resolve(config, config=hub, weights=False) if config else model,
         is_bundled=is_bundled,

@@ -23,9 +23,12 @@ def main(words: Sequence[str] | None = None) -> None:
     for note in command.notes:
         print(note, file=sys.stderr)
     _fill_standard_descriptors()
-    from dynamo.run.launch import launch
+    try:
+        from dynamo.run.launch import launch
 
-    launch(command, os.environ)
+        launch(command, os.environ)
+    except KeyboardInterrupt:  # before the event loop handles signals
+        raise SystemExit(130) from None
 
 
 def dynamo() -> None:

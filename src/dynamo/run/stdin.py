@@ -11,9 +11,9 @@ from dynamo.protocols.openai_chat import Message
 from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import INTERRUPTED, RunError
 from dynamo.run.grammar import Command
-from dynamo.run.threads import in_thread
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
+from dynamo.runtime.threads import in_thread
 from dynamo.serving.ask import ask
 
 

@@ -48,7 +48,7 @@ class GeneratorHandler:
         except asyncio.CancelledError:
             asked = context.stopped_by_caller or self._closing
             outlet.fail(Cancelled("request was cancelled" if asked else GAVE_UP))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit in a handler fails its request, not the server
             log_failure(context, error)
             outlet.fail(from_exception(error))
         except GeneratorExit as error:

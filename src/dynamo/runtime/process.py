@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 from dynamo.protocols.errors import StartError
@@ -16,6 +19,9 @@ from dynamo.runtime.distributed import DistributedRuntime
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_LOOP_SECONDS = 1.0
+"""The event loop responds within this time unless something blocks it."""
 
 
 def fail(message: str, *, code: int = 1, error: BaseException | None = None) -> SystemExit:
@@ -39,8 +45,13 @@ async def start_or_exit(make: Callable[[], DistributedRuntime]) -> DistributedRu
     return runtime
 
 
-async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -> T | None:
-    """Run `work`; SIGTERM and SIGINT shut the runtime down and give `work` time to finish."""
+async def run_until_signalled(
+    runtime: DistributedRuntime, work: Awaitable[T], *, only_serves: bool = False
+) -> T | None:
+    """Run `work`; SIGTERM and SIGINT shut the runtime down and give `work` time to finish.
+
+    Where `work` `only_serves` endpoints, it gets no time before one of them was found by others.
+    """
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
 
@@ -56,11 +67,12 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
     waiter = asyncio.create_task(signalled.wait())
     try:
         await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and runtime.has_served:
+        drains = runtime.has_served or not only_serves
+        if not task.done() and drains:
             # Endpoints limit their own draining; the worker function's clean-up after them gets 5 s more.
             await asyncio.wait({task}, timeout=runtime.config.graceful_shutdown_timeout + 5)
         if not task.done():
-            if runtime.has_served:
+            if drains:
                 log.warning("the worker function did not return after shutdown and is cancelled")
             task.cancel()
         try:
@@ -74,6 +86,36 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         await runtime.close()
+
+
+@contextlib.contextmanager
+def exit_if_blocked(code: int) -> Iterator[None]:
+    """Inside `run_until_signalled`: a signal ends the process although code that is not ours blocks the event loop."""
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            responds = threading.Event()
+            loop.call_soon_threadsafe(responds.set)
+            if not responds.wait(_LOOP_SECONDS) and not ended.is_set():
+                os._exit(code)
+            ended.wait(_LOOP_SECONDS / 10)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if callable(loops := before[signal.Signals(number)]):
+            loops(number, frame)
+        threading.Thread(target=watch, name="dynamo-exit-if-blocked", daemon=True).start()
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        ended.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def unless_shut_down(runtime: DistributedRuntime, work: Coroutine[Any, Any, T]) -> T | None:

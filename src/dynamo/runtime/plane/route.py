@@ -69,7 +69,7 @@ class Route:
             return
         try:
             self._handler(request, context, outlet)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log_failure(context, error)
             outlet.fail(from_exception(error))
 

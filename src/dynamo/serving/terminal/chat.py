@@ -30,9 +30,12 @@ COMMANDS = {
     "/clear": "forget the conversation",
     "/save FILE": "keep the conversation, as JSON or as Markdown (.md)",
     "/stats": "show or hide tokens per second and time to the first token",
-    "/quit": "leave, as Ctrl-D does",
+    "/quit, /bye": "leave, as Ctrl-D does",
 }
-_KEYS = "Enter sends. Alt-Enter, or a \\ at the end, starts a new line. Ctrl-C stops an answer; a second one leaves."
+_KEYS = (
+    "Enter sends. Alt-Enter, or a \\ at the end, starts a new line. "
+    "Ctrl-C stops an answer or clears the line; a second one leaves."
+)
 
 
 class TerminalChat:
@@ -60,6 +63,9 @@ class TerminalChat:
             except EOFError:
                 return
             except KeyboardInterrupt:
+                if self._session.default_buffer.text:
+                    self._stopped = False
+                    continue  # the half-typed line is gone
                 if self._stopped:
                     return
                 self._stopped = True
@@ -67,7 +73,7 @@ class TerminalChat:
                 continue
             self._stopped = False
             if line.startswith("/") and "\n" not in line:
-                if line.split()[0] in ("/quit", "/exit"):
+                if line.split()[0] in ("/quit", "/bye", "/exit"):
                     return
                 self._command(line)
             elif line and not await self._turn(line):
