@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -68,7 +69,23 @@ def test_any_kind_from_a_peer_becomes_a_dynamo_error(kind: str, message: str, st
     assert isinstance(from_wire(kind, message, status), DynamoException)
 
 
-@pytest.mark.parametrize(("code", "message"), [(-1, "x"), (600, "x"), (400, "x" * 8193)])
-def test_an_http_error_rejects_an_invalid_status_or_a_long_message(code: int, message: str) -> None:
+@pytest.mark.parametrize(("code", "message"), [(-1, "x"), (600, "x"), (True, "x"), ("400", "x"), (400, b"x")])
+def test_an_http_error_rejects_an_invalid_status_or_message(code: Any, message: Any) -> None:
     with pytest.raises(ValueError, match="must be"):
         HttpError(code, message)
+
+
+def test_a_long_message_of_an_http_error_is_cut() -> None:
+    error = HttpError(400, "x" * 8193)
+    assert error.message == "x" * 8189 + "..."
+    assert error.message in str(error)
+
+
+def test_an_exception_with_a_status_and_a_message_chooses_the_http_status() -> None:
+    class Refused(Exception):
+        status = 415
+        message = "no such format"
+
+    seen = from_exception(Refused())
+    assert isinstance(seen, HttpError)
+    assert (seen.status, seen.message) == (415, "no such format")

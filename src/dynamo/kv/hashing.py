@@ -46,6 +46,21 @@ def local_hashes(tokens: Sequence[int], block_size: int, seed: int = BASE_SEED, 
     return [digest(view[at : at + width + 4], seed) for at in range(0, count * width, width)]
 
 
+def media_hashes(
+    tokens: Sequence[int], block_size: int, media: Sequence[Sequence[int]], seed: int = BASE_SEED
+) -> list[int]:
+    """Like `local_hashes`, for blocks that also hold images and the like: `media` has the hashes of those per block."""
+    if block_size < 1:
+        raise InvalidArgument(f"block size must be at least 1, not {block_size}")
+    view, width = memoryview(_pack(tokens)).cast("B"), 4 * block_size
+    hashes = []
+    for at in range(len(tokens) // block_size):
+        within = sorted(media[at]) if at < len(media) else ()
+        block = bytes(view[at * width : (at + 1) * width])
+        hashes.append(digest(block + b"".join(one.to_bytes(8, "little") for one in within), seed))
+    return hashes
+
+
 def sequence_hashes(local: Sequence[int], parent: int | None = None) -> list[int]:
     """The sequence hash of each block, given its local hash and the sequence hash of the block before the first."""
     hashes = list(local[:1]) if parent is None else []

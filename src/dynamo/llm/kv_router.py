@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
-from dynamo.kv.hashing import local_hashes, salt_seed
+from dynamo.kv.hashing import local_hashes, media_hashes, salt_seed
 from dynamo.llm.bookings import ProgramBookings
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
@@ -20,11 +22,17 @@ from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink
 from dynamo.settings.router import QueuePolicy
 
+log = logging.getLogger(__name__)
+
 SWEEP_SECONDS = 30.0
 
 
 class KvRouterConfig(Struct, kw_only=True, frozen=True):
-    """How workers are chosen; `docs/routing.md` explains each setting."""
+    """How workers are chosen; `docs/routing.md` explains each setting.
+
+    The last group has ai-dynamo's names. The first three of them replace the settings they stand for; the others belong
+    to another cost formula, and a router that is given one logs that it has no effect.
+    """
 
     overlap_score_weight: float = 1.0
     router_temperature: float = 0.0
@@ -41,10 +49,56 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     active_prefill_tokens_threshold: int | None = None
     active_prefill_tokens_threshold_frac: float | None = None
 
+    overlap_score_credit: float | None = None
+    host_cache_hit_weight: float | None = None
+    disk_cache_hit_weight: float | None = None
+    overlap_score_credit_decay: float = 0.0
+    prefill_load_scale: float = 1.0
+    decode_active_request_weight: float = 0.0
+    router_track_active_blocks: bool = True
+    router_track_output_blocks: bool = False
+    router_assume_kv_reuse: bool = True
+    router_track_prefill_tokens: bool = True
+    router_prefill_load_model: str = "none"
+    router_event_threads: int = 4
+    router_predicted_ttl_secs: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("overlap_score_credit_decay", "prefill_load_scale", "decode_active_request_weight"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must be a finite number of at least 0, not {value}")
+
+    def with_overrides(self, **changes: Any) -> KvRouterConfig:
+        """The same with these values; None leaves one as it is."""
+        return structs.replace(self, **{name: value for name, value in changes.items() if value is not None})
+
+    def copy(self) -> KvRouterConfig:
+        return structs.replace(self)
+
+    @classmethod
+    def from_json(cls, config_json: str) -> KvRouterConfig:
+        """A ValueError names the field that is wrong."""
+        return msgspec.json.decode(config_json, type=cls)
+
+    def without_effect(self) -> list[str]:
+        """What was set and changes nothing here."""
+        begin = self.__struct_fields__.index("overlap_score_credit_decay")
+        defaults = KvRouterConfig()
+        return [name for name in self.__struct_fields__[begin:] if getattr(self, name) != getattr(defaults, name)]
+
     def router_config(self) -> RouterConfig:
-        """All fields but the first have the names of the router's flags."""
-        flags = structs.asdict(self)
-        weight = flags.pop("overlap_score_weight")
+        """The router's settings; this class's own fields, all but the first, have the names of its flags."""
+        for name in self.without_effect():
+            log.warning("KvRouterConfig: %s has no effect here", name)
+        fields = self.__struct_fields__
+        flags = {name: getattr(self, name) for name in fields[1 : fields.index("overlap_score_credit")]}
+        if self.host_cache_hit_weight is not None:
+            flags["router_host_cache_hit_weight"] = self.host_cache_hit_weight
+        if self.disk_cache_hit_weight is not None:
+            flags["router_disk_cache_hit_weight"] = self.disk_cache_hit_weight
+        credit = self.overlap_score_credit
+        weight = self.overlap_score_weight if credit is None else credit
         return RouterConfig.from_env({}, router_mode="kv", kv_overlap_score_weight=weight, **flags)
 
 
@@ -233,8 +287,23 @@ def compute_block_hash_for_seq(
     lora_name: str | None = None,
     is_eagle: bool | None = None,
     cache_salt: str | None = None,
+    *,
+    cache_namespace: str | None = None,
 ) -> list[int]:
-    """One hash per full block of its own tokens, as KV events carry them."""
-    if any(block_mm_infos or ()):
-        raise ValueError("block_mm_infos: blocks with images in them cannot be hashed")
-    return local_hashes(tokens, kv_block_size, salt_seed(lora_name, cache_salt), eagle=bool(is_eagle))
+    """One hash per full block of its own tokens, and of the images in it, as KV events carry them.
+
+    `block_mm_infos` has, per block, None or `{"mm_objects": [{"mm_hash": int}, …]}`; `cache_namespace` is another name
+    of `cache_salt`.
+    """
+    if kv_block_size < 1:
+        raise ValueError(f"kv_block_size must be at least 1, not {kv_block_size}")
+    seed = salt_seed(lora_name, cache_salt or cache_namespace)
+    if not any(block_mm_infos or ()):
+        return local_hashes(tokens, kv_block_size, seed, eagle=bool(is_eagle))
+    if is_eagle:
+        raise ValueError("block_mm_infos: blocks of speculative decoding cannot hold images")
+    media = [
+        [int(one["mm_hash"]) & (1 << 64) - 1 for one in (info or {}).get("mm_objects", ())]
+        for info in block_mm_infos or ()
+    ]
+    return media_hashes(tokens, kv_block_size, media, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import xxhash
@@ -71,6 +71,41 @@ class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
     data_parallel_size: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 1
     enable_local_indexer: bool = True
     runtime_data: dict[str, Any] = {}
+
+    # What ai-dynamo's workers set and nothing here reads: it travels in the card.
+    context_length: Size | None = None
+    tokenizer_backend: str | None = None
+    exclude_tools_when_tool_choice_none: bool = False
+    data_parallel_start_rank: int = 0
+    kv_event_publishing_enabled: bool | None = None
+    kv_event_source_mode: str | None = None
+    kv_state_endpoint: str | None = None
+    enable_eagle: bool = False
+    taints: set[str] = set()
+    stable_routing_id: str | None = None
+    topology_domains: dict[str, str] = {}
+    kv_transfer_domain: str | None = None
+    kv_transfer_enforcement: Literal["required", "preferred"] | None = None
+    kv_transfer_preferred_weight: float | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Checked where a wrong value would otherwise show up only in another process."""
+        if name == "kv_transfer_enforcement" and value not in (None, "required", "preferred"):
+            raise ValueError(f"kv_transfer_enforcement must be 'required' or 'preferred', not {value!r}")
+        if name == "topology_domains" and not all(isinstance(part, str) for pair in value.items() for part in pair):
+            raise TypeError("topology_domains must have strings as keys and values")
+        Struct.__setattr__(self, name, value)
+
+    def set_engine_specific(self, key: str, value: Any) -> None:
+        self.runtime_data = {**self.runtime_data, key: value}
+
+    def get_engine_specific(self, key: str) -> Any:
+        return self.runtime_data.get(key)
+
+    def set_disaggregated_endpoint(self, bootstrap_host: str | None = None, bootstrap_port: int | None = None) -> None:
+        self.bootstrap_host, self.bootstrap_port = bootstrap_host, bootstrap_port
 
 
 class ModelCard(Struct, kw_only=True, omit_defaults=True):

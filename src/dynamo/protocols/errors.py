@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+MAX_MESSAGE = 8192
+"""Characters of an `HttpError`'s message; what is longer is cut."""
+
 
 class StartError(Exception):
     """A process cannot start; the message says what was tried and how to fix it."""
@@ -153,10 +156,12 @@ class HttpError(DynamoException):
     kind = "http"
 
     def __init__(self, code: int, message: str) -> None:
-        if not 0 <= code <= 599:
-            raise ValueError(f"HTTP status code must be 0..599, not {code}")
-        if len(message) > 8192:
-            raise ValueError(f"HTTP error message must be at most 8192 characters, not {len(message)}")
+        if type(code) is not int or not 0 <= code <= 599:
+            raise ValueError(f"HTTP status code must be an integer in 0..599, not {code!r}")
+        if not isinstance(message, str):
+            raise ValueError(f"HTTP error message must be a string, not {type(message).__name__}")
+        if len(message) > MAX_MESSAGE:
+            message = message[: MAX_MESSAGE - 3] + "..."
         super().__init__(code, message)
         self.code = self.status = code
 
@@ -183,7 +188,7 @@ def to_wire(error: DynamoException) -> tuple[str, str, int]:
 def from_wire(kind: str, message: str, status: int) -> DynamoException:
     """Rebuild a peer's error; a kind this version does not know becomes `Unknown` with the peer's message."""
     if kind == HttpError.kind:
-        return HttpError(status if 0 <= status <= 599 else 500, message[:8192])
+        return HttpError(status if 0 <= status <= 599 else 500, message)
     return _BY_KIND.get(kind, Unknown)(message)
 
 
@@ -191,9 +196,9 @@ def from_exception(error: BaseException) -> DynamoException:
     """The error a caller should see for what a handler raised."""
     if isinstance(error, DynamoException):
         return error
-    code, message = getattr(error, "code", None), getattr(error, "message", None)
-    if isinstance(code, int) and isinstance(message, str) and 0 <= code <= 599:
-        return HttpError(code, message[:8192])
+    code, message = getattr(error, "code", getattr(error, "status", None)), getattr(error, "message", None)
+    if type(code) is int and isinstance(message, str) and 0 <= code <= 599:
+        return HttpError(code, message)
     text = str(error) or type(error).__name__
     match error:
         case TimeoutError():

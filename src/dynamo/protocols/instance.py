@@ -17,3 +17,24 @@ class Instance(Struct, kw_only=True, frozen=True):
     transport: Transport
     address: str
     """tcp: host:port; nats: subject; memory: empty."""
+    device_type: Literal["cpu", "cuda"] | None = None
+    """What the process may compute on, where its environment says so."""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id}"
+
+
+class ListedTransport(str):
+    """A transport by its name, as a client's `instances()` lists it, with ai-dynamo's `kind` and `address`."""
+
+    address: str
+
+    @property
+    def kind(self) -> str:
+        return "nats_tcp" if self == "nats" else str(self)
+
+    @classmethod
+    def of(cls, instance: Instance) -> ListedTransport:
+        listed = cls(instance.transport)
+        listed.address = instance.address
+        return listed

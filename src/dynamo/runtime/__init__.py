@@ -1,5 +1,8 @@
 """Names and reachability: what a process needs to serve endpoints and to call other processes'."""
 
+from typing import Any
+
+from dynamo.missing_names import missing
 from dynamo.runtime.annotated import Annotated
 from dynamo.runtime.client import Client, Stream
 from dynamo.runtime.config import RuntimeConfig
@@ -24,3 +27,7 @@ __all__ = [
     "dynamo_endpoint",
     "dynamo_worker",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)

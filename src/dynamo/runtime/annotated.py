@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.errors import DynamoException, Unknown
 
-_FIELDS = {"data", "id", "event", "comment", "error"}
+TAG = "_dynamo_annotated"
+_FIELDS = {"data", "id", "event", "comment", "error", TAG}
 
 
 class Annotated:
@@ -25,16 +26,16 @@ class Annotated:
         self._data = data
         self._id = id
         self._event = event
-        self._comments = comments or []
+        self._comments = comments or None
         self.error = error
         self.exception = exception
 
     @classmethod
     def of(cls, value: Any) -> Annotated:
-        """A handler's item: plain data, unless it is an envelope itself (a dict with an event, comment or error)."""
+        """A handler's item: plain data, unless it is an envelope: tagged, or a dict with an event, comment or error."""
         if (
             type(value) is dict
-            and ("event" in value or "comment" in value or "error" in value)
+            and ("event" in value or "comment" in value or "error" in value or TAG in value)
             and value.keys() <= _FIELDS
         ):
             comment = value.get("comment")
@@ -60,11 +61,19 @@ class Annotated:
     def event(self) -> str | None:
         return self._event
 
-    def comments(self) -> list[str]:
+    def comments(self) -> list[str] | None:
         return self._comments
 
     def is_error(self) -> bool:
         return self.error is not None or self._event == "error"
+
+    def is_bare_event(self) -> bool:
+        """There is an event or a comment, and no data."""
+        return self._data is None and (self._event is not None or self._comments is not None)
+
+    def failure(self) -> DynamoException:
+        """What to raise for an envelope that is an error."""
+        return self.exception or Unknown(self.error or "; ".join(self._comments or ["the worker sent an error"]))
 
     def __repr__(self) -> str:
         return f"Annotated(data={self._data!r}, event={self._event!r}, comments={self._comments!r})"

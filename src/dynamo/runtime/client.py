@@ -8,8 +8,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from dynamo.protocols.errors import DynamoException, InvalidArgument, Unknown
-from dynamo.protocols.instance import Instance
+from msgspec import structs
+
+from dynamo.protocols.errors import Cancelled, DynamoException, InvalidArgument
+from dynamo.protocols.instance import Instance, ListedTransport
 from dynamo.runtime.annotated import Annotated
 from dynamo.runtime.context import Context
 from dynamo.runtime.discovery import Discovery
@@ -42,7 +44,9 @@ class Client:
         return self.instance_set.ids()
 
     def instances(self) -> list[Instance]:
-        return self.instance_set.all()
+        """The live instances; the `transport` of each also has a `kind` and an `address`."""
+        known = self.instance_set.all()
+        return [structs.replace(instance, transport=ListedTransport.of(instance)) for instance in known]
 
     async def wait_for_instances(self) -> list[int]:
         return await self.instance_set.wait()
@@ -79,7 +83,11 @@ class Client:
 
 
 class Stream(AsyncIterator[Any]):
-    """The response as an async iterator. Closing it, or dropping it unread, cancels the request at the worker."""
+    """The response as an async iterator. Closing it, or dropping it unread, cancels the request at the worker.
+
+    An error of the worker is raised where it stands in the stream, as its own type and as a ValueError. After the
+    caller stopped its context the stream just ends; stopped before it was sent, it has no items.
+    """
 
     def __init__(self, inbox: Inbox, *, annotated: bool) -> None:
         self._inbox = inbox
@@ -90,14 +98,14 @@ class Stream(AsyncIterator[Any]):
         return self
 
     async def __anext__(self) -> Any:
-        envelope = await self._inbox.next()
-        if self._annotated:
-            return envelope
-        if envelope.exception:
-            raise envelope.exception
-        if envelope.is_error():
-            raise Unknown(envelope.error or "the worker sent an error")
-        return envelope.data()
+        while True:
+            envelope = await self._inbox.next()
+            if envelope.is_error():
+                raise raisable(envelope.failure())
+            if self._annotated:
+                return envelope
+            if not envelope.is_bare_event():
+                return envelope.data()
 
     async def aclose(self) -> None:
         self._inbox.context.kill()
@@ -113,6 +121,8 @@ class Inbox:
     def __init__(self, caller: Context | None = None) -> None:
         self.context = caller.detached(caller.id()) if caller else Context()
         self.done = False
+        self._caller = caller
+        self._unwanted = caller is not None and caller.is_stopped()
         self._items: deque[Annotated] = deque()
         self._arrived = asyncio.Event()
         self._unlink: Callable[[], None] = lambda: None
@@ -131,8 +141,9 @@ class Inbox:
         self.item({"token_ids": ids})
 
     def item(self, value: Any) -> None:
-        self._items.append(Annotated.of(value))
-        self._arrived.set()
+        if not self._unwanted:
+            self._items.append(Annotated.of(value))
+            self._arrived.set()
 
     def end(self) -> None:
         self.done = True
@@ -140,7 +151,9 @@ class Inbox:
         self._arrived.set()
 
     def fail(self, error: DynamoException) -> None:
-        self._items.append(Annotated.failed(error))
+        asked = self._caller is not None and self._caller.is_stopped() and not self._caller.is_killed()
+        if not (asked and isinstance(error, Cancelled)):
+            self._items.append(Annotated.failed(error))
         self.end()
 
     async def next(self) -> Annotated:
@@ -150,3 +163,22 @@ class Inbox:
             self._arrived.clear()
             await self._arrived.wait()
         return self._items.popleft()
+
+
+def raisable(error: DynamoException) -> DynamoException:
+    """The same error as a ValueError too, which is what programs written for ai-dynamo catch."""
+    kind = _also_value_error(type(error))
+    raised = kind.__new__(kind, *error.args)
+    raised.__dict__.update(error.__dict__)
+    return raised
+
+
+def _also_value_error(kind: type[DynamoException]) -> type[DynamoException]:
+    if issubclass(kind, ValueError):
+        return kind
+    if kind not in _VALUE_ERRORS:
+        _VALUE_ERRORS[kind] = type(kind.__name__, (kind, ValueError), {"__module__": kind.__module__})
+    return _VALUE_ERRORS[kind]
+
+
+_VALUE_ERRORS: dict[type[DynamoException], type[DynamoException]] = {}

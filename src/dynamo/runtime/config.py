@@ -18,6 +18,7 @@ from dynamo.runtime.status import StatusConfig
 from dynamo.settings.network import NetworkSettings
 
 PlaneKind = Literal["memory", "tcp", "nats"]
+DeviceType = Literal["cpu", "cuda"]
 
 
 class RuntimeConfig(Struct, frozen=True, kw_only=True):
@@ -28,6 +29,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     events: EventPlaneConfig
     status: StatusConfig = StatusConfig()
     graceful_shutdown_timeout: float = 30.0
+    device_type: DeviceType | None = None
 
     @classmethod
     def from_env(
@@ -63,6 +65,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
             ),
             status=StatusConfig.from_env(environ),
             graceful_shutdown_timeout=network.graceful_shutdown_timeout,
+            device_type=_device_type(environ),
         )
 
     @classmethod
@@ -78,6 +81,16 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     def with_graceful_shutdown_timeout(self, seconds: float) -> RuntimeConfig:
         """For a frontend, whose running requests have their full time even where the runtime's own limit is shorter."""
         return structs.replace(self, graceful_shutdown_timeout=max(self.graceful_shutdown_timeout, seconds))
+
+
+def _device_type(environ: Mapping[str, str]) -> DeviceType | None:
+    """What the variables that show or hide GPUs say; None if they say nothing."""
+    cuda, container = environ.get("CUDA_VISIBLE_DEVICES"), environ.get("NVIDIA_VISIBLE_DEVICES")
+    if cuda is None and not container:
+        return None
+    if cuda is not None and cuda.strip().lower() in ("", "-1", "none", "void"):
+        return "cpu"
+    return "cpu" if container and container.strip().lower() in ("none", "void") else "cuda"
 
 
 def _hosts(discovery: DiscoveryConfig, nats: NatsConfig) -> tuple[str, ...]:

@@ -14,7 +14,9 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2
 class Context:
     """`stop_generating` asks for an early but orderly end; `kill` says that the caller is gone."""
 
-    __slots__ = ("_id", "_killed", "_listeners", "_span_id", "_stopped", "_traceparent", "metadata")
+    __slots__ = (
+        "_id", "_killed", "_listeners", "_span_id", "_stopped", "_traceparent", "metadata", "stopped_by_caller",
+    )  # fmt: skip
 
     def __init__(
         self, id: str | None = None, metadata: dict[str, str] | None = None, *, traceparent: str | None = None
@@ -25,6 +27,8 @@ class Context:
         self._span_id: str | None = None
         self._stopped = False
         self._killed = False
+        self.stopped_by_caller = False
+        """At a worker: the caller stopped or killed it, not the handler itself."""
         self._listeners: dict[object, Callable[[bool], object]] = {}
 
     def id(self) -> str:
@@ -45,6 +49,17 @@ class Context:
         if not self._killed:
             self._stopped = self._killed = True
             self._notify(killed=True)
+
+    def stop_for_caller(self, *, kill: bool) -> None:
+        """Pass on what the caller did to its own context."""
+        self.stopped_by_caller = True
+        if kill:
+            self.kill()
+        else:
+            self.stop_generating()
+
+    def notify_first_token(self) -> None:
+        """Kept for programs that call it: the first token is seen where it arrives."""
 
     def on_stop(self, listener: Callable[[bool], object]) -> Callable[[], None]:
         """Call `listener(killed)` when this context is stopped or killed; returns a function that removes it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Hashable, Sequence
@@ -59,10 +60,14 @@ class DistributedRuntime:
         self.events = self._network.events
         self._starting: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._parting: asyncio.Task[None] | None = None
+        self._left = False
         self._closing = AsyncExitStack()
         self._clients: list[Client] = []
         self._owned: set[asyncio.Task[None]] = set()
         self._shared: dict[Hashable, Any] = {}
+        self.has_served = False
+        """An endpoint of this runtime was found by others, so that requests may be running."""
 
     async def start(self) -> None:
         """Reach discovery and the planes; raises an error that names what was tried and the fix."""
@@ -123,7 +128,19 @@ class DistributedRuntime:
 
     def shutdown(self) -> None:
         """Leave discovery, finish running requests, return from every `serve_endpoint`."""
+        if not self._stopping.is_set() and self.plane.transport == "nats":
+            with contextlib.suppress(RuntimeError):  # no loop runs here
+                self._parting = asyncio.get_running_loop().create_task(self._close_at_the_end())
         self._stopping.set()
+
+    async def _close_at_the_end(self) -> None:
+        """Close if the loop ends without `close`: NATS would lose what was sent last, such as a cancellation."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not self._left:
+                await self.close()
+            raise
 
     @property
     def is_shutting_down(self) -> bool:
@@ -133,7 +150,11 @@ class DistributedRuntime:
         await self._stopping.wait()
 
     async def close(self) -> None:
+        self._left = True
         self.shutdown()
+        if self._parting and self._parting is not asyncio.current_task():
+            self._parting.cancel()
+            await asyncio.gather(self._parting, return_exceptions=True)
         if self._starting:
             self._starting.cancel()
             await asyncio.gather(self._starting, return_exceptions=True)
@@ -258,9 +279,11 @@ class Endpoint:
                 endpoint=self.id.name,
                 transport=runtime.plane.transport,
                 address=address,
+                device_type=runtime.config.device_type,
             )
         )
         try:
+            runtime.has_served = True
             await self.register_endpoint_instance()
             log.info("serving %s as instance %x", self.id, runtime.instance_id)
             if served:

@@ -45,8 +45,13 @@ async def start_or_exit(make: Callable[[], DistributedRuntime]) -> DistributedRu
     return runtime
 
 
-async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -> T | None:
-    """Run `work`; SIGTERM and SIGINT shut the runtime down and give `work` time to finish."""
+async def run_until_signalled(
+    runtime: DistributedRuntime, work: Awaitable[T], *, only_serves: bool = False
+) -> T | None:
+    """Run `work`; SIGTERM and SIGINT shut the runtime down and give `work` time to finish.
+
+    Where `work` `only_serves` endpoints, it gets no time before one of them was found by others.
+    """
     loop = asyncio.get_running_loop()
     signalled = asyncio.Event()
 
@@ -62,11 +67,13 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
     waiter = asyncio.create_task(signalled.wait())
     try:
         await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        drains = runtime.has_served or not only_serves
+        if not task.done() and drains:
             # Endpoints limit their own draining; the worker function's clean-up after them gets 5 s more.
             await asyncio.wait({task}, timeout=runtime.config.graceful_shutdown_timeout + 5)
         if not task.done():
-            log.warning("the worker function did not return after shutdown and is cancelled")
+            if drains:
+                log.warning("the worker function did not return after shutdown and is cancelled")
             task.cancel()
         try:
             return await task

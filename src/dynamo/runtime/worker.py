@@ -45,7 +45,7 @@ def dynamo_worker(
             runtime = await start_or_exit(
                 lambda: DistributedRuntime(discovery_backend=backend, enable_nats=enable_nats)
             )
-            return await run_until_signalled(runtime, function(runtime, *args, **kwargs))
+            return await run_until_signalled(runtime, function(runtime, *args, **kwargs), only_serves=True)
 
         return worker
 

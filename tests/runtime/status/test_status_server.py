@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import InvalidArgument, StartError
+from dynamo.protocols.errors import InvalidArgument, StartError, Unknown
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint, RuntimeConfig
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.status import StatusConfig
@@ -238,8 +238,10 @@ async def test_failures_and_cancellations_are_told_apart(worker: Start, plane: s
 
     async with worker(plane) as one:
         client = await one.serve(handler)
-        answers = [item async for item in await client.generate("fail")]
-        assert answers[-1].is_error()
+        failing = await client.generate("fail", annotated=False)
+        assert await anext(failing) == "begun"
+        with pytest.raises(Unknown):
+            await anext(failing)
         stream = await client.generate("wait", annotated=False)
         assert await anext(stream) == "begun"
         metrics = await one.metrics()
@@ -257,8 +259,8 @@ async def test_a_request_that_cannot_be_read_is_an_error_of_its_own(worker: Star
         serving = asyncio.create_task(one.endpoint.serve(lambda *_: None, PreprocessedRequest))
         client = await one.endpoint.client()
         await client.wait_for_instances()
-        (answer,) = [item async for item in await client.generate({"token_ids": "none"})]
-        assert answer.is_error()
+        with pytest.raises(InvalidArgument):
+            await anext(await client.generate({"token_ids": "none"}))
         metrics = await one.metrics()
         assert metrics[one.named("errors_total", error_type="deserialization")] == 1
         assert metrics[one.named("requests_total")] == 1

@@ -101,16 +101,16 @@ class MemoryOutlet:
 
         def stopped(killed: bool) -> None:
             if not killed:
-                self._context.stop_generating()
+                self._context.stop_for_caller(kill=False)
                 return
             sink, self._sink = self._sink, None
-            self._context.kill()
+            self._context.stop_for_caller(kill=True)
             if sink:
                 sink.fail(Cancelled("request was cancelled"))
 
         self._forget = caller.on_stop(stopped)
         if caller.is_stopped():
-            self._context.stop_generating()
+            self._context.stop_for_caller(kill=False)
 
     def tokens(self, ids: list[int]) -> None:
         if self._sink and not self.done:

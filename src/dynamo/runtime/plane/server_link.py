@@ -87,15 +87,12 @@ class ServerLink(Link):
     def _cancel(self, cancel: frames.Cancel) -> None:
         context = self._calls.get(cancel.stream)
         if context is not None:
-            if cancel.kill:
-                context.kill()
-            else:
-                context.stop_generating()
+            context.stop_for_caller(kill=cancel.kill)
 
     def _lost(self, error: DynamoException) -> None:
         self.resume()
         for context in tuple(self._calls.values()):
-            context.kill()
+            context.stop_for_caller(kill=True)
 
 
 class LinkOutlet:

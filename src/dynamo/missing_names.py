@@ -1,0 +1,47 @@
+"""Names of ai-dynamo's library that this one does not have, and what to use instead."""
+
+from __future__ import annotations
+
+ABSENT = {
+    "AicPerfConfig": "there is no performance model",
+    "ApproxKvIndexer": "use KvRouter with KvRouterConfig(use_kv_events=False)",
+    "BlockManager": "KV blocks are managed by the engines",
+    "FpmDirectPublisher": "there are no forward pass metrics",
+    "FpmEventRelay": "there are no forward pass metrics",
+    "FpmEventSubscriber": "there are no forward pass metrics",
+    "FrontendExtensionContext": "routes cannot be added to the frontend",
+    "FrontendResponse": "routes cannot be added to the frontend",
+    "FrontendRoute": "routes cannot be added to the frontend",
+    "KserveGrpcService": "the frontend speaks HTTP only",
+    "KvDcRelay": "there are no relays between data centres",
+    "KvIndexer": "use KvRouter, or RadixTree for an index of your own",
+    "KvStateAgentHost": "there are no KV state agents",
+    "KvStateAttachmentOwner": "there are no KV state agents",
+    "LoRADownloader": "adapters cannot be loaded",
+    "MediaDecoder": "images, audio and video are not decoded",
+    "MediaFetcher": "images, audio and video are not fetched",
+    "ModelCardInstanceId": "Client.instances() lists instances",
+    "MultimodalEmbeddingCachePublisher": "there is no cache of embeddings",
+    "PyAsyncRequestStream": "endpoints take one request and stream the answer",
+    "ReasoningConfig": "MockEngineArgs(reasoning={...}) takes the same fields",
+    "RoutingConstraints": "requests cannot constrain their routing",
+    "SelectionService": "use KvRouter.best_worker",
+    "SglangArgs": "the mocker imitates vLLM",
+    "SpanProxy": "handlers have no spans of their own",
+    "TrtllmArgs": "the mocker imitates vLLM",
+    "VirtualConnectorClient": "there is no planner",
+    "VirtualConnectorCoordinator": "there is no planner",
+    "backend": "an engine is served with serve_endpoint and register_model",
+    "resolve_routing_image_token_id": "images are not routed",
+    "run_kv_indexer": "use python -m dynamo.router",
+    "run_select_service": "use python -m dynamo.router",
+    "run_slot_tracker": "use python -m dynamo.router",
+    "update_model_taints": "workers have no taints",
+}
+
+
+def missing(module: str, name: str) -> Exception:
+    """What to raise for a name that the module does not have."""
+    if name in ABSENT:
+        return ImportError(f"'{name}' is not in this Dynamo's {module}: {ABSENT[name]}")
+    return AttributeError(f"module '{module}' has no attribute '{name}'")
