@@ -279,7 +279,7 @@ class Postprocess:
             if self._stops is None or self._stops.matched is None:
                 self._emit_logprobs(1 << 62)
         if self._parser is not None:
-            self._emit(self._parser.finish())
+            self._emit(self._parser.finish(cut=reason == "length"))
             if self._parser.saw_tool_call and reason == "stop":
                 reason = self._tool_finish_reason
         self._choice.finish(Finish(reason, self.usage(), stop_reason))
