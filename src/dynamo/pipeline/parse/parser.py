@@ -138,8 +138,10 @@ class OutputParser:
         self._finished = True
         self._bypass = None
         if self._thinking is not None:
+            calls = self._sink.calls
             self._thinking.end()
             if cut:
+                self._sink.calls = calls
                 return [event for event in self._sink.take() if isinstance(event, ThoughtText)]
             self._leave_thinking_if_over()
         if self._content is not None:
