@@ -8,6 +8,7 @@ DEV    := $(VENV)/.ready-dev
 .PHONY: run docs test coverage test-deep test-engines test-hosts test-node lint bench clean
 
 run: $(READY)
+	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
 	@$(BIN)/dynamo-run in=http
 
 docs: $(READY)
@@ -54,12 +55,15 @@ clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@echo "Creating $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
 
 $(READY): pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@echo "Installing Dynamo and its dependencies into $(VENV): about a minute the first time ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 $(DEV): pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "Installing Dynamo with all that its tests need into $(VENV): some minutes the first time ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(READY) $@

@@ -28,12 +28,13 @@ from aiohttp import web
 
 from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks
 from dynamo.frontend.answers.sse import CORK, Cork, EventStream
-from dynamo.frontend.measure.exchange import Exchanges, Metered
 from dynamo.frontend.measure.metrics import FrontendMetrics
+from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.choice import Finish
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared, Preprocessor
+from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import EngineOutput
@@ -78,7 +79,7 @@ class Bench:
         self.preprocessor = preprocessor
         self.prepared = prepared
         self.steps = steps
-        self.exchanges = Exchanges(FrontendMetrics())
+        self.requests = RunningRequests(FrontendMetrics())
         rng = random.Random(1)
         words = [preprocessor.model.tokenizer.encode(f" {word}")[0] for word in Prompts(2).next(500).split()]
         self.ids = [[rng.choice(words) for _ in range(STREAMS)] for _ in range(steps)]
@@ -99,14 +100,14 @@ class Bench:
         )
         return ChatChoiceWriter(chunks, 0)
 
-    def postprocess(self, choice: Any) -> Metered:
+    def postprocess(self, choice: Any) -> StreamMeter:
         decoder = self.preprocessor.decoder(self.prepared)
         return self.metered(Postprocess(self.prepared.request, decoder, choice, stop_worker=lambda: None))
 
-    def metered(self, sink: Any) -> Metered:
-        exchange = self.exchanges.begin("POST", "/v1/chat/completions", "id", "chat_completions")
-        exchange.served_by(MODEL)
-        return exchange.metered(sink)
+    def metered(self, sink: Any) -> StreamMeter:
+        record = self.requests.begin("POST", "/v1/chat/completions", "id", "chat_completions")
+        record.served_by(MODEL)
+        return record.metered(sink)
 
     def delivery(self, sink: Any) -> Delivery:
         # Only `start` asks the router, and this stream is started by hand.
@@ -237,7 +238,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> None:
     local = resolve(str(make_model(folder / "model")), config=HubConfig.from_env(os.environ), weights=False)
     card = build_card(local, name=MODEL, model_type=ModelType.Backend)
     preprocessor = Preprocessor(card, open_card(card, HubConfig.from_env(os.environ)))
-    asked = BodyDecoder(ChatRequest).decode(body(Prompts(0).next(64), 1 << 20, stream=True), True)
+    asked = BodyDecoder(ChatRequest).decode(body(Prompts(0).next(64), 1 << 20, stream=True))
     asked.max_tokens = None
     bench = Bench(preprocessor, await preprocessor.chat(asked), options.steps)
     stages = bench.stages()

@@ -18,7 +18,7 @@ import msgspec
 
 from dynamo.protocols.kv import Removed, RouterEvent, Stored, Tier, WorkerRank
 from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.slots import put
+from dynamo.router.kv.slots import fill
 
 DEPTH = 100
 ROUND = 50_000
@@ -72,16 +72,16 @@ class Masks:
         if first is None or not (ranks := first & ranks):
             return
         if masks.count(first) == len(masks):
-            put(depths, ranks, len(chain))
+            fill(depths, ranks, len(chain))
             return
         for depth, mask in enumerate(masks, at):
             on = ranks & mask if mask else 0
             if on != ranks:
-                put(depths, ranks ^ on, depth)
+                fill(depths, ranks ^ on, depth)
                 if not on:
                     return
                 ranks = on
-        put(depths, ranks, len(chain))
+        fill(depths, ranks, len(chain))
 
 
 def index_of(kind: str) -> Index:

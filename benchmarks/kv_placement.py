@@ -21,7 +21,7 @@ from functools import partial
 from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.kv import RouterEvent, WorkerRank
 from dynamo.router.kv.choice.choose import Choice, choose
-from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_places
+from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.index import Index
@@ -100,7 +100,7 @@ class Router:
         return self.uncached(self.rng.choice([number for number, cost in enumerate(costs) if cost == best]), prompt)
 
     def uncached(self, number: int, prompt: Prompt) -> Picked:
-        held = self.index.match(prompt.chain).get(self.workers[number], Overlap()).device
+        held = self.index.match(prompt.chain).by_worker().get(self.workers[number], Overlap()).device
         return Picked(number, max(0, prompt.length - held * BLOCK))
 
 
@@ -121,7 +121,7 @@ def least_loaded(router: Router, prompt: Prompt, now: float) -> Picked:
 def upstream(router: Router, prompt: Prompt, now: float) -> Picked:
     """Booked prefill + own uncached prefill + active decode blocks, all in blocks of equal weight."""
     loads = router.book.loads(router.workers, prompt.chain, now)
-    found = router.index.match(prompt.chain)
+    found = router.index.match(prompt.chain).by_worker()
     costs = []
     for at, worker in enumerate(router.workers):
         cached = found.get(worker, Overlap()).device
@@ -239,7 +239,7 @@ class Simulation:
         if depth * BLOCK < LEAST_TOKENS:
             return
         prefix, last = Prompt(prompt.tokens[: depth * BLOCK], prompt.chain[:depth]), prompt.chain[depth - 1]
-        for number, missing in idle_places(choice, depth, sharing, self._made.of(last, now)):
+        for number, missing in idle_candidates(choice, depth, sharing, self._made.sent(last, now)):
             self._made.add(self.router.workers[number], last, now)
             self.copied_tokens += missing * BLOCK
             copy = f"copy {next(self._order)}"

@@ -1,4 +1,4 @@
-"""CPU time that the metrics add to a step (through `Metered`, compared with the sink alone) and to a request.
+"""CPU time that the metrics add to a step (through `StreamMeter`, compared with the sink alone) and to a request.
 
 A request here is everything measured and counted for one with a single step, without its log line.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 import logging
 import time
 
-from dynamo.frontend.measure.exchange import Exchange, Exchanges
 from dynamo.frontend.measure.metrics import FrontendMetrics
+from dynamo.frontend.measure.request_record import RequestRecord, RunningRequests
 from dynamo.router import Placement
-from dynamo.router.attempt import Attempt
 from dynamo.router.delivery import Delivery
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
@@ -49,29 +48,29 @@ def cost(sink: Sink) -> float:
 
 def request_cost() -> float:
     """Microseconds per request."""
-    exchanges = Exchanges(FrontendMetrics())
-    attempt = Attempt(Placement(None, 1, None))  # type: ignore[arg-type]
+    running = RunningRequests(FrontendMetrics())
+    placement = Placement(None, 1, None)  # type: ignore[arg-type]
     ids, sink, times = [1], NullSink(), []
     for _ in range(REPEATS):
         start = time.process_time()
         for _ in range(REQUESTS):
-            exchange = exchanges.begin("POST", "/v1/chat/completions", "id", "chat_completions")
-            exchange.served_by("model")
+            record = running.begin("POST", "/v1/chat/completions", "id", "chat_completions")
+            record.served_by("model")
             delivery = Delivery(None, None, {}, Context("id"), sink)  # type: ignore[arg-type]
-            delivery.attempt = attempt
-            stage = exchange.metered(sink, 64)
-            exchange.delivering(delivery)
+            delivery.placement = placement
+            stage = record.metered(sink, 64)
+            record.delivering(delivery)
             stage.tokens(ids)
-            exchanges.end(exchange, 200)
+            running.end(record, 200)
         times.append((time.process_time() - start) / REQUESTS * 1e6)
     return sorted(times)[REPEATS // 2]
 
 
 def main() -> None:
     logging.disable(logging.CRITICAL)
-    exchange = Exchange(FrontendMetrics(), "id", "POST", "/v1/chat/completions", "chat_completions")
-    exchange.served_by("model")
-    plain, metered = cost(NullSink()), cost(exchange.metered(NullSink()))
+    record = RequestRecord(FrontendMetrics(), "id", "POST", "/v1/chat/completions", "chat_completions")
+    record.served_by("model")
+    plain, metered = cost(NullSink()), cost(record.metered(NullSink()))
     print(f"plain {plain:.3f}, metered {metered:.3f}: the metrics add {metered - plain:.3f} us per step (medians)")
     print(f"and {request_cost():.1f} us per request, of which its objects are a part")
 

@@ -43,7 +43,7 @@ async def stages(preprocessor: Preprocessor, prompt: int, count: int) -> dict[st
     decoder: BodyDecoder[ChatRequest] = BodyDecoder(ChatRequest)
     clock = time.process_time
     marks = [clock()]
-    asked = [decoder.decode(one, False) for one in bodies]
+    asked = [decoder.decode(one) for one in bodies]
     marks.append(clock())
     for one in asked:
         validate_chat(one)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from dynamo.engines.echo import EchoSettings
 from dynamo.engines.mocker import MockerArgs
+from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
+from dynamo.model import HubConfig
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.run.help import help_text
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
@@ -26,6 +28,7 @@ TABLES = {
     "echo": (EchoSettings,),
     "etcd": (EtcdConfig,),
     "frontend": (FrontendSettings,),
+    "hub": (HubConfig,),
     "logs": (LogSettings,),
     "mocker": (MockerSettings, MockerArgs),
     "nats": (NatsConfig,),
@@ -33,6 +36,7 @@ TABLES = {
     "router": (RouterSettings,),
     "standalone router": (StandaloneSettings,),
     "status": (StatusConfig,),
+    "traces": (ExportSettings, SpanSettings),
 }
 MARKED = re.compile(r"<!-- settings: ([a-z ]+?)(?:, ([\w ]+))? -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -60,7 +64,7 @@ def _rows(chosen: list[Option]) -> Iterable[str]:
         flags = (f"--[no-]{word[2:]}" if option.kind is bool else word for word in option.flags)
         cells = {"flag": _code(flags), "variable": _code(option.variables)}
         about = option.setting.help + (f": {one_of(option.choices)}" if option.choices else "")
-        default = "required" if option.required else option.shown_default or "none"
+        default = option.shown_default or ("required" if option.required else "none")
         yield f"| {' | '.join([*(cells[column] for column in columns), default, about])} |"
 
 

@@ -128,10 +128,72 @@ async def test_mistakes_are_raised_as_the_clients_own_errors(client: AsyncAnthro
     assert body["error"]["type"] == "not_found_error"
     with pytest.raises(anthropic.BadRequestError, match="temperature"):
         await create(model="org/toy", max_tokens=5, messages=said("x"), extra_body={"temperature": 2})
-    with pytest.raises(anthropic.BadRequestError, match="colour"):
-        await create(model="org/toy", max_tokens=5, messages=said("x"), extra_body={"colour": 1})
-    with pytest.raises(anthropic.BadRequestError, match="context"):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2048 maximum"):
         await create(model="org/toy", max_tokens=5, messages=said("word " * 4000))
+
+
+async def test_answers_and_errors_carry_the_request_id_that_the_client_shows(client: AsyncAnthropic) -> None:
+    answer = await client.messages.create(model="org/toy", max_tokens=5, messages=said("x"))
+    assert answer._request_id
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        await client.messages.create(model="nobody", max_tokens=5, messages=said("x"))
+    assert missing.value.request_id
+
+
+async def test_a_tool_runner_goes_on_without_a_kept_thread(live: Live, client: AsyncAnthropic, folder: Path) -> None:
+    call = '<tool_call>{"name": "weather", "arguments": {"city": "Lyon"}}</tool_call>'
+    engine = Scripted({"sunny": "It is sunny.", "WEATHER": call})
+    await live.serve(engine.generate, toy_card(folder, "runner", tool_call_parser="hermes"), "toy.runner.generate")
+
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"sunny in {city}"
+
+    runner = client.beta.messages.tool_runner(model="runner", max_tokens=90, messages=said("WEATHER"), tools=[weather])
+    last: Any = await runner.until_done()
+    assert last.content[0].text == "It is sunny."
+    assert "WEATHER" in engine.tokenizer.decode(engine.requests[-1]["token_ids"])
+
+
+async def test_older_and_policy_fields_are_read(client: AsyncAnthropic, toy: Scripted) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    await client.messages.create(
+        model="org/toy",
+        max_tokens=50,
+        messages=said("guided json"),
+        extra_body={"output_format": {"type": "json_schema", "schema": schema}, "fallbacks": [{"model": "other"}]},
+    )
+    assert toy.requests[-1]["sampling_options"]["guided_decoding"]["json"] == schema
+
+
+async def test_documents_of_text_are_read(client: AsyncAnthropic, toy: Scripted) -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "the plain text"}
+    content: Any = [
+        {"type": "document", "source": plain, "title": "A title", "context": "from a book", "citations": {}},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "in blocks"}]}},
+        {"type": "search_result", "source": "a.example", "title": "Found", "content": [{"type": "text", "text": "it"}]},
+        {"type": "text", "text": "What is it?"},
+    ]
+    await client.messages.create(model="org/toy", max_tokens=5, messages=[{"role": "user", "content": content}])
+    prompt = toy.tokenizer.decode(toy.requests[-1]["token_ids"])
+    for text in ("A title", "from a book", "the plain text", "in blocks", "Found", "a.example", "What is it?"):
+        assert text in prompt
+    used: Any = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
+    result: Any = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document", "source": plain}]}
+    history: Any = [*said("go"), {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    await client.messages.create(model="org/toy", max_tokens=5, messages=history)
+    assert "the plain text" in toy.tokenizer.decode(toy.requests[-1]["token_ids"])
+    pdf: Any = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": ""}}
+    with pytest.raises(anthropic.BadRequestError, match="base64"):
+        await client.messages.create(model="org/toy", max_tokens=5, messages=[{"role": "user", "content": [pdf]}])
+
+
+async def test_a_streamed_thought_is_signed_before_it_ends(client: AsyncAnthropic) -> None:
+    stream: Any = await client.messages.create(model="org/toy", max_tokens=50, messages=said("THINK"), stream=True)
+    kinds = [event.delta.type if event.type == "content_block_delta" else event.type async for event in stream]
+    assert kinds[kinds.index("signature_delta") + 1] == "content_block_stop"
+    assert kinds.count("signature_delta") == 1
 
 
 async def test_structured_output_is_refused_where_the_engine_cannot(

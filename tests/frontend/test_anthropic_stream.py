@@ -62,7 +62,7 @@ def test_blocks_follow_each_other_and_are_numbered() -> None:
     ]
     assert found == [
         ("message_start", None),
-        *[("start", 0), ("delta", 0), ("delta", 0), ("stop", 0)],
+        *[("start", 0), ("delta", 0), ("delta", 0), ("delta", 0), ("stop", 0)],
         *[("start", 1), ("delta", 1), ("delta", 1), ("stop", 1)],
         *[("start", 2), ("delta", 2), ("delta", 2), ("stop", 2)],
         *[("start", 3), ("stop", 3)],
@@ -117,6 +117,7 @@ def test_hidden_thoughts_are_a_block_without_words() -> None:
     found = events(everything(AnthropicStream("msg_1", "m", 9, hide_thinking=True)))
     assert [event["type"] for event in found if event.get("index") == 0] == [
         "content_block_start",
+        "content_block_delta",
         "content_block_stop",
     ]
     assert "think." not in str(found)

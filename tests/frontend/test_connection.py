@@ -105,6 +105,39 @@ async def test_what_is_not_http_gets_an_answer_in_our_shape(tmp_path: Path, sent
         assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
+async def test_a_stream_over_http_1_0_ends_even_if_the_client_asks_to_keep_the_connection(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack, stack.raw() as (reader, writer):
+        body = json.dumps({**CHAT, "stream": True}).encode()
+        writer.write(HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: keep-alive\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        head, _, events = (await closed(reader)).partition(b"\r\n\r\n")
+        assert b"connection: keep-alive" not in head.lower()
+        assert events.endswith(b"data: [DONE]\n\n")
+
+
+async def test_http_2_without_tls_is_refused_with_a_word(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack, stack.raw() as (reader, writer):
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        head, _, body = (await closed(reader)).partition(b"\r\n\r\n")
+        assert re.match(rb"HTTP/1.[01] 505 ", head)
+        assert "HTTP/1.1" in json.loads(body)["error"]["message"]
+
+
+async def test_an_offer_of_http_2_is_answered_in_http_1_1(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack, stack.raw() as (reader, writer):
+        body = json.dumps(CHAT).encode()
+        writer.write(HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_byte_order_mark_before_the_body_is_skipped(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack, stack.raw() as (reader, writer):
+        body = b"\xef\xbb\xbf" + json.dumps(CHAT).encode()
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
 @pytest.fixture
 async def stack(tmp_path: Path) -> AsyncIterator[Served]:
     async with serving(tmp_path, header_timeout=0.1, body_timeout=0.1, idle_timeout=0.1) as served:

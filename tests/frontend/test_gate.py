@@ -168,7 +168,8 @@ async def test_each_request_has_one_line_in_the_log(tmp_path: Path, caplog: pyte
         await stack.http.get(f"{stack.url}/a%0Ab", headers={"x-request-id": "three"})
         await stack.http.get(f"{stack.url}/health")
         worker = stack.server.models.instances()[0].instance_id
-    lines = [record.getMessage() for record in caplog.records if record.name == "dynamo.frontend.measure.exchange"]
+    name = "dynamo.frontend.measure.request_record"
+    lines = [record.getMessage() for record in caplog.records if record.name == name]
     assert len(lines) == 3
     assert lines[0].startswith(f"POST /v1/chat/completions 200 model=tiny worker={worker:x} in=13 out=7 ttft=")
     assert lines[0].endswith("ms [one]")

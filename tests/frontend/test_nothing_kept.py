@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from dynamo.frontend.answers.sse import EventStream
-from dynamo.frontend.measure.exchange import Exchange
+from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.router.delivery import Delivery
 from dynamo.serving.generation import Generation
 from support.toys import Live, Scripted
 
-PARTS = (Exchange, Generation, Delivery, Postprocess, EventStream)
+PARTS = (RequestRecord, Generation, Delivery, Postprocess, EventStream)
 
 MESSAGES = [{"role": "user", "content": "Is it sunny?"}]
 CHAT = {"model": "org/toy", "messages": MESSAGES}

@@ -357,9 +357,7 @@ async def test_mistakes_are_raised_as_the_clients_own_errors(client: AsyncOpenAI
     with pytest.raises(openai.BadRequestError, match="temperature") as wrong:
         await create(model="org/toy", messages=said("x"), temperature=9)
     assert wrong.value.param == "temperature"
-    with pytest.raises(openai.BadRequestError, match="colour"):
-        await create(model="org/toy", messages=said("x"), extra_body={"colour": 1})
-    with pytest.raises(openai.BadRequestError, match="context") as long:
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048 tokens") as long:
         await create(model="org/toy", messages=said("word " * 3000))
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="does not serve"):

@@ -11,7 +11,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from dynamo.frontend.measure.tracing import Tracing, TracingError, tracing_from_env
+from dynamo.frontend.measure.tracing import Tracing, tracing_from_env
 from support.serving import serving
 from support.stack import SOURCE
 
@@ -87,12 +87,13 @@ async def test_a_span_stands_between_the_client_and_the_worker(
 
 def test_spans_are_off_by_default_and_wrong_settings_are_refused() -> None:
     assert tracing_from_env({}) is None
+    assert tracing_from_env({"OTEL_EXPORT_ENABLED": "0", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}) is None
     for wrong, complaint in (
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf"),
         ({"OTEL_TRACES_SAMPLE_RATIO": "2"}, "OTEL_TRACES_SAMPLE_RATIO must be"),
         ({"OTEL_TRACES_SAMPLE_RATIO": "much"}, "OTEL_TRACES_SAMPLE_RATIO must be"),
     ):
-        with pytest.raises(TracingError, match=complaint):
+        with pytest.raises(ValueError, match=complaint):
             tracing_from_env({"OTEL_EXPORT_ENABLED": "1", **wrong})
 
 

@@ -11,7 +11,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
+from openai import AsyncOpenAI
+from openai.types import Batch
 
 from dynamo.engines.echo import EchoCore
 from dynamo.frontend.processes import reserve
@@ -24,6 +27,7 @@ from support.certificates import certificate, renewed, shown_by, shown_in
 from support.models import byte_level_model
 from support.serving import CHAT, MODEL, registered
 from support.stack import SOURCE
+from support.waiting import until
 
 
 class Process:
@@ -69,13 +73,13 @@ async def frontend(tmp_path: Path, *flags: str) -> AsyncIterator[Process]:
 
 
 @asynccontextmanager
-async def worker(tmp_path: Path) -> AsyncIterator[None]:
+async def worker(tmp_path: Path, delay: float = 0.0) -> AsyncIterator[None]:
     config = RuntimeConfig.from_env({"DYN_FILE_KV": str(tmp_path / "discovery")}, discovery_backend="file")
     model = byte_level_model(tmp_path / "model")
     async with DistributedRuntime(config=config) as runtime:
         endpoint = runtime.endpoint("test.backend.generate")
         await register_llm(ModelInput.Tokens, ModelType.Backend, endpoint, model, MODEL)
-        engine = EchoCore(0.0)
+        engine = EchoCore(delay)
         serving = asyncio.create_task(serve_engine(endpoint, engine))
         await registered(endpoint)
         yield
@@ -210,3 +214,57 @@ def test_a_reserved_port_keeps_others_away() -> None:
     held, port = reserve("127.0.0.1", 0)
     with held, socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
+
+
+async def test_each_process_continues_the_responses_of_the_others(tmp_path: Path) -> None:
+    async with worker(tmp_path), frontend(tmp_path, "--http-workers", "2") as parent:
+        url = (await parent.line(r"serving on (http://127.0.0.1:\d+)"))[1]
+        previous = None
+        while len(await metrics(url)) < 2 or previous is None:
+            body = {"model": MODEL, "input": "hi", "previous_response_id": previous, "max_output_tokens": 1}
+            async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/responses", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                previous = (await answer.json())["id"]
+        for _ in range(40):
+            async with aiohttp.ClientSession() as http, http.get(f"{url}/v1/responses/{previous}") as answer:
+                assert answer.status == 200
+
+
+async def test_a_batch_survives_the_kill_of_its_server(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    flags = ("--state-dir", str(state), "--http-batch-concurrency", "1")
+    lines = [
+        {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+        for number in range(60)
+    ]
+    content = b"\n".join(msgspec.json.encode(line) for line in lines)
+
+    def journalled() -> list[bytes]:
+        journals = list((state / "batches").glob("*.journal"))
+        return journals[0].read_bytes().splitlines()[1:] if journals else []
+
+    async with worker(tmp_path, delay=0.002):
+        async with frontend(tmp_path, *flags) as first:
+            url = (await first.line(r"serving on (http://127.0.0.1:\d+)"))[1]
+            async with AsyncOpenAI(base_url=f"{url}/v1", api_key="k") as client:
+                file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+                made = await client.batches.create(
+                    input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+                )
+            await until(lambda: len(journalled()) > 2)
+            first.process.kill()
+            await first.process.wait()
+        before = [msgspec.json.decode(line)["record"] for line in journalled()[:2]]
+        async with frontend(tmp_path, *flags) as second:
+            url = (await second.line(r"serving on (http://127.0.0.1:\d+)"))[1]
+            async with AsyncOpenAI(base_url=f"{url}/v1", api_key="k") as client:
+
+                async def completed() -> Batch | None:
+                    batch = await client.batches.retrieve(made.id)
+                    return batch if batch.status == "completed" else None
+
+                batch = await until(completed)
+                answers = (await client.files.content(batch.output_file_id)).text.splitlines()
+    records = [msgspec.json.decode(answer) for answer in answers]
+    assert [record["custom_id"] for record in records] == [line["custom_id"] for line in lines]
+    assert records[:2] == before

@@ -277,7 +277,7 @@ async def test_a_card_counts_whenever_it_comes_and_changes(
             for ranks in (2, 3):
                 await tell(8, ranks)
                 await starting
-                while len(standalone.peek(prompt(PROMPT)).fleet.workers) != ranks:
+                while len(standalone.core.peek(prompt(PROMPT)).fleet.workers) != ranks:
                     await asyncio.sleep(0.01)
         assert standalone.block_size == 8
         worker.shutdown()
@@ -331,7 +331,7 @@ async def test_the_service_takes_its_block_size_from_the_card_and_answers_all_th
     await anext(endless)
     await endless.aclose()
     async with asyncio.timeout(PATIENCE):
-        while standalone.peek(prompt(PROMPT)).loads.requests != [0, 0]:
+        while standalone.core.peek(prompt(PROMPT)).loads.requests != [0, 0]:
             await asyncio.sleep(0.01)
     host.shutdown()
     await serving

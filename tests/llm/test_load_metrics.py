@@ -65,7 +65,7 @@ async def test_figures_that_change_nothing_are_not_sent(worker: DistributedRunti
 async def test_the_latest_figures_are_told_again_and_again_as_one_message_may_be_lost(
     worker: DistributedRuntime, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo.llm.load_metrics.LOAD_REPEATED", 0.001)
+    monkeypatch.setattr("dynamo.llm.load_metrics.LOAD_REPORT_SECONDS", 0.001)
     out = await publisher(worker)
     out.publish(0, 5)
     out.publish(1, 6)

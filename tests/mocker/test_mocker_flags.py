@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dynamo.engines.mocker import MockerArgs
-from dynamo.mocker.__main__ import default_endpoint, engine_args, parser, stagger
+from dynamo.mocker.__main__ import MockerSettings, default_endpoint, engine_args, parser, stagger
 from dynamo.protocols.errors import InvalidArgument
 
 
@@ -67,7 +67,8 @@ def test_a_flag_that_repeats_the_file_is_fine_and_one_that_contradicts_it_is_ref
 def test_the_default_endpoint_follows_the_namespace_and_the_kind_of_work(
     mode: str, environ: dict[str, str], place: str
 ) -> None:
-    assert str(default_endpoint(MockerArgs.from_json({"disaggregation_mode": mode}), environ)) == place
+    namespace = MockerSettings.from_env(environ, model_path="x").namespace
+    assert str(default_endpoint(MockerArgs.from_json({"disaggregation_mode": mode}), namespace)) == place
 
 
 def with_file(folder: Path, text: str, *flags: str) -> dict[str, Any]:

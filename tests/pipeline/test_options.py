@@ -85,7 +85,9 @@ def test_without_a_known_context_the_engine_decides_on_the_length() -> None:
 
 
 def test_a_prompt_that_fills_the_context_is_rejected_with_the_numbers() -> None:
-    with pytest.raises(InvalidRequest, match=r"holds 100 tokens, but the prompt alone has 100\.") as caught:
+    with pytest.raises(
+        InvalidRequest, match=r"maximum context length is 100 tokens.* resulted in 100 tokens"
+    ) as caught:
         engine_request(chat(), [1] * 100, MODEL)
     assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
     assert engine_request(chat(), [1] * 99, MODEL).stop_conditions.max_tokens == 1

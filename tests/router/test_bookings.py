@@ -38,7 +38,7 @@ MODES = ("round-robin", "random", "least-loaded", "power-of-two", "kv")
 def nothing_booked(side: RouterSide) -> bool:
     if isinstance(side.router, SimpleRouter):
         return side.router._in_flight == {}
-    members = [WorkerRank(id) for id in side.client.set.ids()]
+    members = [WorkerRank(id) for id in side.client.instance_set.ids()]
     loads = side.kv.book.loads(members, (), asyncio.get_running_loop().time())
     return not any((*loads.prefill_tokens, *loads.active_blocks, *loads.requests)) and len(side.kv.book) == 0
 
@@ -90,7 +90,7 @@ def test_after_all_requests_have_ended_nothing_is_booked(mode: str, requests: li
             ScriptedWorker(local, hold=True) as two,
             routing(local, mode=mode) as side,
         ):
-            await until(lambda: len(side.client.set) == 2)
+            await until(lambda: len(side.client.instance_set) == 2)
             for how, letters in requests:
                 asked = Asked(side.router, asking(letters), limit=1)
                 await asked.start()
@@ -150,7 +150,7 @@ async def test_nobody_there_is_unavailable(mode: str) -> None:
 async def test_a_worker_that_cannot_be_reached_is_passed_over_and_not_booked(mode: str) -> None:
     local = Local()
     async with ScriptedWorker(local) as one, ScriptedWorker(local) as two, routing(local, mode=mode) as side:
-        await until(lambda: len(side.client.set) == 2)
+        await until(lambda: len(side.client.instance_set) == 2)
         del local.hub.routes[f"test/backend/generate/{one.id:x}"]
         try:
             for _ in range(4):
@@ -170,7 +170,7 @@ async def test_a_worker_that_cannot_be_reached_is_passed_over_and_not_booked(mod
 async def test_when_none_can_be_reached_the_request_is_unavailable(mode: str) -> None:
     local = Local()
     async with ScriptedWorker(local) as one, ScriptedWorker(local) as two, routing(local, mode=mode) as side:
-        await until(lambda: len(side.client.set) == 2)
+        await until(lambda: len(side.client.instance_set) == 2)
         paths = [f"test/backend/generate/{worker.id:x}" for worker in (one, two)]
         routes = {path: local.hub.routes.pop(path) for path in paths}
         try:
@@ -184,7 +184,7 @@ async def test_when_none_can_be_reached_the_request_is_unavailable(mode: str) ->
 async def test_direct_needs_a_worker_to_be_named() -> None:
     local = Local()
     async with ScriptedWorker(local) as worker, routing(local, mode="direct") as side:
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         with pytest.raises(InvalidRequest, match="backend_instance_id"):
             await side.router.place(asking("A"))
         assert await side.ask(asking("A", backend_instance_id=worker.id)) == worker.id
@@ -198,7 +198,7 @@ async def test_least_loaded_and_power_of_two_look_at_what_is_in_flight() -> None
             ScriptedWorker(local) as two,
             routing(local, mode=mode) as side,
         ):
-            await until(lambda side=side: len(side.client.set) == 2)
+            await until(lambda side=side: len(side.client.instance_set) == 2)
             for _ in range(3):
                 await side.open(asking("A"), pinned=one.id)
             assert [(await side.open(asking("A"))).instance_id for _ in range(3)] == [two.id] * 3
@@ -243,7 +243,7 @@ async def test_when_all_are_busy_beyond_the_thresholds_requests_are_refused() ->
 async def test_what_workers_report_counts_for_the_thresholds_too(mode: str) -> None:
     local = Local()
     async with ScriptedWorker(local) as worker, routing(local, mode=mode, card=SIZED) as side:
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         side.router.thresholds = Thresholds(active_decode_blocks_threshold=0.5)
 
         def report(**load: int) -> None:
@@ -268,13 +268,13 @@ async def test_what_workers_report_counts_for_the_thresholds_too(mode: str) -> N
 
 @pytest.mark.parametrize("mode", ["round-robin", "kv"])
 async def test_a_report_that_is_not_told_again_is_forgotten(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamo.router.reported.LOAD_REPEATED", 0.01)
+    monkeypatch.setattr("dynamo.router.reported.LOAD_REPORT_SECONDS", 0.01)
     local = Local()
     async with (
         ScriptedWorker(local) as worker,
         routing(local, mode=mode, card=SIZED, active_decode_blocks_threshold=0.5) as side,
     ):
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         load = ActiveLoad(worker_id=worker.id, kv_used_blocks=60)
         async with asyncio.timeout(PATIENCE):
             while not await refused(side.router):
@@ -397,9 +397,9 @@ async def test_when_the_last_worker_leaves_those_that_wait_are_told() -> None:
 
 def flap(side: RouterSide, worker: ScriptedWorker) -> None:
     """Discovery loses a worker and finds it again."""
-    (instance,) = [one for one in side.client.set.all() if one.instance_id == worker.id]
-    side.client.set.remove(worker.id)
-    side.client.set.put(instance)
+    (instance,) = [one for one in side.client.instance_set.all() if one.instance_id == worker.id]
+    side.client.instance_set.remove(worker.id)
+    side.client.instance_set.put(instance)
 
 
 async def test_a_worker_that_leaves_and_comes_back_still_has_its_requests() -> None:
@@ -427,7 +427,7 @@ async def test_frontends_tell_each_other_what_ends_while_its_worker_is_away() ->
         await two.settled(1)
         place = await one.router.place(asking("ABCD"))
         await until(lambda: prefill(two, worker) == 16)
-        one.client.set.remove(worker.id)
+        one.client.instance_set.remove(worker.id)
         flap(two, worker)
         assert prefill(two, worker) == 16
         place.release()
@@ -472,7 +472,7 @@ def added(worker: ScriptedWorker, name: str) -> BookingAdded:
 
 
 async def test_what_a_living_router_runs_counts_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "EXPIRY", 0.0)
+    monkeypatch.setattr(replicas, "EXPIRY_SECONDS", 0.0)
     local = Local()
     async with (
         ScriptedWorker(local) as worker,
@@ -499,9 +499,9 @@ async def test_of_a_router_that_has_gone_silent_nothing_is_kept() -> None:
         await until(lambda: prefill(side, worker) == 36)
         assert side.kv.replicas
         now = asyncio.get_running_loop().time()
-        side.kv.replicas.expire(now + replicas.SILENT - 1)
+        side.kv.replicas.expire(now + replicas.SILENT_SECONDS - 1)
         assert prefill(side, worker) == 36
-        side.kv.replicas.expire(now + replicas.SILENT + 1)
+        side.kv.replicas.expire(now + replicas.SILENT_SECONDS + 1)
         assert prefill(side, worker) == 4
         own.release()
         assert nothing_booked(side)
@@ -527,14 +527,14 @@ async def test_bookings_of_a_router_that_never_says_what_it_runs_expire() -> Non
         await until(lambda: prefill(side, worker) == 16)
         assert side.kv.replicas
         now = asyncio.get_running_loop().time()
-        side.kv.replicas.expire(now + replicas.EXPIRY - 1)
+        side.kv.replicas.expire(now + replicas.EXPIRY_SECONDS - 1)
         assert prefill(side, worker) == 16
-        side.kv.replicas.expire(now + replicas.EXPIRY + 1)
+        side.kv.replicas.expire(now + replicas.EXPIRY_SECONDS + 1)
         assert nothing_booked(side)
 
 
 async def test_a_router_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "BEAT", 0.01)
+    monkeypatch.setattr(replicas, "HEARTBEAT_SECONDS", 0.01)
     local, heard = Local(), list[BookingBatch]()
     async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
         await side.settled(1)
@@ -547,6 +547,19 @@ async def test_a_router_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: heard[-1].running == ["1"])
         second.release()
         await until(lambda: heard[-1].running == [])
+
+
+async def test_bookings_after_a_full_message_are_sent_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "MAX_HASHES", 4)
+    local, heard = Local(), list[BookingBatch]()
+    async with ScriptedWorker(local) as worker, routing(local, replica_sync=True) as side:
+        await side.settled(1)
+        await worker.runtime.events.subscribe(
+            subject(PLACE, BOOKINGS), lambda _, data: heard.append(msgspec.msgpack.decode(data, type=BookingBatch))
+        )
+        for letters in ("ABC", "ABC", "A", "B"):
+            await side.router.place(asking(letters))
+        await until(lambda: [len(batch.events) for batch in heard if batch.events] == [1, 2, 1])
 
 
 async def test_bookings_of_long_prompts_fit_into_messages(nats: Nats) -> None:

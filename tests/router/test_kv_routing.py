@@ -27,8 +27,9 @@ from support.waiting import PATIENCE, until
 
 def traffic(side: RouterSide) -> int:
     """Prompt tokens this router knows to have been sent."""
-    members = [WorkerRank(id) for id in side.client.set.ids()]
-    return round(sum(side.kv.book.loads(members, (), asyncio.get_running_loop().time()).traffic))
+    members = [WorkerRank(id) for id in side.client.instance_set.ids()]
+    loads = side.kv.book.loads(members, (), asyncio.get_running_loop().time())
+    return round(sum(loads.sent) * loads.scale)
 
 
 SEEDS = ("AB", "a"), ("ACD", "a"), ("ACE", "b")
@@ -141,7 +142,7 @@ async def test_a_worker_that_leaves_is_forgotten_and_its_successor_learned() -> 
         async with ScriptedWorker(local) as leaves:
             await side.settled(2)
             await work([side], [stays, leaves], rng, 40)
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         asked = [await side.ask(asking("ABCDE")) for _ in range(8)]
         assert set(asked) == {stays.id}
         async with ScriptedWorker(local) as comes:
@@ -226,7 +227,7 @@ async def expect_in_vain(side: RouterSide, rank: WorkerRank) -> float:
     before = side.router.stats.snapshots
     follower.expect(rank, prompt_hashes(prompt("XY"), BLOCK))
     await until(lambda: side.router.stats.snapshots > before)
-    await follower.settled()
+    await until(lambda: follower.live)
     follower.expect(rank, prompt_hashes(prompt("AB"), BLOCK))
     return follower._ranks[rank].sync.patience
 
@@ -257,7 +258,7 @@ async def test_snapshots_that_never_fit_the_events_are_asked_for_ever_more_rarel
             worker.last[0] += 1
             worker.store(prompt(letter))
             await until(lambda pause=pause: sync.pause == pause)
-            await follower.settled()
+            await until(lambda: follower.live)
         worker.snapshot = told  # type: ignore[method-assign]
         worker.last[0] += 1
         worker.store(prompt("D"))
@@ -305,7 +306,7 @@ async def test_a_worker_without_snapshots_is_known_by_its_events_from_the_first_
     worker = ScriptedWorker(local)
     worker.snapshots = False
     async with routing(local) as side, worker:
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         await side.ask(asking("ABC"))
         await converged([side], [worker])
 
@@ -316,7 +317,7 @@ async def test_a_worker_without_snapshots_and_events_is_chosen_by_load(caplog: p
     worker.snapshots = False
     worker.deliver = lambda _: 0
     async with routing(local) as side, worker:
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         assert await side.ask(asking("ABC")) == worker.id
         await until(lambda: "gives no snapshot of its KV cache" in caplog.text)
         assert await side.ask(asking("ABC")) == worker.id
@@ -385,7 +386,7 @@ async def test_a_worker_that_speaks_another_version_is_routed_by_load_only(caplo
 
     worker.tell = tell  # type: ignore[method-assign]
     async with routing(local) as side, worker:
-        await until(lambda: len(side.client.set) == 1)
+        await until(lambda: len(side.client.instance_set) == 1)
         assert await side.ask(asking("ABC")) == worker.id
         await until(lambda: "gives no snapshot of its KV cache" in caplog.text)
         await until(lambda: side.router.stats.malformed == 1)
@@ -439,7 +440,7 @@ async def test_salts_keep_prompts_apart() -> None:
 async def test_weight_0_follows_no_events_and_spreads_by_load() -> None:
     local = Local()
     async with ScriptedWorker(local) as one, ScriptedWorker(local) as two, routing(local, overlap_weight=0.0) as side:
-        await until(lambda: len(side.client.set) == 2)
+        await until(lambda: len(side.client.instance_set) == 2)
         assert side.kv.follower is None
         for _ in range(8):
             await side.ask(asking("ABCDEF"))

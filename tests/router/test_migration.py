@@ -156,10 +156,10 @@ class ScriptedRouter:
     def inhibit(self, instance_id: int) -> None:
         self.inhibited.append(instance_id)
 
-    def unreachable(self, instance_id: int, error: DynamoException) -> None:
+    def mark_unreachable(self, instance_id: int, error: DynamoException) -> None:
         self.inhibit(instance_id)
 
-    def nobody(self, last: DynamoException | None = None) -> Unavailable:
+    def none_reachable(self, last: DynamoException | None = None) -> Unavailable:
         return Unavailable(f"nobody can be reached: {last}")
 
     async def place(
@@ -200,11 +200,11 @@ class Reader:
 
 
 def delivering(
-    router: ScriptedRouter, request: Any, context: Context, sink: Any, *, limit: int, pause: float = 0
+    router: ScriptedRouter, request: Any, context: Context, sink: Any, *, limit: int, backoff: float = 0
 ) -> Delivery:
     instances: Any = router.instances
     pinned = pinned_instance(request)
-    return Delivery(router.place, instances, request, context, sink, pinned=pinned, limit=limit, pause=pause)
+    return Delivery(router.place, instances, request, context, sink, pinned=pinned, limit=limit, backoff=backoff)
 
 
 async def run(
@@ -343,7 +343,7 @@ async def test_a_worker_that_refuses_during_a_move_costs_none() -> None:
     assert reader.error is None
     assert reader.tokens_seen == answer_to([1], 9)
     assert delivery.history.migrations == 1
-    assert [move.outcome for move in delivery.history.moves] == ["success"]
+    assert [migration.outcome for migration in delivery.history.finished] == ["success"]
 
 
 async def test_a_worker_that_leaves_after_a_word_has_not_refused() -> None:
@@ -431,13 +431,13 @@ async def test_when_nobody_is_left_the_original_error_is_told() -> None:
 async def test_a_client_that_leaves_before_it_goes_back_is_not_waited_for() -> None:
     router = ScriptedRouter(breaks(2))
     reader, context = Reader(), Context()
-    delivery = delivering(router, asking([1], 9), context, reader, limit=5, pause=3600)
+    delivery = delivering(router, asking([1], 9), context, reader, limit=5, backoff=3600)
     await delivery.start()
     await router.nobody_left.wait()
     context.kill()
     await delivery.close()
     assert router.asked == [0]
-    assert [move.outcome for move in delivery.history.moves] == ["cancelled"]
+    assert [migration.outcome for migration in delivery.history.finished] == ["cancelled"]
 
 
 async def test_an_answer_that_broke_after_its_last_token_is_complete() -> None:
@@ -512,7 +512,7 @@ async def test_a_fault_in_finding_the_next_worker_is_told() -> None:
 
     reader, delivery = await run(Faulty(breaks(1), None), asking([1], 9), limit=3)
     assert isinstance(reader.error, Disconnected)
-    assert [move.outcome for move in delivery.history.moves] == ["failure"]
+    assert [migration.outcome for migration in delivery.history.finished] == ["failure"]
 
 
 class Speaking(Scripted):

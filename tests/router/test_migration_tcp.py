@@ -113,7 +113,7 @@ async def asked(router: SimpleRouter, limit: int) -> AsyncIterator[Reader]:
     """A request for ten tokens under way."""
     request = PreprocessedRequest(token_ids=[1, 2], stop_conditions=StopConditions(max_tokens=10))
     reader = Reader()
-    delivery = Delivery(router.place, router.instances, request, Context(), reader, limit=limit, pause=0)
+    delivery = Delivery(router.place, router.instances, request, Context(), reader, limit=limit, backoff=0)
     async with asyncio.timeout(PATIENCE):
         await delivery.start()
         yield reader

@@ -9,7 +9,7 @@ import pytest
 from dynamo.frontend.__main__ import main
 from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
-from dynamo.router import MODES, RouterConfig, make_router
+from dynamo.router import RouterConfig, make_router
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.simple import SimpleRouter
 from dynamo.run.flags import BY_WORD
@@ -18,6 +18,7 @@ from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.instances import InstanceSet
 from dynamo.settings import given
 from dynamo.settings.arguments import FlagParser
+from dynamo.settings.router import MODES
 
 
 def parse(*words: str, **environ: str) -> RouterConfig:

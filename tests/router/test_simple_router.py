@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 from dynamo.protocols.card import ModelRuntimeConfig
-from dynamo.protocols.errors import CannotConnect, Unavailable
+from dynamo.protocols.errors import CannotConnect, InvalidRequest, Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.router import MODES, Placement, RouterConfig
-from dynamo.router.attempt import Attempt, reach
-from dynamo.router.policy import POLICIES
+from dynamo.router import Placement, RouterConfig
+from dynamo.router.attempt import reach
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.instances import InstanceSet
-from dynamo.settings.router import Mode
+from dynamo.settings.router import POLICIES
 
 OLD, NEW = 1, 2
 
@@ -54,7 +53,7 @@ class Connections:
 
 
 class Side:
-    def __init__(self, runtime: DistributedRuntime, mode: Mode) -> None:
+    def __init__(self, runtime: DistributedRuntime, mode: str) -> None:
         self.connections = Connections()
         self.instances = InstanceSet("model", self.connections)  # type: ignore[arg-type]
         for id in (OLD, NEW):
@@ -67,7 +66,7 @@ class Side:
         self.connections.to[OLD].opened.set_result(None)
 
     async def open(self, *, pinned: int | None = None) -> Placement:
-        return (await reach(self.router.place, self.instances, {}, Attempt.connect, pinned=pinned)).placement
+        return await reach(self.router.place, self.instances, {}, Placement.connect, pinned=pinned)
 
     async def opening(self, **fields: Any) -> asyncio.Task[Placement]:
         """A request that has come as far as it can."""
@@ -82,13 +81,22 @@ async def runtime() -> AsyncIterator[DistributedRuntime]:
         yield runtime
 
 
-def test_every_mode_but_kv_has_a_policy() -> None:
-    assert {*POLICIES, "kv"} == {*MODES}
+@pytest.mark.parametrize("mode", POLICIES)
+async def test_every_policy_chooses_one_of_the_workers_or_asks_for_its_name(
+    runtime: DistributedRuntime, mode: str
+) -> None:
+    side = Side(runtime, mode)
+    side.connections.to[NEW].opened.set_result(None)
+    if mode == "direct":
+        with pytest.raises(InvalidRequest, match="backend_instance_id"):
+            await side.open()
+    else:
+        assert (await side.open()).instance_id in (OLD, NEW)
 
 
 @pytest.mark.parametrize("mode", ["least-loaded", "power-of-two"])
 async def test_a_worker_being_reached_is_not_given_everything_that_comes_meanwhile(
-    runtime: DistributedRuntime, mode: Mode
+    runtime: DistributedRuntime, mode: str
 ) -> None:
     side = Side(runtime, mode)
     for _ in range(10):

@@ -20,7 +20,7 @@ ANSWER = Answer(
         "choices": [{"index": 0, "message": {"content": "Paris."}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 7, "completion_tokens": 2},
     },
-    first=0.01,
+    time_to_first_token=0.01,
     elapsed=1.5661,
 )
 

@@ -91,7 +91,7 @@ def test_bad_lines_and_failed_prompts_are_reported_where_they_stand(tmp_path: Pa
     assert bad["line"] == 2
     assert "not JSON" in bad["error"]
     assert long["text"].startswith("too long")
-    assert "context holds 100 tokens" in long["error"]
+    assert "maximum context length is 100 tokens" in long["error"]
     assert (unknown["custom_id"], unknown["response"]["status_code"]) == ("c", 404)
     assert "two" in two["response"]
 
@@ -118,7 +118,7 @@ def test_a_batch_where_all_fails_fails(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("nonsense\n")
     assert run(tmp_path, "in=batch:p.jsonl", "out=echo").returncode == 1
     (tmp_path / "p.jsonl").write_text("")
-    assert run(tmp_path, "in=batch:p.jsonl", "out=echo").returncode == 0
+    assert run(tmp_path, "in=batch:p.jsonl", "out=echo", "--output", "none.jsonl").returncode == 0
 
 
 def test_workers_elsewhere_answer_batches_too(tmp_path: Path) -> None:
@@ -154,3 +154,47 @@ def test_a_terminal_shows_progress(tmp_path: Path) -> None:
     terminal.expect(pexpect.EOF)
     terminal.close()
     assert terminal.exitstatus == 0
+
+
+def test_the_answers_go_where_they_are_asked_to(tmp_path: Path) -> None:
+    write_prompts(tmp_path, 2)
+    done = run(tmp_path, "in=batch:prompts.jsonl", "out=echo", "--output", "answers/mine.jsonl")
+    assert done.returncode == 1
+    assert "cannot write to answers" in done.stderr.decode()
+    (tmp_path / "answers").mkdir()
+    done = run(tmp_path, "in=batch:prompts.jsonl", "out=echo", "--output", "answers/mine.jsonl")
+    assert done.returncode == 0
+    assert len((tmp_path / "answers" / "mine.jsonl").read_text().splitlines()) == 2
+    assert not (tmp_path / "output.jsonl").exists()
+
+
+@pytest.mark.parametrize("flags", [(), ("--output", "mine.jsonl")])
+def test_the_answers_of_another_run_are_never_replaced(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    write_prompts(tmp_path, 2)
+    before = tmp_path / (flags[1] if flags else "output.jsonl")
+    before.write_text("earlier answers")
+    done = run(tmp_path, "in=batch:prompts.jsonl", "out=echo", *flags)
+    assert done.returncode == 1
+    assert f"error: {before.name} exists" in done.stderr.decode()
+    assert "--output" in done.stderr.decode()
+    assert before.read_text() == "earlier answers"
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_prompt(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n', encoding="utf-8-sig")
+    done = run(tmp_path, "in=batch:prompts.jsonl", "out=echo")
+    assert done.returncode == 0
+    assert [record["response"] for record in output(tmp_path)] == ["one", "two"]
+
+
+def test_fields_of_a_line_are_kept_and_its_max_tokens_obeyed(tmp_path: Path) -> None:
+    lines = [
+        {"id": 7, "text": "abcdef", "labels": ["a"], "max_tokens": 3, "response": "old"},
+        {"text": "abcdef", "max_tokens": 0},
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert run(tmp_path, "in=batch:prompts.jsonl", "out=echo").returncode == 0
+    first, second = output(tmp_path)
+    assert (first["id"], first["labels"], first["max_tokens"]) == (7, ["a"], 3)
+    assert (first["response"], first["finish_reason"]) == ("abc", "length")
+    assert "max_tokens must be a whole number" in second["error"]

@@ -75,3 +75,25 @@ def test_two_machines_meet_by_etcd(tmp_path: Path, shared_etcd: Etcd, shared_nat
             assert ask(url, name, "over the network") == "over the network"
             assert worker.end() == 0
         assert server.end() == 0
+
+
+def test_a_worker_without_a_namespace_of_its_own_joins_that_of_the_environment(tmp_path: Path) -> None:
+    with running(tmp_path, "in=dyn://pool", "out=echo", "--model-name", "m", DYN_NAMESPACE="zz") as worker:
+        worker.line_with("worker for 'm' at dyn://zz.pool.generate")
+        done = run(tmp_path, "in=stdin", "out=dyn", input="hello", DYN_NAMESPACE="zz")
+        assert (done.returncode, done.stdout) == (0, b"hello\n")
+
+
+def test_a_prompt_goes_to_workers_of_the_namespace_that_was_asked_for(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, "in=dyn", "out=echo", "--model-name", "first", "--namespace", "aa") as first,
+        running(tmp_path, "in=dyn", "out=echo", "--model-name", "second", "--namespace", "bb") as second,
+    ):
+        first.line_with("worker for")
+        second.line_with("worker for")
+        batch = tmp_path / "prompts.jsonl"
+        batch.write_text('{"text": "hello"}\n')
+        done = run(tmp_path, "in=batch:prompts.jsonl", "out=dyn", "--namespace", "bb", "-v")
+        assert done.returncode == 0
+        assert b"second" in done.stderr
+        assert b"model 'first'" not in done.stderr

@@ -18,7 +18,7 @@ def failure(place: Path, line: str, *, code: int = 1, **env: Any) -> str:
     done = run(place, *line.split(), **env)
     told = done.stderr.decode()
     assert (done.returncode, done.stdout) == (code, b""), told
-    lines = [each for each in told.splitlines() if not each.startswith(("20", "no model given", "waiting"))]
+    lines = [each for each in told.splitlines() if not each.startswith(("20", "no model given", "waiting", "loading"))]
     assert len(lines) == 1, told
     assert lines[0].startswith("error: ")
     return lines[0]
@@ -31,6 +31,9 @@ def failure(place: Path, line: str, *, code: int = 1, **env: Any) -> str:
         ("--http-prot 1", "did you mean '--http-port'?"),
         ("in=http out=dyn --discovery-backend etdc", "did you mean 'etcd'?"),
         ("in=dyn://a.b!.c out=echo", "not a valid name"),
+        ("in=dyn://a.b.c out=echo --discovery-backend memory", "nobody would find this worker"),
+        ("in=http out=dyn --discovery-backend memory --http-port 0", "out=dyn would find no worker"),
+        ("in=dyn://a.b.c out=echo --namespace zz", "the namespace is given twice"),
         ("in=http out=echo --dyn-tool-call-parser hermse", "did you mean 'hermes'?"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_prompt_that_is_none_is_an_error(tmp_path: Path, input: bytes, words: 
 def test_a_prompt_that_does_not_fit_is_told_with_a_failing_exit_code(tmp_path: Path, model: Path) -> None:
     done = run(tmp_path, "out=echo_core", "--context-length", "4", str(model), input="a long prompt indeed")
     assert (done.returncode, done.stdout) == (1, b"")
-    assert "context holds 4 tokens" in done.stderr.decode()
+    assert "maximum context length is 4 tokens" in done.stderr.decode()
 
 
 def test_a_prefill_worker_answers_nobody_by_itself(tmp_path: Path) -> None:

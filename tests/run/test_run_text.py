@@ -85,7 +85,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_a_chat_over_three_turns(start: Start) -> None:
-    chat = start("out=echo").ready()
+    chat = start("out=echo")
+    chat.sees("loading echo_full")
+    chat.ready()
     chat.says("first words", "first words")
     chat.says("second ones", "second ones")
     chat.says("and third", "and third")
@@ -141,6 +143,19 @@ def test_two_ctrl_c_at_the_prompt_leave(start: Start) -> None:
     chat.sees("Ctrl-C again")
     chat.ready()
     chat.types(CTRL_C)
+    assert chat.leaves() == 0
+
+
+def test_ctrl_c_clears_a_half_typed_line(start: Start) -> None:
+    chat = start("out=echo").ready()
+    for _ in range(2):
+        chat.types("never mind")
+        chat.sees("never mind")
+        chat.types(CTRL_C)
+        chat.ready()
+    chat.says("hello", "hello")
+    assert chat.saved() == [("user", "hello"), ("assistant", "hello")]
+    chat.says("/bye")
     assert chat.leaves() == 0
 
 
@@ -253,7 +268,7 @@ def test_the_commands(start: Start, tmp_path: Path) -> None:
 
 def test_a_failed_question_can_be_asked_again(start: Start, model: Path) -> None:
     chat = start("out=echo_core", "--context-length", "50", str(model)).ready()
-    chat.says("x y z " * 60, "context holds 50 tokens")
+    chat.says("x y z " * 60, "maximum context length is 50 tokens")
     chat.says("short", "assistant")
     assert [role for role, _ in chat.saved()] == ["user", "assistant"]
 

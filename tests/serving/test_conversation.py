@@ -89,8 +89,8 @@ async def test_a_listener_hears_the_first_choice(live: Live) -> None:
     answer = await ask(live.server.models.get("org/toy"), request, heard)
     assert (heard.thought, heard.said) == ("let me see", "The answer.")
     assert (answer.reasoning, answer.text) == ("let me see", "The answer.")
-    assert answer.first is not None
-    assert 0 <= answer.first <= answer.elapsed
+    assert answer.time_to_first_token is not None
+    assert 0 <= answer.time_to_first_token <= answer.elapsed
 
 
 async def test_a_listener_hears_a_worker_that_takes_text(live: Live) -> None:

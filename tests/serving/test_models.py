@@ -20,7 +20,6 @@ from dynamo.router import RouterConfig
 from dynamo.runtime import DistributedRuntime, Endpoint, Local, RuntimeConfig
 from dynamo.runtime.names import CARDS, INSTANCES
 from dynamo.serving.models import Models
-from dynamo.settings.router import Mode
 from support.waiting import until
 
 
@@ -54,7 +53,7 @@ def card(name: str = "m", **options: Any) -> ModelCard:
     return ModelCard(name=name, model_type=ModelType.Chat.value, model_input=ModelInput.Text, **options)
 
 
-async def models_of(local: Local, mode: Mode = "round-robin") -> Models:
+async def models_of(local: Local, mode: str = "round-robin") -> Models:
     runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
     await runtime.start()
     models = Models(runtime, RouterConfig(mode=mode), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
@@ -101,8 +100,64 @@ async def test_a_card_without_its_instance_is_not_ready() -> None:
     await runtime.start()
     await register_card(runtime.endpoint("a.b.c"), card())
     await until(lambda: refusal(models, "m") is Unavailable)
+    with pytest.raises(Unavailable, match="'m' is loading"):
+        models.get("m")
+    assert models.is_loading
     await runtime.close()
     await models.close()
+
+
+async def test_a_model_is_loading_from_its_announcement_until_it_is_served() -> None:
+    local = Local()
+    models = await models_of(local)
+    assert not models.is_loading
+    models.expect("m")
+    with pytest.raises(Unavailable, match="'m' is loading"):
+        models.get("m")
+    assert refusal(models, "another") is ModelNotFound
+    assert models.is_loading
+    async with Worker(local, card()):
+        await until(models.served)
+        assert not models.is_loading
+    await until(lambda: refusal(models, "m") is ModelNotFound)
+    assert not models.is_loading
+    await models.close()
+
+
+async def test_a_worker_that_takes_its_endpoint_back_is_not_loading() -> None:
+    local = Local()
+    models = await models_of(local)
+    async with Worker(local, card()) as worker:
+        await until(models.served)
+        await worker.endpoint.unregister_endpoint_instance()
+        await until(lambda: refusal(models, "m") is Unavailable)
+        with pytest.raises(Unavailable, match="not ready"):
+            models.get("m")
+        assert not models.is_loading
+    await models.close()
+
+
+async def test_a_model_that_joins_others_does_not_make_the_server_loading() -> None:
+    local = Local()
+    models = await models_of(local)
+    async with Worker(local, card("first")):
+        await until(models.served)
+        models.expect("second")
+        assert refusal(models, "second") is Unavailable
+        assert not models.is_loading
+    await models.close()
+
+
+async def test_no_model_is_missing_before_the_workers_are_known() -> None:
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=Local())
+    models = Models(runtime, RouterConfig(), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
+    assert models.is_loading
+    assert refusal(models, "m") is Unavailable
+    await runtime.start()
+    await models.start()
+    assert refusal(models, "m") is ModelNotFound
+    await models.close()
+    await runtime.close()
 
 
 async def test_a_worker_that_disagrees_waits_until_the_others_are_gone(
@@ -136,7 +191,7 @@ async def test_a_worker_that_works_for_others_gets_no_requests(
     local = Local()
     models = await models_of(local)
     async with Worker(local, card(worker_type=kind), "a.first.c") as helper:
-        await until(lambda: "it gets no requests" in caplog.text)
+        await until(lambda: "no requests go to the worker" in caplog.text)
         assert refusal(models, "m") is ModelNotFound
         async with Worker(local, card()) as worker:
             await until(models.served)

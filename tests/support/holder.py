@@ -16,8 +16,8 @@ async def main(backend: str, where: str, key: str) -> None:
     else:
         discovery = EtcdDiscovery(EtcdConfig(endpoints=(where,), lease_ttl=4))
     await discovery.start()
-    standing = await discovery.create(key, b"held")
-    print("held" if standing is None else "taken", flush=True)
+    await discovery.put(key, b"held")
+    print("held", flush=True)
     await asyncio.Event().wait()
 
 

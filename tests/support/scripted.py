@@ -30,7 +30,7 @@ from dynamo.protocols.kv import (
     WorkerRank,
 )
 from dynamo.router import RouterConfig
-from dynamo.router.attempt import Attempt, reach
+from dynamo.router.attempt import reach
 from dynamo.router.delivery import Delivery
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.sync.rank_sync import FollowConfig
@@ -107,7 +107,7 @@ class ScriptedWorker:
             endpoint = self.runtime.namespace(PLACE[0]).component(PLACE[1]).endpoint("kv_snapshot")
             self._tasks.append(asyncio.create_task(endpoint.serve_endpoint(self.tell)))
             client = await endpoint.client()
-            await until(lambda: self.id in client.set)
+            await until(lambda: self.id in client.instance_set)
         endpoint = self.runtime.namespace(PLACE[0]).component(PLACE[1]).endpoint("generate")
         self._tasks.append(asyncio.create_task(endpoint.serve(self.generate, PreprocessedRequest)))
         return self
@@ -196,11 +196,13 @@ class RouterSide:
         self.client = await self.runtime.client(GENERATE)
         if self._config.mode == "kv":
             self.router = KvAwareRouter(
-                self._config, self.client.set, self.runtime, BLOCK, lambda _: self._card,
+                self._config, self.client.instance_set, self.runtime, BLOCK, lambda _: self._card,
                 follow=self._follow, rng=random.Random(1),
             )  # fmt: skip
         else:
-            self.router = SimpleRouter(self._config, self.client.set, self.runtime.events, lambda _: self._card)
+            self.router = SimpleRouter(
+                self._config, self.client.instance_set, self.runtime.events, lambda _: self._card
+            )
         self.router.start()
         return self
 
@@ -209,10 +211,9 @@ class RouterSide:
         await self.runtime.close()
 
     async def settled(self, workers: int) -> None:
-        await until(lambda: len(self.client.set) == workers)
-        if self.kv.follower:
-            async with asyncio.timeout(PATIENCE):
-                await self.kv.follower.settled()
+        await until(lambda: len(self.client.instance_set) == workers)
+        if follower := self.kv.follower:
+            await until(lambda: follower.live)
 
     async def ask(self, request: PreprocessedRequest) -> int:
         """Run one request to its end; the instance that served it."""
@@ -225,9 +226,7 @@ class RouterSide:
 
     async def open(self, request: Any, *, pinned: int | None = None) -> Placement:
         """A booked place at an instance that could be reached."""
-        return (
-            await reach(self.router.place, self.router.instances, request, Attempt.connect, pinned=pinned)
-        ).placement
+        return await reach(self.router.place, self.router.instances, request, Placement.connect, pinned=pinned)
 
     def same_as(self, worker: ScriptedWorker, rank: int = 0) -> bool:
         """Whether the index holds exactly what the worker does."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import inspect
 import sys
@@ -23,6 +22,7 @@ from dynamo.runtime.context import Context
 from dynamo.runtime.handler import GeneratorHandler, UserHandler, takes_context
 from dynamo.runtime.plane.frames import as_builtin
 from dynamo.runtime.stream import Sink
+from dynamo.runtime.threads import in_thread
 
 
 class PythonFileEngine:
@@ -47,7 +47,7 @@ class PythonFileEngine:
     async def start(self) -> EngineInfo:
         self._argv, sys.argv = sys.argv, [str(self._file), *self._spec.arguments]
         try:
-            module = await asyncio.to_thread(_load, self._file)
+            module = await in_thread(lambda: _load(self._file))
             self._handler = GeneratorHandler(_generate(module, self._file))
             await _initialize(module, self._file, self._spec.arguments)
         except BaseException:

@@ -1,1 +1,1 @@
-"""The door: an OpenAI-compatible HTTP server over whatever workers discovery knows."""
+"""An OpenAI-compatible HTTP server for the workers found by discovery."""

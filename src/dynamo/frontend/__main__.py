@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import uvloop
 
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.measure.tracing import TracingError, tracing_from_env
+from dynamo.frontend.greeting import no_workers_hint
+from dynamo.frontend.measure.tracing import tracing_from_env
 from dynamo.frontend.processes import Parent, supervise
 from dynamo.frontend.server import Server
 from dynamo.frontend.siblings import Siblings
@@ -24,9 +25,9 @@ from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.open_files import raise_limit
-from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 from dynamo.serving.models import Models
-from dynamo.settings import given
+from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
@@ -35,9 +36,14 @@ from dynamo.settings.router import RouterSettings
 log = logging.getLogger(__name__)
 
 
+class TerminalSettings(Settings, frozen=True, kw_only=True):
+    interactive: Annotated[bool, Setting("--interactive", help="a chat on this terminal instead of HTTP")] = False
+
+
 def parser() -> argparse.ArgumentParser:
-    flags = FlagParser("python -m dynamo.frontend", __doc__, FrontendSettings, NetworkSettings, RouterSettings)
-    flags.add_argument("-i", "--interactive", action="store_true", help="a chat on this terminal instead of HTTP")
+    tables = (TerminalSettings, FrontendSettings, NetworkSettings, RouterSettings)
+    flags = FlagParser("python -m dynamo.frontend", __doc__, *tables)
+    flags.add_argument("-i", action="store_const", const="true", dest="interactive", help="like --interactive")
     flags.add_argument("--http-worker", nargs=3, metavar=("INDEX", "FOLDER", "SOCKET"), help=argparse.SUPPRESS)
     return flags
 
@@ -46,14 +52,15 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     flags = parser().parse_args(argv)
     try:
-        environ = quiet(os.environ) if flags.interactive else os.environ
+        interactive = TerminalSettings.from_env({}, **given(vars(flags), TerminalSettings)).interactive
+        environ = quiet(os.environ) if interactive else os.environ
         configure_dynamo_logging(LogConfig.from_env(environ, verbosity=flags.verbosity))
         config = FrontendConfig.from_env(os.environ, **given(vars(flags), FrontendSettings, RouterSettings))
         network = RuntimeConfig.from_env(os.environ, **given(vars(flags), NetworkSettings)).without_status()
     except Exception as error:
         raise fail(str(error), code=2, error=error) from None
     raise_limit(config.open_files)
-    if flags.interactive:
+    if interactive:
         uvloop.run(interact(config, network))
         return
     if flags.http_worker:
@@ -81,7 +88,7 @@ async def serve(
     network = network.with_graceful_shutdown_timeout(config.graceful_shutdown_timeout)
     try:
         tracing = tracing_from_env(os.environ)
-    except TracingError as error:
+    except ValueError as error:
         raise fail(str(error), code=2, error=error) from None
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
     server = Server(
@@ -94,20 +101,24 @@ async def serve(
 
     async def work() -> None:
         try:
-            await server.start()
+            await unless_shut_down(runtime, server.start())
+            if runtime.is_shutting_down:
+                return
             if config.tls_cert_path:
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload_certificate)
             if parent is None:
-                say_where(config, server.url)
+                print_address(config, server.url)
+                if not server.models.served():
+                    print(no_workers_hint(config, network), file=sys.stderr, flush=True)
                 await server.serve()
             else:
-                await serve_beside(parent)
+                await serve_as_child(parent)
         finally:
             await server.stop()
 
-    async def serve_beside(parent: Parent) -> None:
-        parent.tell_ready()
-        orphaned = asyncio.create_task(leave_with(parent, runtime))
+    async def serve_as_child(parent: Parent) -> None:
+        parent.report_ready()
+        orphaned = asyncio.create_task(exit_with(parent, runtime))
         try:
             await server.serve()
         finally:
@@ -117,7 +128,7 @@ async def serve(
     await run_until_signalled(runtime, work())
 
 
-async def leave_with(parent: Parent, runtime: DistributedRuntime) -> None:
+async def exit_with(parent: Parent, runtime: DistributedRuntime) -> None:
     await parent.gone()
     log.warning("the parent process is gone: leaving too")
     runtime.shutdown()
@@ -130,7 +141,7 @@ async def serve_many(config: FrontendConfig, argv: list[str]) -> NoReturn:
 
     def serving(port: int) -> None:
         host = f"[{config.host}]" if ":" in config.host else config.host
-        say_where(config, f"{'https' if config.tls_cert_path else 'http'}://{host}:{port}")
+        print_address(config, f"{'https' if config.tls_cert_path else 'http'}://{host}:{port}")
 
     try:
         # Without a certificate to reload, SIGHUP would end the children.
@@ -141,12 +152,12 @@ async def serve_many(config: FrontendConfig, argv: list[str]) -> NoReturn:
     sys.exit(code)
 
 
-def say_where(config: FrontendConfig, url: str) -> None:
+def print_address(config: FrontendConfig, url: str) -> None:
     print(f"serving on {url}", file=sys.stderr, flush=True)
     if config.is_local:
         log.info("only this machine can connect; --http-host 0.0.0.0 opens the port to others")
     elif not config.api_keys:
-        log.warning("everybody who can reach %s may use it; --api-key asks for a key", url)
+        log.warning("anyone who can reach %s may use it; --api-key requires a key", url)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dynamo.frontend.bodies import BodyReader
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.gate import Gate
-from dynamo.frontend.measure.exchange import Exchange
+from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.openapi import document
 from dynamo.frontend.route import HttpRoute
 from dynamo.frontend.routes.docs import DOCUMENTS, Documents
@@ -46,13 +46,13 @@ def application(frontend: Frontend, gate: Gate, config: FrontendConfig) -> web.A
 
 def _handler(
     route: HttpRoute[Any], frontend: Frontend, config: FrontendConfig
-) -> Callable[[web.Request, Exchange], Awaitable[web.StreamResponse]]:
+) -> Callable[[web.Request, RequestRecord], Awaitable[web.StreamResponse]]:
     handler = route.handler
     if route.body is None:
-        return lambda request, exchange: handler(frontend, HttpCall(request, exchange, None, b""))
+        return lambda request, record: handler(frontend, HttpCall(request, record, None, b""))
     read = BodyReader(route.body, config).read
 
-    async def with_body(request: web.Request, exchange: Exchange) -> web.StreamResponse:
-        return await handler(frontend, HttpCall(request, exchange, *await read(request)))
+    async def with_body(request: web.Request, record: RequestRecord) -> web.StreamResponse:
+        return await handler(frontend, HttpCall(request, record, *await read(request)))
 
     return with_body

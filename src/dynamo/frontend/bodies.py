@@ -9,9 +9,13 @@ from aiohttp import web
 
 from dynamo.frontend.call import Body
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.headers import IGNORED_FIELDS
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import HttpError
 from dynamo.serving.request_template import fill_body
+
+BOM = b"\xef\xbb\xbf"
+"""Some editors and clients begin UTF-8 with it; JSON does not allow it."""
 
 
 class BodyReader(Generic[Body]):
@@ -22,7 +26,7 @@ class BodyReader(Generic[Body]):
         self._config = config
 
     async def read(self, request: web.Request) -> tuple[Body, bytes]:
-        """Decoded, and as it came but for what the operator's template fills in."""
+        """The decoded body and its JSON, both with the fields that the operator's template fills in."""
         kind = request.content_type
         if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
             raise HttpError(415, f"Content-Type must be application/json, not {kind}")
@@ -31,9 +35,14 @@ class BodyReader(Generic[Body]):
         if (request.content_length or 0) > limit:
             raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
         body = await request.read() if request.content.is_eof() else await self._rest(request)
+        body = body.removeprefix(BOM)
         if config.request_template:
             body = fill_body(config.request_template, body, self._decoder.kind)
-        return self._decoder.decode(body, config.ignore_unknown_fields), body
+        ignored: list[str] | None = [] if config.ignores_unknown_fields else None
+        decoded = self._decoder.decode(body, ignored)
+        if ignored:
+            request[IGNORED_FIELDS] = ignored
+        return decoded, body
 
     async def _rest(self, request: web.Request) -> bytes:
         try:

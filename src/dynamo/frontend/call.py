@@ -1,4 +1,4 @@
-"""One HTTP request as its handler gets it: admitted, its body decoded."""
+"""One admitted HTTP request with its decoded body: the argument of every handler."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from aiohttp import web
 
 from dynamo.frontend import headers
-from dynamo.frontend.measure.exchange import Exchange
+from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
@@ -17,23 +17,23 @@ Body = TypeVar("Body")
 
 
 class HttpCall(Generic[Body]):
-    __slots__ = ("body", "exchange", "raw_body", "request")
+    __slots__ = ("body", "raw_body", "record", "request")
 
-    def __init__(self, request: web.Request, exchange: Exchange, body: Body, raw_body: bytes) -> None:
+    def __init__(self, request: web.Request, record: RequestRecord, body: Body, raw_body: bytes) -> None:
         self.request = request
-        self.exchange = exchange
+        self.record = record
         self.body = body
         self.raw_body = raw_body
 
     @property
     def request_id(self) -> str:
-        return self.exchange.request_id
+        return self.record.request_id
 
     def context(self) -> Context:
-        """What workers learn of this request beside its content."""
+        """The request's id, metadata and trace, which workers get with its content."""
         sent = self.request.headers
         return Context(
-            headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.exchange.traceparent
+            headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.record.traceparent
         )
 
     def apply_headers(self, request: ChatRequest | CompletionRequest | EmbeddingRequest) -> None:

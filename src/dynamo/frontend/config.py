@@ -1,4 +1,4 @@
-"""What the frontend was asked to do: its settings, the router's, and what follows from them."""
+"""The configuration of the frontend: its settings, the router's, and what follows from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from dynamo.frontend.connection import ConnectionLimits
 from dynamo.frontend.measure.metrics import clean_prefix
 from dynamo.router import RouterConfig
-from dynamo.runtime.names import DEFAULT_NAMESPACE
+from dynamo.runtime.names import NamespaceFilter
 from dynamo.serving.request_template import RequestTemplate
 from dynamo.settings import given, read
 from dynamo.settings.frontend import FrontendSettings
@@ -30,14 +30,16 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
         return ConnectionLimits(idle=self.idle_timeout, header=self.header_timeout, stall=self.stall_timeout)
 
     @property
+    def ignores_unknown_fields(self) -> bool:
+        return self.ignore_unknown_fields and not self.refuse_unknown_fields
+
+    @property
     def is_local(self) -> bool:
         return self.host in LOOPBACK or self.host.startswith("127.")
 
-    def serves_namespace(self, namespace: str) -> bool:
-        """A prefix beats an exact name; the default namespace, like none, stands for all."""
-        if self.namespace_prefix:
-            return namespace.startswith(self.namespace_prefix)
-        return self.namespace in (None, "", DEFAULT_NAMESPACE, namespace)
+    @property
+    def serves_namespace(self) -> NamespaceFilter:
+        return NamespaceFilter(self.namespace, self.namespace_prefix)
 
     @classmethod
     def from_env(

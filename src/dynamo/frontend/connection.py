@@ -1,6 +1,6 @@
 """One HTTP connection, with limits on how long a client may take to send and to read.
 
-The HTTP library bounds how long a connection may be idle and how large headers may be; what it lacks is added here.
+The HTTP library limits idle time and the size of headers; the limits it lacks are added here.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ log = logging.getLogger(__name__)
 
 
 FOREVER = 10 * 365 * 86400.0
+HTTP2_PREFACE = b"PRI * HTTP/2"
+"""What a client begins with that takes for granted that the server speaks HTTP/2."""
 LINGER = 2.0
-"""Seconds to go on reading a body that was answered before its end, so that the client sees the answer."""
+"""Seconds to keep reading a body that was answered before its end: a closed connection would hide the answer."""
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
@@ -37,7 +39,7 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
 
 
 class Connection(web.RequestHandler):
-    __slots__ = ("_busy", "_header_timer", "_limits", "_stall_timer")
+    __slots__ = ("_busy", "_header_timer", "_is_http2", "_limits", "_stall_timer")
 
     def __init__(self, server: web.Server, limits: ConnectionLimits) -> None:
         super().__init__(
@@ -49,23 +51,25 @@ class Connection(web.RequestHandler):
         )
         self._limits = limits
         self._busy = False
+        self._is_http2 = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
-    def begun(self) -> None:
+    def request_begun(self) -> None:
         """A request's header is complete."""
         self._busy = True
         if self._header_timer:
             self._header_timer.cancel()
             self._header_timer = None
 
-    def ended(self) -> None:
+    def request_ended(self) -> None:
         self._busy = False
 
     def data_received(self, data: bytes) -> None:
         if not self._busy and self._header_timer is None and self._limits.header:
             loop = asyncio.get_running_loop()
             self._header_timer = loop.call_later(self._limits.header, self._too_slow, "to send a header")
+            self._is_http2 = data.startswith(HTTP2_PREFACE)
         super().data_received(data)
 
     def pause_writing(self) -> None:
@@ -100,12 +104,14 @@ class Connection(web.RequestHandler):
         """Malformed or oversized HTTP gets an error of our own shape, and no traceback in the log."""
         request_id = str(uuid.uuid4())
         if status >= 500:
-            log.error("%s failed before it had a handler [%s]", request.rel_url.raw_path, request_id, exc_info=exc)
+            log.error("%s failed before it reached a handler [%s]", request.rel_url.raw_path, request_id, exc_info=exc)
             error = HttpError(500, f"internal error (request id {request_id})")
         elif isinstance(exc, LineTooLong):
             error = HttpError(431, "a line of the request's header is too long")
+        elif self._is_http2:
+            error = HttpError(505, "HTTP/2 is not spoken here; use HTTP/1.1, or a proxy in front of this server")
         else:
-            log.info("a client at %s sent what is not HTTP [%s]", self.peername, request_id)
+            log.info("a client at %s did not send valid HTTP [%s]", self.peername, request_id)
             error = HttpError(400, "the request is not valid HTTP")
         response = error_response(error, request_id)
         response.force_close()

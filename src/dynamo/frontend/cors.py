@@ -12,7 +12,7 @@ MAX_AGE = "600"
 
 
 class Cors:
-    """`*` allows every page; answers never allow credentials, so browsers send none."""
+    """`*` allows every page. Credentials are never allowed, so browsers send none."""
 
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origins)
@@ -21,7 +21,7 @@ class Cors:
         return bool(self._origins)
 
     def headers(self, sent: Headers) -> dict[str, str]:
-        """What an answer to this request carries."""
+        """The headers of an answer to this request."""
         origin = sent.get("Origin")
         if "*" in self._origins:
             allowed = {"Access-Control-Allow-Origin": "*"}
@@ -30,7 +30,7 @@ class Cors:
             allowed = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
         else:
             return {"Vary": "Origin"}
-        return allowed | {"Access-Control-Expose-Headers": "x-request-id, retry-after"}
+        return allowed | {"Access-Control-Expose-Headers": "x-request-id, request-id, retry-after, x-dynamo-warning"}
 
     def preflight(self, request: web.Request) -> web.Response | None:
         """The answer to a browser's preflight request; None for any other."""

@@ -1,12 +1,13 @@
-"""What a request's headers say, and how much of it is trusted."""
+"""Reads a request's headers, without trusting their values."""
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from aiohttp import web
 from msgspec import structs
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -25,11 +26,14 @@ _RANK = ("x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank")
 _PRIORITY = ("x-dynamo-request-priority",)
 _TENANT = "x-tenant-id"
 _NVEXT = frozenset((*_INSTANCE, *_RANK, *_PRIORITY, _TENANT))
+WARNING = "x-dynamo-warning"
+IGNORED_FIELDS = web.RequestKey("ignored_fields", list[str])
+"""The unknown fields of a request, if it had any."""
 UNSET_RANK = 4294967295
 
 
 def request_id(headers: Headers) -> str:
-    """The client's own `x-request-id`, if it can stand in a log and a header; a new one otherwise."""
+    """The client's `x-request-id` if it is safe to write to a log and a header, else a new one."""
     sent = headers.get("x-request-id")
     return sent if sent and _PRINTABLE.fullmatch(sent) else str(uuid.uuid4())
 
@@ -49,6 +53,13 @@ def context_id(headers: Headers, request_id: str) -> str:
     return str(uuid.uuid4()) if headers.get("x-request-id") else request_id
 
 
+def ignored_fields(names: Sequence[str]) -> str:
+    """The warning of an answer to a request with unknown fields; names are shortened to what a header can hold."""
+    listed = ", ".join(ascii(name[:64])[1:-1] for name in names[:20])
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    return f"ignored unknown fields: {listed}{more}"
+
+
 def traceparent(headers: Headers) -> str | None:
     sent = headers.get("traceparent", "")
     return sent if _TRACEPARENT.fullmatch(sent) else None
@@ -63,14 +74,11 @@ def metadata(headers: Headers) -> dict[str, str]:
         key = name[len(_METADATA) :].lower()
         if key and key not in found and "authorization" not in key and not value.lower().startswith("bearer "):
             found[key] = value
-    if len(found) > MAX_METADATA or _size(found) > MAX_METADATA_BYTES:
+    size = sum(len(key) + len(value) for key, value in found.items())
+    if len(found) > MAX_METADATA or size > MAX_METADATA_BYTES:
         limits = f"at most {MAX_METADATA} of them, {MAX_METADATA_BYTES} bytes in all"
         raise HttpError(431, f"too many {_METADATA}* headers: {limits}")
     return found
-
-
-def _size(fields: Mapping[str, str]) -> int:
-    return sum(len(key) + len(value) for key, value in fields.items())
 
 
 def nvext(headers: Headers, body: NvExt | None) -> NvExt | None:

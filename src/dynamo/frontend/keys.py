@@ -16,10 +16,10 @@ class Unauthorized(DynamoException):
 
 
 class ApiKeys:
-    """Without any, all requests are accepted."""
+    """Without any key all requests are accepted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        # Digests all have one length: the time a comparison takes does not even reveal the length of a key.
+        # Digests have equal lengths, so the time of a comparison does not reveal even the length of a key.
         self._digests = [_digest(key) for key in keys]
 
     def check(self, headers: Headers) -> None:

@@ -1,4 +1,4 @@
-"""The OpenAPI document, built from the route table and the very structs that decode the requests."""
+"""The OpenAPI document, built from the route table and the structs that decode the requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASONS = {
 
 
 def document(routes: Sequence[HttpRoute[Any]]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of those routes that have a summary."""
+    """An OpenAPI 3.1 document of the routes that have a summary."""
     routes = [route for route in routes if route.summary is not None]
     kinds = dict.fromkeys(
         kind for route in routes for kind in (route.body, route.answer, route.error) if kind is not None
@@ -48,7 +48,7 @@ def document(routes: Sequence[HttpRoute[Any]]) -> dict[str, Any]:
 def _operation(route: HttpRoute[Any], path: str, schema_of: dict[Any, dict[str, Any]]) -> dict[str, Any]:
     content = {"application/json": {"schema": schema_of.get(route.answer, {"type": "object"})}}
     if route.streams:
-        content["text/event-stream"] = {}
+        content[route.stream_type] = {}
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     for status in route.statuses:
         error = {"application/json": {"schema": schema_of[route.error]}}

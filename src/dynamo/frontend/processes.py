@@ -1,7 +1,7 @@
 """`--http-workers N`: N processes on one port, and the parent that keeps them running.
 
 The kernel spreads new connections over the processes. Parent and child hold a socket pair: the child writes a byte when
-it serves, and leaves when the parent's end closes, for whatever reason.
+it serves, and exits when the parent's end closes, for whatever reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def reserve(host: str, port: int) -> tuple[socket.socket, int]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         if port:
-            # A server that shares its port would let this one in unnoticed: make sure that the port is free.
+            # With SO_REUSEPORT binding succeeds beside another such server: check without it that the port is free.
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
@@ -46,12 +46,12 @@ def reserve(host: str, port: int) -> tuple[socket.socket, int]:
 
 
 class HttpProcess:
-    """One of the children; when its process dies another is started in its place."""
+    """One child, restarted when it dies."""
 
     def __init__(self, index: int, command: Callable[[int], list[str]]) -> None:
         self.ready = asyncio.Event()
         self.serving = False
-        """The current process serves; `ready` is set once any has."""
+        """The current process serves requests; `ready` stays set once any of them did."""
         self.code = 0
         self.process: asyncio.subprocess.Process | None = None
         self._index = index
@@ -90,7 +90,7 @@ class HttpProcess:
             code = await self.process.wait()
             self.serving = False
             if self._stopping.is_set() and code == -signal.SIGTERM:
-                # The signal came before it had a handler for it.
+                # The child got the signal before it had installed its handler.
                 code = 0
             # As a shell reports it.
             self.code = 128 - code if code < 0 else code
@@ -98,7 +98,7 @@ class HttpProcess:
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self._stopping.is_set() and number == signal.SIGTERM:
-            # A second one would mean: without waiting for requests.
+            # A second SIGTERM would end the child without waiting for its requests.
             return
         self._stopping.set()
         self.send(number)
@@ -165,7 +165,7 @@ async def forwarded(workers: list[HttpProcess], passed_on: Sequence[signal.Signa
 
     def pass_on(number: int) -> None:
         for worker in workers:
-            # Until then it has no handler for it.
+            # Before that it has no handler for the signal, which would end it.
             if worker.serving:
                 worker.send(number)
 
@@ -187,7 +187,7 @@ class Parent:
         self._socket = socket.socket(fileno=number)
         self._socket.setblocking(False)
 
-    def tell_ready(self) -> None:
+    def report_ready(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.send(READY)
 

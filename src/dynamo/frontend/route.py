@@ -1,4 +1,4 @@
-"""What is known of a route: everything that tells one from another is a field here."""
+"""The description of a route: everything in which routes differ is a field here."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, Generic
 from aiohttp import web
 from msgspec import Struct
 
+from dynamo.frontend.answers.errors import ErrorShape
 from dynamo.frontend.call import Body, HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.protocols.anthropic_answers import AnthropicError
 from dynamo.protocols.openai_answers import ErrorAnswer
 
 Handler = Callable[[Frontend, HttpCall[Body]], Awaitable[web.StreamResponse]]
 
 
 class Access(enum.Enum):
-    """Who may call a route. Probes are polled by machines: they are answered while the server drains, and logged at
-    debug level only."""
+    """Who may call a route. Probes and metrics are polled by machines: they are answered while the server drains, and
+    logged at debug level only."""
 
     KEY = enum.auto()
     """Clients with an API key, where the server has keys."""
     PROBE = enum.auto()
-    """Everybody."""
+    """Anyone."""
     METRICS = enum.auto()
-    """Everybody, unless `--protect-metrics` asks for a key."""
+    """Anyone, unless `--protect-metrics` requires a key."""
 
 
 class HttpRoute(Struct, Generic[Body], frozen=True):
@@ -35,21 +35,22 @@ class HttpRoute(Struct, Generic[Body], frozen=True):
     """In the router's syntax: `{name:regex}` is a variable part."""
     handler: Handler[Body]
     body: type[Body] | None = None
-    """What the body is decoded to; None for a route that reads none."""
+    """The type the body is decoded to; None for a route without a body."""
     access: Access = Access.KEY
     endpoint: str | None = None
     """The route runs a model: its requests are counted under this label, traced and limited."""
-    error: type[ErrorAnswer] | type[AnthropicError] = ErrorAnswer
+    error: ErrorShape = ErrorAnswer
     """The shape of its errors."""
 
     summary: str | None = None
-    """None keeps the route out of the OpenAPI document, for which the remaining fields are."""
+    """None keeps the route out of the OpenAPI document. This field and those below only serve that document."""
     answer: Any = None
     """The struct of its answer; None for any object."""
     statuses: tuple[int, ...] = ()
     """The errors it can answer with."""
     streams: bool = False
-    """The answer can also be a stream of server-sent events."""
+    """The answer can also be a stream."""
+    stream_type: str = "text/event-stream"
 
     @property
     def is_probe(self) -> bool:

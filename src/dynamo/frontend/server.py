@@ -1,4 +1,4 @@
-"""The life of the HTTP server: listen, serve, stop taking requests, let the running ones finish."""
+"""The life of the HTTP server: listen, serve, refuse new requests, finish the running ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from dynamo.frontend.app import application
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
-from dynamo.frontend.measure.exchange import Exchanges
+from dynamo.frontend.kept_state import KeptState, open_state
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
+from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
@@ -54,15 +55,19 @@ class Server:
         self._siblings = siblings
         self._tracing = tracing
         self._loop_delay = LoopDelay()
-        self._frontend = Frontend(self.models, Exchanges(metrics), self._loop_delay, siblings)
+        self._frontend = Frontend(self.models, RunningRequests(metrics), self._loop_delay, siblings)
         self._gate = Gate(self._frontend, config, tracing)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self._certificate: Certificate | None = None
+        self._state: KeptState | None = None
         self.url = ""
 
     async def start(self) -> None:
         """Listen first, so that a taken port is reported at once; then learn which models there are."""
+        self._frontend.state = self._state = await open_state(
+            self._config, self._siblings, self.models, lambda: self._runtime.is_shutting_down
+        )
         self._certificate = self._tls()
         tls = self._certificate.context if self._certificate else None
         app = application(self._frontend, self._gate, self._config)
@@ -75,10 +80,11 @@ class Server:
         if self._siblings:
             await self._siblings.start(self._frontend.snapshot, self.models.merge_overrides)
         await self.models.start()
+        await self._state.start()
         self._loop_delay.start()
         if self._certificate:
             self._certificate.watch()
-        # What exists by now lives as long as the process: later collections need not look at it.
+        # Objects that exist by now live as long as the process: later collections need not visit them.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 100)
@@ -90,12 +96,14 @@ class Server:
         """
         await self._runtime.wait_for_shutdown()
         self._frontend.draining = True
+        if self._state:
+            await self._state.batches.close()
         await self._drain()
         if self._listener:
             self._listener.close()
 
     async def stop(self) -> None:
-        """End what still runs; safe in whatever state the server is."""
+        """End the requests that still run. May be called in any state."""
         self._frontend.draining = True
         self._loop_delay.stop()
         if self._certificate:
@@ -106,12 +114,14 @@ class Server:
             await self._runner.cleanup()
         if self._siblings:
             await self._siblings.close()
+        if self._state:
+            await self._state.close()
         await self.models.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
 
     def reload_certificate(self) -> None:
-        """Check its files now rather than at the next interval."""
+        """Read the certificate's files now rather than at the next check."""
         if self._certificate:
             self._certificate.reload()
 
@@ -146,7 +156,7 @@ class Server:
             async with asyncio.timeout(self._config.graceful_shutdown_timeout):
                 await self._gate.idle()
         except TimeoutError:
-            log.warning("%d requests did not finish in time and are ended now", self._gate.running)
+            log.warning("%d requests did not finish in time and are ended now", self._gate.open_requests)
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ServerError:

@@ -1,4 +1,4 @@
-"""The processes that share one port: each can answer for all of them, and thresholds set at one apply to all."""
+"""The processes that share one port: each reports the metrics of all, and thresholds set at one apply to all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class AskMetrics(Struct, tag="metrics"):
-    """Answered with the families of the process asked."""
+    """A question, answered with the metric families of the process."""
 
 
 class AskOverrides(Struct, tag="overrides"):
-    """Answered with the overrides of the process asked, once it has merged these into them."""
+    """A question: the process merges `known` into its overrides and answers with the result."""
 
     known: list[Override]
 
@@ -37,10 +37,10 @@ Question = AskMetrics | AskOverrides
 
 
 class Siblings:
-    """Each process answers questions at a socket in a folder that only this user can enter."""
+    """Each process answers the others on a Unix socket in a folder that only this user can enter."""
 
     def __init__(self, folder: Path, index: int, count: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._index = index
         self._count = count
         self._server: asyncio.Server | None = None
@@ -55,7 +55,7 @@ class Siblings:
         # A predecessor that was killed left its socket behind.
         path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(self._answer, path)
-        await self.compare()
+        await self.sync_overrides()
 
     async def close(self) -> None:
         if self._server:
@@ -63,16 +63,16 @@ class Siblings:
             await self._server.wait_closed()
 
     async def all_families(self) -> Families:
-        """Labelled by process rather than summed: processes restart at different times, so a sum would be no counter.
+        """Labelled by process, not summed: processes restart at different times, so a sum could decrease.
         A process that does not answer is left out."""
         answers = await asyncio.gather(*(self._families(index) for index in range(self._count)))
         return merge({str(index): families for index, families in enumerate(answers)})
 
-    async def compare(self) -> None:
-        """Exchange overrides with all others that can be reached. The rest will do so when they start."""
-        await asyncio.gather(*(self._compare_with(one) for one in range(self._count) if one != self._index))
+    async def sync_overrides(self) -> None:
+        """Exchange overrides with all processes that can be reached; the others do it when they start."""
+        await asyncio.gather(*(self._sync_with(one) for one in range(self._count) if one != self._index))
 
-    async def _compare_with(self, index: int) -> None:
+    async def _sync_with(self, index: int) -> None:
         try:
             self._merge(await self._ask(index, AskOverrides(self._merge([])), list[Override]))
         except (TimeoutError, msgspec.MsgspecError) as error:
@@ -86,7 +86,7 @@ class Siblings:
         try:
             return await self._ask(index, AskMetrics(), Families)
         except (OSError, TimeoutError, msgspec.MsgspecError) as error:
-            log.warning("worker process %d does not answer with its metrics: %s", index, _words(error))
+            log.warning("worker process %d does not report its metrics: %s", index, _words(error))
             return []
 
     async def _ask(self, index: int, question: Question, answer: type[T]) -> T:
@@ -114,7 +114,7 @@ class Siblings:
             writer.close()
 
     def _path(self, index: int) -> Path:
-        return self._folder / f"{index}.sock"
+        return self.folder / f"{index}.sock"
 
 
 def _words(error: Exception) -> str:

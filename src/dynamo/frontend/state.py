@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dynamo.frontend.measure.exchange import Exchanges
+from dynamo.frontend.kept_state import KeptState
 from dynamo.frontend.measure.loop_delay import LoopDelay
+from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.frontend.measure.router_metrics import overhead_metrics, router_metrics
 from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
@@ -14,11 +15,14 @@ from dynamo.serving.models import Models
 
 
 class Frontend:
+    state: KeptState
+    """Opened when the server starts."""
+
     def __init__(
-        self, models: Models, exchanges: Exchanges, loop_delay: LoopDelay, siblings: Siblings | None = None
+        self, models: Models, requests: RunningRequests, loop_delay: LoopDelay, siblings: Siblings | None = None
     ) -> None:
         self.models = models
-        self.exchanges = exchanges
+        self.requests = requests
         self.draining = False
         """New requests are refused, running ones finish."""
         self._loop_delay = loop_delay
@@ -26,16 +30,15 @@ class Frontend:
 
     def snapshot(self) -> list[MetricFamily]:
         """The metrics of this process."""
-        exchanges = self.exchanges
-        exchanges.settle()
+        self.requests.settle()
         served = self.models.served()
-        metrics = exchanges.metrics
+        metrics = self.requests.metrics
         return [
             *metrics.snapshot(model.card for model in served),
-            *metrics.stages.snapshot(*exchanges.stages()),
+            *metrics.stages.snapshot(*self.requests.stages()),
             *self._loop_delay.snapshot(metrics.prefix),
             ready_gauge(metrics.prefix, self.models.readiness()),
-            *worker_gauges(metrics.prefix, served, metrics.last_seen),
+            *worker_gauges(metrics.prefix, served, metrics.last_requests),
             *router_metrics(metrics.prefix, ((model.name, model.router) for model in served)),
             *overhead_metrics(self.models.router_id, served),
         ]
@@ -45,7 +48,7 @@ class Frontend:
         return self.snapshot() if self._siblings is None else await self._siblings.all_families()
 
     async def set_thresholds(self, model: str, values: Mapping[str, int | float]) -> None:
-        """In all processes on this port."""
+        """Set thresholds in all processes on this port."""
         self.models.set_thresholds(model, values)
         if self._siblings:
-            await self._siblings.compare()
+            await self._siblings.sync_overrides()

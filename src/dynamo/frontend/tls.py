@@ -1,4 +1,4 @@
-"""The certificate the server shows: read at the start, and again when its files change."""
+"""The server's certificate: read at the start, and again when its files change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TlsError(Exception):
 
 
 class Certificate:
-    """New connections get the newest that could be read; open ones keep theirs."""
+    """New connections get the newest readable certificate; open ones keep theirs."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
         """Raises TlsError."""
@@ -26,7 +26,7 @@ class Certificate:
         self._newest = server_context(certificate, key)
         self._timer: asyncio.TimerHandle | None = None
         self.context = server_context(certificate, key)
-        """For the server: it hands each connection to the newest, even if the client names no host."""
+        """For the server: its callback gives each connection the newest certificate, with or without SNI."""
         self.context.sni_callback = self._choose
 
     def watch(self, every: float = CHECK_SECONDS) -> None:
@@ -53,7 +53,7 @@ class Certificate:
         self.watch(every)
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        """Differs when the files do, whether they were rewritten or a link was changed."""
+        """Changes when a file was rewritten, replaced or linked elsewhere."""
         return [_stamp(path) for path in self._files]
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:

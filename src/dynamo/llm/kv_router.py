@@ -1,4 +1,4 @@
-"""`KvRouter`: KV-aware routing for programs that have no frontend before their workers."""
+"""`KvRouter`: KV-aware routing for programs that send requests to workers without a frontend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from dynamo.kv.hashing import local_hashes, salt_seed
 from dynamo.llm.bookings import ProgramBookings
@@ -24,7 +24,7 @@ SWEEP_SECONDS = 30.0
 
 
 class KvRouterConfig(Struct, kw_only=True, frozen=True):
-    """How workers are chosen; `docs/routing.md` explains each."""
+    """How workers are chosen; `docs/routing.md` explains each setting."""
 
     overlap_score_weight: float = 1.0
     router_temperature: float = 0.0
@@ -42,23 +42,10 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     active_prefill_tokens_threshold_frac: float | None = None
 
     def router_config(self) -> RouterConfig:
-        return RouterConfig(
-            mode="kv",
-            overlap_weight=self.overlap_score_weight,
-            temperature=self.router_temperature,
-            host_weight=self.router_host_cache_hit_weight,
-            disk_weight=self.router_disk_cache_hit_weight,
-            use_kv_events=self.use_kv_events,
-            replica_sync=self.router_replica_sync,
-            ttl=self.router_ttl_secs,
-            copy_prefixes=self.router_copy_prefixes,
-            queue_threshold=self.router_queue_threshold,
-            queue_policy=self.router_queue_policy,
-            queue_limit=self.router_queue_limit,
-            active_decode_blocks_threshold=self.active_decode_blocks_threshold,
-            active_prefill_tokens_threshold=self.active_prefill_tokens_threshold,
-            active_prefill_tokens_threshold_frac=self.active_prefill_tokens_threshold_frac,
-        )
+        """All fields but the first have the names of the router's flags."""
+        flags = structs.asdict(self)
+        weight = flags.pop("overlap_score_weight")
+        return RouterConfig.from_env({}, router_mode="kv", kv_overlap_score_weight=weight, **flags)
 
 
 class KvRouter:
@@ -142,7 +129,7 @@ class KvRouter:
         request = prompt(token_ids, lora_name=lora_name, cache_salt=cache_salt)
         override = self._router.override(router_config_override)
         if request_id is None:
-            peeked = self._router.peek(request, override)
+            peeked = self._router.core.peek(request, override)
             return *peeked.worker, peeked.overlap.device
         if request_id in self._bookings:
             raise ValueError(f"request_id '{request_id}' is booked already")
@@ -168,7 +155,8 @@ class KvRouter:
     ) -> list[dict[str, int]]:
         """The load each rank would have if the prompt went there."""
         await self._started()
-        choice = self._router.survey(prompt(token_ids), self._router.override(router_config_override))
+        override = self._router.override(router_config_override)
+        choice = self._router.core.peek(prompt(token_ids), override, include_busy=True)
         return [
             {
                 "worker_id": candidate.worker.worker_id,
@@ -219,7 +207,7 @@ class KvRouter:
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(RuntimeError(f"the KV router did not start: {error}"))
-                self._ready.exception()  # Raised to callers; marked as read, because there may be none.
+                self._ready.exception()  # Callers get it; marked as retrieved, because there may be none.
             raise
         finally:
             await self._router.close()

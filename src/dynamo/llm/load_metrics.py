@@ -1,4 +1,4 @@
-"""`WorkerMetricsPublisher`: how an engine author reports to routers how busy a worker is."""
+"""`WorkerMetricsPublisher`, with which an engine author reports to routers how busy a worker is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, subject
+from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS, subject
 from dynamo.llm.kv.feed import component_of
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.runtime import Component, Context, Endpoint
@@ -97,11 +97,9 @@ class LoadBoard:
 
     def figures(self) -> dict[str, Any]:
         """What `load_metrics` answers."""
-        ranks = []
-        for dp_rank in sorted(self._latest):
-            known = msgspec.to_builtins(self._latest[dp_rank])
-            ranks.append({**known, "dp_rank": dp_rank})
-            del ranks[-1]["worker_id"]
+        ranks = [msgspec.to_builtins(load) | {"dp_rank": rank} for rank, load in sorted(self._latest.items())]
+        for figures in ranks:
+            del figures["worker_id"]
         return {"worker_id": self._worker_id, "ranks": ranks}
 
     def _send(self) -> None:
@@ -111,7 +109,7 @@ class LoadBoard:
 
     async def _repeat(self) -> None:
         while True:
-            await asyncio.sleep(LOAD_REPEATED)
+            await asyncio.sleep(LOAD_REPORT_SECONDS)
             self._changed.update(self._latest)
             self._send()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from pathlib import Path
@@ -12,19 +11,9 @@ from dynamo.model import HubConfig, ModelError, build_card, default_name, resolv
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.runtime import Endpoint, records
 from dynamo.runtime.names import CARDS, card_key
+from dynamo.runtime.threads import in_thread
 
 log = logging.getLogger(__name__)
-
-_OPTIONS = (
-    "model_name",
-    "context_length",
-    "kv_cache_block_size",
-    "user_data",
-    "migration_limit",
-    "custom_template_path",
-    "runtime_config",
-    "worker_type",
-)
 
 
 @overload
@@ -60,7 +49,7 @@ async def register_llm(*args: Any, **options: Any) -> None:
     """
     asked = _arguments(args, options)
     endpoint: Endpoint = asked.pop("endpoint")
-    card = await asyncio.to_thread(_make_card, **asked)
+    card = await in_thread(lambda: _make_card(**asked))
     await register_card(endpoint, card)
 
 
@@ -84,7 +73,8 @@ async def unregister_llm(endpoint: Endpoint) -> None:
 
 async def fetch_llm(model: str, ignore_weights: bool = False) -> str:
     """The folder or file a model name leads to, downloaded if need be."""
-    local = await asyncio.to_thread(resolve, model, config=HubConfig.from_env(os.environ), weights=not ignore_weights)
+    hub = HubConfig.from_env(os.environ)
+    local = await in_thread(lambda: resolve(model, config=hub, weights=not ignore_weights))
     return str(local.path)
 
 
@@ -97,9 +87,10 @@ def _arguments(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]
     if len(args) > len(names):
         raise TypeError(f"register_llm takes at most {len(names)} positional arguments, got {len(args)}")
     asked = dict(zip(names, args, strict=False))
+    optional = _make_card.__kwdefaults__ or {}
     for name, value in options.items():
-        if name not in _OPTIONS and name not in names:
-            raise TypeError(f"register_llm does not know the option '{name}'; it knows {', '.join(_OPTIONS)}")
+        if name not in optional and name not in names:
+            raise TypeError(f"register_llm does not know the option '{name}'; it knows {', '.join(optional)}")
         if name in asked:
             raise TypeError(f"register_llm got '{name}' twice")
         asked[name] = value

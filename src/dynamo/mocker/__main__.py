@@ -40,8 +40,10 @@ class MockerSettings(Settings, frozen=True, kw_only=True):
     model_name: ModelName = None
     endpoint: Annotated[str | None, Setting(
         "--endpoint",
-        help="where to serve; DYN_NAMESPACE is another namespace, and a prefill worker's component is prefill",
+        help="where to serve; a prefill worker's component is prefill",
         metavar="NAME", group="workers", default="dyn://dynamo.backend.generate")] = None
+    namespace: Annotated[str, Setting(
+        variables="DYN_NAMESPACE", help="namespace to serve in, without --endpoint")] = DEFAULT_NAMESPACE
     num_workers: Annotated[int, Meta(ge=1), Setting(
         "--num-workers", help="workers of this process", group="workers")] = 1
     stagger_delay: Annotated[float, Setting(
@@ -67,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
         args = engine_args(flags)
         timing = timing_for(args)
         network = Network.from_env(os.environ, **given(flags, NetworkSettings))
-        endpoint = EndpointId.parse(asked.endpoint) if asked.endpoint else default_endpoint(args, os.environ)
+        endpoint = EndpointId.parse(asked.endpoint) if asked.endpoint else default_endpoint(args, asked.namespace)
         pauses = stagger(asked.num_workers, asked.stagger_delay)
     except (ValueError, InvalidArgument, StartError) as error:
         raise fail(str(error), code=2, error=error) from None
@@ -95,10 +97,10 @@ def engine_args(flags: Mapping[str, Any]) -> MockerArgs:
     return MockerArgs.from_json(source, [(names[field], field, value) for field, value in values.items()])
 
 
-def default_endpoint(args: MockerArgs, environ: Mapping[str, str]) -> EndpointId:
+def default_endpoint(args: MockerArgs, namespace: str) -> EndpointId:
     """Prefill workers serve a component of their own: they must not get the requests of others."""
     component = "prefill" if args.worker_type is WorkerType.Prefill else DEFAULT_COMPONENT
-    return EndpointId(environ.get("DYN_NAMESPACE") or DEFAULT_NAMESPACE, component)
+    return EndpointId(namespace, component)
 
 
 def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: int) -> ModelCard:

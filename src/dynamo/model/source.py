@@ -5,45 +5,46 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Self
 
 from msgspec import Struct
 
 from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled
 from dynamo.model.errors import ModelError
+from dynamo.settings import Setting, Settings, read
+from dynamo.settings.setting import truthy
 
 _HUB = "https://huggingface.co"
 _HUB_PREFIX = "hf://"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_TRUE = {"1", "true", "yes", "on"}
 
 # Repositories often contain the weights in several formats; no engine here loads these.
 _OTHER_COPIES = ["original/*", "onnx/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", "*.tflite", "*.gguf"]
 _TEXT_ONLY = ["*.json", "*.jinja"]
 
 
-class HubConfig(Struct, frozen=True, kw_only=True):
-    """How to reach the Hugging Face hub, and where to cache its files."""
+class HubConfig(Settings, frozen=True, kw_only=True):
+    """The variables that huggingface_hub documents, in its order of precedence."""
 
-    cache: Path
-    token: str | None = None
-    endpoint: str = _HUB
-    offline: bool = False
+    # fmt: off
+    cache: Annotated[Path, Setting(
+        variables=("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"), help="folder of downloaded models",
+        default="`hub` in `HF_HOME`, else in `~/.cache/huggingface`")]
+    token: Annotated[str | None, Setting(
+        variables=("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), help="for gated and private models", secret=True)] = None
+    endpoint: Annotated[str, Setting(
+        variables="HF_ENDPOINT", help="address of the hub or of a mirror", parse=lambda text: text.rstrip("/"))] = _HUB
+    offline: Annotated[bool, Setting(
+        variables=("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), help="use only what is downloaded", parse=truthy)] = False
+    # fmt: on
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str]) -> HubConfig:
-        """Read the variables that huggingface_hub documents, in its order of precedence."""
-        cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
-        if not cache:
-            root = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".cache")
-            cache = str(Path(environ.get("HF_HOME") or Path(root) / "huggingface") / "hub")
-        offline = environ.get("HF_HUB_OFFLINE") or environ.get("TRANSFORMERS_OFFLINE") or ""
-        return cls(
-            cache=Path(cache).expanduser(),
-            token=environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN") or None,
-            endpoint=(environ.get("HF_ENDPOINT") or _HUB).rstrip("/"),
-            offline=offline.strip().lower() in _TRUE,
-        )
+    def from_env(cls, environ: Mapping[str, str], **flags: object) -> Self:
+        root = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
+        cache = Path(environ.get("HF_HOME") or Path(root) / "huggingface") / "hub"
+        values = {"cache": cache} | read(cls, environ, flags)
+        return cls(**values | {"cache": values["cache"].expanduser()})
 
 
 class LocalModel(Struct, frozen=True, kw_only=True):

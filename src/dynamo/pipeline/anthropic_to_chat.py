@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,12 +13,16 @@ from dynamo.protocols.anthropic import (
     AnthropicTool,
     Base64Image,
     Block,
+    DocumentBlock,
+    FallbackBlock,
     ImageBlock,
     MessageParam,
     MessagesRequest,
     PromptFields,
     RedactedThinkingBlock,
+    SearchResultBlock,
     TextBlock,
+    TextSource,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -39,7 +44,9 @@ from dynamo.protocols.openai_chat import (
     ToolCall,
     ToolChoice,
 )
-from dynamo.protocols.openai_fields import JsonSchema, JsonSchemaFormat, ResponseFormat
+from dynamo.protocols.openai_fields import ENGINE_FIELDS, JsonSchema, JsonSchemaFormat, ResponseFormat
+
+_CLIENT_TOOLS = ("bash_", "text_editor_", "memory_", "computer_")
 
 
 def anthropic_to_chat(request: PromptFields) -> ChatRequest:
@@ -49,7 +56,7 @@ def anthropic_to_chat(request: PromptFields) -> ChatRequest:
     chat = ChatRequest(
         model=request.model,
         messages=_messages(request),
-        tools=_tools(request.tools) if request.tools else None,
+        tools=(_tools(request, request.tools) or None) if request.tools else None,
         tool_choice=_tool_choice(request),
         parallel_tool_calls=False if request.tool_choice and request.tool_choice.disable_parallel_tool_use else None,
         thinking=_thinking(request),
@@ -65,13 +72,23 @@ def anthropic_to_chat(request: PromptFields) -> ChatRequest:
     if isinstance(request, MessagesRequest):
         if request.container is not None:
             raise InvalidRequest.unsupported("container", "code is not run on this server")
+        if request.compaction is not None:
+            raise InvalidRequest.unsupported("compaction", "conversations are not summarized on this server")
+        if request.thread is not None:
+            # The client sends the whole conversation once it reads this code.
+            why = "conversations are not kept on this server; send all messages"
+            raise InvalidRequest(f"`thread` is not supported here: {why}.", "thread", "thread_unsupported_request")
         chat.max_tokens = request.max_tokens
         chat.stream = request.stream
         chat.temperature = request.temperature
         chat.top_p = request.top_p
-        chat.top_k = request.top_k
-        chat.stop = list(request.stop_sequences) if request.stop_sequences else None
-        chat.nvext = request.nvext
+        for name in ENGINE_FIELDS:
+            setattr(chat, name, getattr(request, name))
+        if request.stop_sequences:
+            chat.stop = [
+                *([request.stop] if isinstance(request.stop, str) else request.stop or ()),
+                *request.stop_sequences,
+            ]
     return chat
 
 
@@ -89,17 +106,32 @@ def _thinking(request: PromptFields) -> Thinking | None:
 
 
 def _response_format(request: PromptFields) -> ResponseFormat | None:
-    if request.output_config is None or request.output_config.format is None:
+    form = request.output_config.format if request.output_config else None
+    where = "output_config.format"
+    if request.output_format is not None:
+        if form is not None:
+            raise InvalidRequest.bad_value("output_format", "is the older name of `output_config.format`; give one")
+        form, where = request.output_format, "output_format"
+    if form is None:
         return None
-    check_schema(request.output_config.format.schema, "output_config.format.schema")
-    return JsonSchemaFormat(JsonSchema(name="answer", schema=request.output_config.format.schema))
+    check_schema(form.schema, f"{where}.schema")
+    return JsonSchemaFormat(JsonSchema(name="answer", schema=form.schema))
 
 
-def _tools(tools: list[AnthropicTool]) -> list[Tool]:
+def _tools(request: PromptFields, tools: list[AnthropicTool]) -> list[Tool]:
+    may_drop = request.tool_choice is None or request.tool_choice.type in ("auto", "none")
     translated = []
     for index, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
+            client_side = tool.type.startswith(_CLIENT_TOOLS)
+            if may_drop and not client_side:
+                continue  # Anthropic's service would run it; without it the model answers as well as it can
             why = f"{tool.type[:64]!r} tools run at Anthropic; only 'custom' is known"
+            if client_side:
+                why = (
+                    f"{tool.type[:64]!r} tools are run by the client, but only Anthropic's models know how to call "
+                    "them; offer a tool with an `input_schema`"
+                )
             raise InvalidRequest.unsupported(f"tools[{index}].type", why)
         if tool.input_schema is None:
             raise InvalidRequest.missing(f"tools[{index}].input_schema")
@@ -122,7 +154,7 @@ def _tool_choice(request: PromptFields) -> ToolChoice | None:
     if choice.type == "any":
         return "required"
     name = check_tool_name(choice.name, [tool.name for tool in request.tools], "tool_choice.name")
-    return NamedToolChoice(type="function", function=FunctionName(name))
+    return NamedToolChoice(function=FunctionName(name))
 
 
 def _messages(request: PromptFields) -> list[Message]:
@@ -162,7 +194,7 @@ def _assistant(blocks: list[Block], where: str) -> Message:
             case ToolUseBlock():
                 arguments = _encoded(block.input, f"{where}[{index}].input")
                 calls.append(ToolCall(id=block.id, function=FunctionCall(block.name, arguments)))
-            case RedactedThinkingBlock():
+            case RedactedThinkingBlock() | FallbackBlock():
                 pass
             case _:
                 raise _misplaced(block, f"{where}[{index}]", "assistant")
@@ -182,6 +214,8 @@ def _user(message: MessageParam, blocks: list[Block], where: str) -> list[Messag
                 parts.append(TextPart(block.text))
             case ImageBlock() if message.role == "user":
                 parts.append(_image(block))
+            case DocumentBlock() | SearchResultBlock() if message.role == "user":
+                parts += _document(block)
             case ToolResultBlock() if message.role == "user":
                 results.append(_tool_result(block))
             case _:
@@ -196,13 +230,36 @@ def _tool_result(block: ToolResultBlock) -> Message:
     if isinstance(content, str):
         parts: list[Part] = [TextPart(content)] if content else []
     else:
-        parts = [TextPart(part.text) if isinstance(part, TextBlock) else _image(part) for part in content]
+        parts = [each for part in content for each in _result_parts(part)]
     if block.is_error:
         parts.insert(0, TextPart("Error: "))
     if all(isinstance(part, TextPart) for part in parts):
         text = "".join(part.text for part in parts if isinstance(part, TextPart))
         return Message(role="tool", tool_call_id=block.tool_use_id, content=text)
     return Message(role="tool", tool_call_id=block.tool_use_id, content=parts)
+
+
+def _result_parts(block: TextBlock | ImageBlock | DocumentBlock | SearchResultBlock) -> list[Part]:
+    match block:
+        case TextBlock():
+            return [TextPart(block.text)]
+        case ImageBlock():
+            return [_image(block)]
+    return _document(block)
+
+
+def _document(block: DocumentBlock | SearchResultBlock) -> list[Part]:
+    """Its text, under what the client says of it."""
+    content: str | Sequence[TextBlock | ImageBlock]
+    if isinstance(block, SearchResultBlock):
+        about, content = [block.title, block.source], block.content
+    else:
+        about = [word for word in (block.title, block.context) if word]
+        content = block.source.data if isinstance(block.source, TextSource) else block.source.content
+    parts: list[Part] = [TextPart("\n".join(about))] if about else []
+    if isinstance(content, str):
+        return [*parts, TextPart(content)]
+    return [*parts, *(TextPart(each.text) if isinstance(each, TextBlock) else _image(each) for each in content)]
 
 
 def _image(block: ImageBlock) -> ImagePart:

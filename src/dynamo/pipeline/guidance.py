@@ -11,7 +11,7 @@ from dynamo.pipeline.parse import CallForm
 from dynamo.pipeline.schema import check_schema
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, NamedToolChoice, Tool
-from dynamo.protocols.openai_fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat
+from dynamo.protocols.openai_fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 
 MAX_CALLS = 32
 """With `parallel_tool_calls` a forced choice may call this often: a small model might never stop."""
@@ -72,6 +72,21 @@ def guided_json(request: GenerationFields) -> dict[str, Any] | None:
         if not isinstance(schema, dict):
             raise InvalidRequest("guided_json: expected a JSON object.", "guided_json", "invalid_schema")
     return schema  # type: ignore[no-any-return]
+
+
+def apply_structured_outputs(request: GenerationFields, wanted: StructuredOutputs) -> None:
+    """Write the constraints into the `guided_*` fields, which mean the same."""
+    request.structured_outputs = None
+    if wanted.structural_tag is not None:
+        raise InvalidRequest.unsupported("structured_outputs.structural_tag", "answers are constrained as a whole")
+    schema = {"type": "object"} if wanted.json is None and wanted.json_object else wanted.json
+    values = (schema, wanted.regex, wanted.choice, wanted.grammar, wanted.whitespace_pattern)
+    for name, value in zip((*GUIDED_FIELDS, "guided_whitespace_pattern"), values, strict=True):
+        if value is None:
+            continue
+        if getattr(request, name) is not None:
+            raise InvalidRequest.bad_value("structured_outputs", f"says the same as `{name}`; give one of them")
+        setattr(request, name, value)
 
 
 def check_guidance(request: GenerationFields) -> None:

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from dynamo.pipeline.guidance import guided_decoding
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, SamplingOptions, StopConditions
-from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.errors import ContextLengthExceeded, InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Thinking
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_fields import GenerationFields
@@ -41,6 +41,7 @@ def engine_request(
         mdc_sum=mdc_sum,
         annotations=list(request.nvext.annotations or ()) if request.nvext else [],
         routing=routing(request),
+        extra_args=extra_args(request),
     )
 
 
@@ -70,17 +71,21 @@ def stop_conditions(request: GenerationFields, defaults: ModelDefaults, prompt_t
 def max_tokens(request: GenerationFields, context_length: int | None, prompt_tokens: int) -> int | None:
     """The limit the client asked for, but at most what is left of the context."""
     asked = request.max_tokens
+    if asked == 0:
+        asked = 1  # engines generate at least one token, which is not shown
     if isinstance(request, ChatRequest):
         asked = request.max_completion_tokens or request.max_tokens
     if context_length is None:
         return asked
     chat = isinstance(request, ChatRequest)
     if prompt_tokens >= context_length:
-        raise InvalidRequest(
-            f"This model's context holds {context_length} tokens, but the prompt alone has {prompt_tokens}. "
-            f"Shorten the {'messages' if chat else 'prompt'}.",
-            "messages" if chat else "prompt",
-            "context_length_exceeded",
+        field = "messages" if chat else "prompt"
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context_length} tokens. However, your {field} resulted in "
+            f"{prompt_tokens} tokens. Please reduce the length of the {field}.",
+            field,
+            prompt_tokens,
+            context_length,
         )
     left = context_length - prompt_tokens
     if request.min_tokens and request.min_tokens > left:
@@ -113,9 +118,18 @@ def sampling_options(request: GenerationFields, defaults: SamplingOptions) -> Sa
         logit_bias=request.logit_bias or None,
         guided_decoding=guided_decoding(request),
     )
+    if options.top_p == 0:
+        # The likeliest token alone is left of a nucleus of no size, which engines do not take.
+        options.top_p, options.top_k = 1.0, 1
     if nvext and nvext.greed_sampling:
         options.temperature, options.top_p, options.top_k, options.min_p = 0.0, None, None, None
     return options
+
+
+def extra_args(request: GenerationFields) -> dict[str, Any] | None:
+    """What only some engines know, under the names by which they know it."""
+    sampling = {name: value for name in ("allowed_token_ids", "bad_words") if (value := getattr(request, name))}
+    return {"sampling_options": sampling} if sampling else None
 
 
 def output_options(request: GenerationFields) -> OutputOptions:

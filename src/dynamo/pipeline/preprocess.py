@@ -11,12 +11,12 @@ from msgspec import Struct, structs
 from dynamo.model import Decoder, LoadedModel, TemplateError
 from dynamo.pipeline import parse
 from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
-from dynamo.pipeline.options import ModelDefaults, engine_request, template_arguments
+from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import refuse_media
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.errors import ContextLengthExceeded, InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Tool
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
@@ -53,12 +53,12 @@ class Preprocessor:
     async def chat(self, request: ChatRequest) -> Prepared:
         given = request.nvext.token_data if request.nvext else None
         if given:
-            self._check_ids(given, "nvext.token_data")
+            self.check_ids(given, "nvext.token_data")
             return self._prepared(request, list(given), None)
         began = perf_counter()
         prompt = self.prompt(request)
         rendered = perf_counter()
-        ids = await self.model.tokenizer.encode_async(prompt)
+        ids = await self.model.tokenizer.encode_async(prompt, bool(request.add_special_tokens))
         self._times.template.observe(rendered - began)
         self._times.tokenize.observe(perf_counter() - rendered)
         if not ids:
@@ -89,15 +89,17 @@ class Preprocessor:
                 ids = await self._encode(each, add_special_tokens=True)
             else:
                 ids = each
-                self._check_ids(ids, where)
+                self.check_ids(ids, where)
             limit = self.model.context_length
             if not ids:
                 raise InvalidRequest.bad_value(where, "there is no token in it")
             if limit is not None and len(ids) > limit:
-                raise InvalidRequest(
-                    f"{where}: this model's context holds {limit} tokens, but there are {len(ids)}.",
+                raise ContextLengthExceeded(
+                    f"This model's maximum context length is {limit} tokens. However, your {where} resulted in "
+                    f"{len(ids)} tokens. Please reduce the length of the {where}.",
                     where,
-                    "context_length_exceeded",
+                    len(ids),
+                    limit,
                 )
             inputs.append(ids)
         return inputs
@@ -106,17 +108,17 @@ class Preprocessor:
         """One entry for each prompt of the request."""
         given = request.nvext.token_data if request.nvext else None
         if given:
-            self._check_ids(given, "nvext.token_data")
+            self.check_ids(given, "nvext.token_data")
             return [self._prepared(request, list(given), None)]
         prepared = []
         for prompt in request.prompts():
             if isinstance(prompt, str):
-                ids = await self._encode(prompt)
+                ids = await self._encode(prompt, bool(request.add_special_tokens))
                 if not ids:
                     raise InvalidRequest.bad_value("prompt", "there is no token in it")
                 prepared.append(self._prepared(request, ids, prompt))
             else:
-                self._check_ids(prompt, "prompt")
+                self.check_ids(prompt, "prompt")
                 prepared.append(self._prepared(request, prompt, None))
         return prepared
 
@@ -172,6 +174,8 @@ class Preprocessor:
 
     def _prepared(self, request: ChatRequest | CompletionRequest, ids: list[int], prompt: str | None) -> Prepared:
         refuse_guidance(self.card, request)
+        if request.truncate_prompt_tokens is not None and len(ids) > (kept := self._kept(request)):
+            ids, prompt = ids[-kept:], None
         prepared = engine_request(request, ids, self._defaults, self.mdc_sum)
         if prepared.output_options.skip_special_tokens is None and self._needs_special_tokens(request):
             prepared.output_options.skip_special_tokens = False
@@ -182,13 +186,20 @@ class Preprocessor:
                 guidance["tool_calls"] = calls
         return Prepared(prepared, prompt)
 
+    def _kept(self, request: ChatRequest | CompletionRequest) -> int:
+        """The number of tokens that `truncate_prompt_tokens` leaves of a prompt."""
+        kept, context = request.truncate_prompt_tokens or 0, self.model.context_length
+        if kept > 0 or context is None:
+            return kept if kept > 0 else 2**32
+        return max(1, context - (max_tokens(request, None, 0) or 1))
+
     def _needs_special_tokens(self, request: ChatRequest | CompletionRequest) -> bool:
         """Some formats mark calls and reasoning with special tokens, which the parser must see."""
         tools: list[Tool] | None = request.tools if isinstance(request, ChatRequest) else None
         reasoning = self._reasoning_format if isinstance(request, ChatRequest) else None
         return not parse.skip_special_tokens(self._tool_format if tools else None, reasoning)
 
-    def _check_ids(self, ids: list[int], param: str) -> None:
+    def check_ids(self, ids: list[int], param: str) -> None:
         size = self.model.tokenizer.vocab_size
         wrong = next((id for id in ids if id >= size), None)
         if wrong is not None:

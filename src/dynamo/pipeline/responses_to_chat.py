@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from dynamo.pipeline.schema import check_schema
 from dynamo.pipeline.validate import check_tool_name
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
+    AllowedTool,
+    AllowedToolChoice,
+    AllowedTools,
     ChatRequest,
     FunctionCall,
     FunctionDefinition,
@@ -23,61 +27,70 @@ from dynamo.protocols.openai_chat import (
     ToolCall,
     ToolChoice,
 )
-from dynamo.protocols.openai_fields import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
+from dynamo.protocols.openai_fields import ENGINE_FIELDS, JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from dynamo.protocols.openai_responses import (
     FlatJsonSchemaFormat,
     InputItem,
     InputPart,
     ResponsesRequest,
-    ResponsesTool,
     TextConfig,
 )
 
-_STATELESS = "answers are not stored on this server; send the whole conversation as `input`"
 _UNSUPPORTED = {
     "background": "the answer comes on the connection that asked for it",
-    "previous_response_id": _STATELESS,
-    "conversation": _STATELESS,
     "prompt": "prompts are not stored on this server",
     "context_management": "the whole conversation is read",
     "moderation": "moderation is not supported",
 }
+_CLIENT_TOOLS = ("custom", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
 _LOGPROBS = "message.output_text.logprobs"
 _RESPONSES_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
 """By the names of the same fields in a chat request."""
 
 
-def responses_to_chat(request: ResponsesRequest) -> ChatRequest:
-    """Raises `InvalidRequest` for features that need stored state or server-side tools."""
+def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = ()) -> ChatRequest:
+    """`history` is what comes before the request's own input, in which references must have been resolved.
+
+    Raises `InvalidRequest` for features of OpenAI's own service.
+    """
     for name, why in _UNSUPPORTED.items():
         if getattr(request, name) not in (None, False):
             raise InvalidRequest.unsupported(name, why)
     for field in (request.nvext and request.nvext.extra_fields) or ():
         if field in ("completion_token_ids", "prompt_logprobs"):
             raise InvalidRequest.unsupported("nvext.extra_fields", f"a response has no place for {field!r}")
-    if request.text is not None and request.text.verbosity not in (None, "medium"):
-        raise InvalidRequest.unsupported("text.verbosity", "the length of answers cannot be steered")
     logprobs = request.top_logprobs is not None or _LOGPROBS in (request.include or ())
-    return ChatRequest(
+    chat = ChatRequest(
         model=request.model,
-        messages=_messages(request),
+        messages=_messages(request, history),
         stream=request.stream,
         max_completion_tokens=request.max_output_tokens,
         temperature=request.temperature,
         top_p=request.top_p,
         logprobs=True if logprobs else None,
         top_logprobs=request.top_logprobs,
-        tools=_tools(request.tools) if request.tools else None,
+        tools=(_tools(request) or None) if request.tools else None,
         tool_choice=_tool_choice(request),
         parallel_tool_calls=request.parallel_tool_calls,
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
         response_format=_response_format(request.text),
         chat_template_kwargs=request.chat_template_kwargs,
         chat_template_args=request.chat_template_args,
-        nvext=request.nvext,
         metadata=dict(request.metadata) if request.metadata is not None else None,
         user=request.user,
     )
+    for name in ENGINE_FIELDS:
+        setattr(chat, name, getattr(request, name))
+    return chat
+
+
+def check_items(items: Sequence[InputItem], name: str) -> None:
+    """Raises `InvalidRequest`, which speaks of `name`, for items that could not be part of a request's input."""
+    try:
+        _chat_messages([], (), items)
+    except InvalidRequest as error:
+        message, param = (text and text.replace("input[", f"{name}[") for text in (error.message, error.param))
+        raise InvalidRequest(message or "", param, error.code) from None
 
 
 def with_responses_names(error: InvalidRequest) -> InvalidRequest:
@@ -100,41 +113,63 @@ def _response_format(text: TextConfig | None) -> ResponseFormat | None:
     return None
 
 
-def _tools(tools: list[ResponsesTool]) -> list[Tool]:
+def _tools(request: ResponsesRequest) -> list[Tool]:
     translated = []
-    for index, tool in enumerate(tools):
+    for function in request.functions():
+        tool, where = function.tool, function.where
         if tool.type != "function":
-            why = f"{tool.type[:64]!r} tools run at OpenAI; only 'function' is known"
-            raise InvalidRequest.unsupported(f"tools[{index}].type", why)
-        if tool.name is None:
-            raise InvalidRequest.missing(f"tools[{index}].name")
+            if tool.type not in _CLIENT_TOOLS and request.tool_choice in (None, "auto", "none"):
+                continue  # OpenAI's service would run it; without it the model answers as well as it can
+            raise InvalidRequest.unsupported(f"{where}.type", _why_not(tool.type[:64]))
+        if function.name is None:
+            raise InvalidRequest.missing(f"{where}.name")
         if tool.parameters is not None:
-            check_schema(tool.parameters, f"tools[{index}].parameters")
+            check_schema(tool.parameters, f"{where}.parameters")
         definition = FunctionDefinition(
-            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+            name=function.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
         )
         translated.append(Tool(type="function", function=definition))
     return translated
+
+
+def _why_not(kind: str) -> str:
+    if kind in _CLIENT_TOOLS:
+        return (
+            f"{kind!r} tools are run by the client, but only OpenAI's models know how to call them; offer a 'function'"
+        )
+    return f"{kind!r} tools run at OpenAI; only 'function' is known"
 
 
 def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
     choice = request.tool_choice
     if choice is None or isinstance(choice, str):
         return choice
+    if choice.type == "allowed_tools":
+        allowed = [AllowedTool(function=FunctionName(tool.name)) for tool in choice.tools or () if tool.name]
+        return AllowedToolChoice(allowed_tools=AllowedTools(mode=choice.mode or "auto", tools=allowed))
     if choice.type != "function":
         why = f"{choice.type[:64]!r} is unknown; only 'function' can be named"
         raise InvalidRequest.unsupported("tool_choice.type", why)
-    name = check_tool_name(choice.name, [tool.name for tool in request.tools or ()], "tool_choice.name")
-    return NamedToolChoice(type="function", function=FunctionName(name))
+    name = check_tool_name(choice.name, [each.name for each in request.functions()], "tool_choice.name")
+    return NamedToolChoice(function=FunctionName(name))
 
 
-def _messages(request: ResponsesRequest) -> list[Message]:
+def _messages(request: ResponsesRequest, history: Sequence[InputItem]) -> list[Message]:
     messages = [Message(role="system", content=request.instructions)] if request.instructions else []
-    if isinstance(request.input, str):
-        return [*messages, Message(role="user", content=request.input)]
+    given = [InputItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    _chat_messages(messages, history, given)
+    if not messages:
+        raise InvalidRequest.bad_value("input", "must not be empty")
+    return messages
+
+
+def _chat_messages(messages: list[Message], history: Sequence[InputItem], given: Sequence[InputItem]) -> None:
+    """Add what the items say to `messages`."""
     turn: Message | None = None
-    for index, item in enumerate(request.input):
-        where = f"input[{index}]"
+    for index, item in enumerate((*history, *given), start=-len(history)):
+        where = f"input[{index}]" if index >= 0 else "history"
+        if item.is_reference:
+            raise InvalidRequest.unsupported(where, "a reference leads nowhere here; send the item itself")
         match item.type:
             case "reasoning":
                 # Reasoning, text and calls are separate items in this API, but one message in a chat.
@@ -152,15 +187,10 @@ def _messages(request: ResponsesRequest) -> list[Message]:
             case None | "message":
                 turn = None
                 if item.role is None:
-                    if item.type is None and item.id is not None:
-                        raise InvalidRequest.unsupported(where, _STATELESS)
                     raise InvalidRequest.missing(f"{where}.role")
                 messages.append(Message(role=item.role, content=_content(item.content, f"{where}.content")))
             case other:
                 raise InvalidRequest.unsupported(f"{where}.type", f"items of type {other[:64]!r} cannot be read")
-    if not messages:
-        raise InvalidRequest.bad_value("input", "must not be empty")
-    return messages
 
 
 def _assistant(messages: list[Message], turn: Message | None) -> Message:
@@ -211,6 +241,6 @@ def _part(part: InputPart, where: str) -> Part:
         case "input_image" if part.image_url is not None:
             return ImagePart(ImageUrl(part.image_url, part.detail))
         case "input_image":
-            why = "an image must come as `image_url`; files are not stored on this server"
+            why = "an image must come as `image_url`; uploaded files serve batches only"
             raise InvalidRequest.unsupported(where, why)
     raise InvalidRequest.unsupported(f"{where}.type", f"content of type {part.type[:64]!r} cannot be read")

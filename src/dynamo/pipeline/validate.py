@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dynamo.pipeline.guidance import GUIDED_FIELDS, check_guidance
+from dynamo.pipeline.guidance import GUIDED_FIELDS, apply_structured_outputs, check_guidance
 from dynamo.pipeline.schema import check_schema, check_value
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest, Message, NamedToolChoice, RefusalPart, TextPart
+from dynamo.protocols.openai_chat import (
+    AllowedToolChoice,
+    AllowedTools,
+    ChatRequest,
+    Message,
+    NamedToolChoice,
+    RefusalPart,
+    TextPart,
+)
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.openai_fields import GenerationFields, NvExt
@@ -24,18 +32,23 @@ _UNSUPPORTED = {
     "function_call": "functions are no longer supported; use `tool_choice`",
     "chat_template": "a request cannot bring its own chat template",
 }
+_MEANS_NOTHING: tuple[Any, ...] = (None, False, [], "none", "auto")
 _RESERVED_TEMPLATE_NAMES = ("chat_template", "messages", "tools", "tokenize")
 
 
 def validate_chat(request: ChatRequest) -> None:
+    if isinstance(request.tool_choice, AllowedToolChoice):
+        _keep_allowed_tools(request, request.tool_choice.allowed_tools)
     _generation(request, request.max_completion_tokens or request.max_tokens)
     for name, why in _UNSUPPORTED.items():
-        if getattr(request, name) is not None:
+        if getattr(request, name) not in _MEANS_NOTHING:
             raise InvalidRequest.unsupported(name, why)
+    if request.echo:
+        raise InvalidRequest.unsupported("echo", "only a completion can repeat its prompt")
+    if request.best_of is not None and request.best_of > (request.n or 1):
+        raise InvalidRequest.unsupported("best_of", "only completions choose the best of several answers; see `n`")
     if request.modalities not in (None, [], ["text"]):
         raise InvalidRequest.unsupported("modalities", "only text is produced")
-    if request.verbosity not in (None, "medium"):
-        raise InvalidRequest.unsupported("verbosity", "the length of answers cannot be steered")
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest.bad_value("top_logprobs", "needs `logprobs: true`")
     if request.add_generation_prompt and request.continue_final_message:
@@ -51,6 +64,10 @@ def validate_completion(request: CompletionRequest) -> None:
     _generation(request, request.max_tokens)
     if request.suffix:
         raise InvalidRequest.unsupported("suffix", "text can only be continued, not filled in")
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest.bad_value("max_tokens", "must be at least 1, or 0 with `echo`")
+    if request.max_tokens == 0 and request.stream:
+        raise InvalidRequest.bad_value("max_tokens", "0 cannot be streamed")
     _inputs(request.prompt, "prompt")
     prompts, n = len(request.prompts()), request.n or 1
     if prompts * n > MAX_CHOICES:
@@ -103,6 +120,12 @@ def _generation(request: GenerationFields, max_tokens: int | None) -> None:
     greedy = request.temperature == 0 or (request.nvext is not None and request.nvext.greed_sampling)
     if greedy and request.n is not None and request.n > 1:
         raise InvalidRequest.bad_value("n", "more than one choice needs a temperature above 0")
+    if request.use_beam_search:
+        raise InvalidRequest.unsupported("use_beam_search", "answers are sampled")
+    if request.truncate_prompt_tokens == 0:
+        raise InvalidRequest.bad_value("truncate_prompt_tokens", "must be -1 or at least 1")
+    if request.structured_outputs is not None:
+        apply_structured_outputs(request, request.structured_outputs)
     if request.min_tokens and max_tokens is not None and request.min_tokens > max_tokens:
         raise InvalidRequest.bad_value(
             "min_tokens", f"must be at most the maximum of {max_tokens} tokens, got {request.min_tokens}"
@@ -167,6 +190,15 @@ def check_tool_name(name: str | None, names: Collection[str | None], param: str)
     if name not in names:
         raise InvalidRequest.bad_value(param, f"there is no tool named {name[:128]!r}")
     return name
+
+
+def _keep_allowed_tools(request: ChatRequest, allowed: AllowedTools) -> None:
+    """The request as if the client had offered the allowed tools only."""
+    offered = {tool.function.name: tool for tool in request.tools or ()}
+    where = "tool_choice.allowed_tools.tools"
+    names = [check_tool_name(each.function.name, offered, where) for each in allowed.tools]
+    request.tools = [offered[name] for name in dict.fromkeys(names)]
+    request.tool_choice = allowed.mode
 
 
 def _tools(request: ChatRequest) -> None:

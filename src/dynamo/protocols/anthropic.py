@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from dynamo.protocols.openai_fields import FilledString, JsonObject, MaxTokens, Name, NvExt, StopText, TopP
+from dynamo.protocols.openai_fields import EngineFields, FilledString, JsonObject, MaxTokens, Name, StopText, TopP
 
 
 class TextBlock(Struct, tag_field="type", tag="text"):
@@ -32,9 +32,29 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
     input: JsonObject
 
 
+class TextSource(Struct, tag_field="type", tag="text"):
+    data: str
+
+
+class ContentSource(Struct, tag_field="type", tag="content"):
+    content: str | list[TextBlock | ImageBlock]
+
+
+class DocumentBlock(Struct, tag_field="type", tag="document", omit_defaults=True):
+    source: TextSource | ContentSource
+    title: str | None = None
+    context: str | None = None
+
+
+class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
+    source: str
+    title: str
+    content: list[TextBlock]
+
+
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result", omit_defaults=True):
     tool_use_id: str
-    content: str | list[TextBlock | ImageBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock] | None = None
     is_error: bool | None = None
 
 
@@ -49,7 +69,21 @@ class RedactedThinkingBlock(Struct, tag_field="type", tag="redacted_thinking"):
     data: str
 
 
-Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+class FallbackBlock(Struct, tag_field="type", tag="fallback"):
+    """Says where another model took over; nothing of it is passed to the model."""
+
+
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | SearchResultBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | FallbackBlock
+)
 
 
 class MessageParam(Struct, kw_only=True):
@@ -85,7 +119,7 @@ class OutputConfig(Struct, kw_only=True, omit_defaults=True):
     format: JsonOutputFormat | None = None
 
 
-class PromptFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class PromptFields(EngineFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The fields that determine the prompt, and so its number of tokens."""
 
     model: FilledString
@@ -95,6 +129,8 @@ class PromptFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaul
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonOutputFormat | None = None
+    """The older place of `output_config.format`."""
 
     chat_template_kwargs: JsonObject | None = None
     chat_template_args: JsonObject | None = None
@@ -107,6 +143,7 @@ class PromptFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaul
     """What to drop from a long history. Ignored: the model always reads the whole history."""
 
     mcp_servers: Any = None
+    compaction: Any = None
 
 
 class CountTokensRequest(PromptFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -120,11 +157,14 @@ class MessagesRequest(PromptFields, kw_only=True, forbid_unknown_fields=True, om
     top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     stop_sequences: Annotated[list[StopText], Meta(max_length=32)] | None = None
-    nvext: NvExt | None = None
 
     metadata: JsonObject | None = None
-    service_tier: str | None = None
     inference_geo: str | None = None
     diagnostics: JsonObject | None = None
 
+    fallbacks: Any = None
+    """Models to ask when this one refuses for reasons of policy, which none does here: ignored."""
+    fallback_credit_token: Any = None
+
     container: Any = None
+    thread: Any = None

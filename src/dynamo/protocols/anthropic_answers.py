@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.errors import ContextLengthExceeded, DynamoException, InvalidRequest
 from dynamo.protocols.openai_answers import ChatCompletion, CompletionUsage
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
@@ -89,6 +89,8 @@ class AnthropicModelList(Struct, kw_only=True):
 class AnthropicErrorDetail(Struct, kw_only=True):
     type: str
     message: str
+    details: dict[str, str] | UnsetType = UNSET
+    """`error_code`: the machine-readable reason, by which the official client recovers from some refusals."""
 
 
 class AnthropicError(Struct, kw_only=True):
@@ -98,7 +100,13 @@ class AnthropicError(Struct, kw_only=True):
 
     @staticmethod
     def of(error: DynamoException, request_id: str | None = None) -> AnthropicError:
-        detail = AnthropicErrorDetail(type=_error_type(error.status), message=error.message)
+        message, code = error.message, None
+        if isinstance(error, ContextLengthExceeded) and error.limit:
+            message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
+        if isinstance(error, InvalidRequest):
+            code = error.code
+        details = {"error_code": code} if code else UNSET
+        detail = AnthropicErrorDetail(type=_error_type(error.status), message=message, details=details)
         return AnthropicError(error=detail, request_id=request_id)
 
 

@@ -40,15 +40,16 @@ class BodyDecoder(Generic[T]):
         self._decode = msgspec.json.Decoder(kind).decode
         self._shape = inspect.type_info(kind)
 
-    def decode(self, body: bytes, ignore_unknown: bool = False) -> T:
+    def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
+        """Unknown fields are refused, or removed and their names added to `ignored`."""
         try:
             return self._decode(body)
         except msgspec.ValidationError as error:
-            return self._decode_invalid(body, str(error), ignore_unknown)
+            return self._decode_invalid(body, str(error), ignored)
         except _NOT_JSON as error:
             raise _malformed(body, error) from None
 
-    def _decode_invalid(self, body: bytes, text: str, ignore_unknown: bool) -> T:
+    def _decode_invalid(self, body: bytes, text: str, ignored: list[str] | None) -> T:
         """Decode again without types: to find all unknown fields, and the value that `text` complains about."""
         try:
             value = msgspec.json.decode(body)
@@ -59,8 +60,9 @@ class BodyDecoder(Generic[T]):
         unknown = _remove_unknown_fields(value, self._shape)
         if not unknown:
             raise self._explain(text, value) from None
-        if not ignore_unknown:
+        if ignored is None:
             raise _unsupported(*unknown)
+        ignored += unknown
         try:
             return msgspec.convert(value, self.kind)
         except msgspec.ValidationError as error:

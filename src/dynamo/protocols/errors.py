@@ -56,6 +56,24 @@ class InvalidRequest(InvalidArgument):
         return cls(f"`{param}` is not supported here: {why}.", param, "unsupported_parameter")
 
 
+class NotFound(InvalidRequest):
+    """A stored object that does not exist, or no longer."""
+
+    kind = "not_found"
+    status = 404
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt does not fit. Clients find this out by the words of the API they speak, so the numbers come along."""
+
+    kind = "context_length_exceeded"
+
+    def __init__(self, message: str, param: str | None = None, tokens: int = 0, limit: int = 0) -> None:
+        super().__init__(message, param, "context_length_exceeded")
+        self.tokens = tokens
+        self.limit = limit
+
+
 class ModelNotFound(DynamoException):
     kind = "model_not_found"
     status = 404
@@ -186,6 +204,8 @@ def from_exception(error: BaseException) -> DynamoException:
             return Disconnected(text)
         case ValueError() | TypeError():
             return InvalidArgument(text)
+        case SystemExit():
+            return Unknown(f"the handler called exit with status {error.code}")
         case GeneratorExit():
             return EngineShutdown("engine shutting down")
     if type(error).__name__ == "CancelledError":

@@ -1,4 +1,4 @@
-"""What workers and routers tell each other about KV blocks and load.
+"""The messages between workers and routers about KV blocks and load.
 
 A block is identified by its sequence hash (`dynamo.kv.hashing`): unsigned 64-bit, over all tokens up to its end.
 """
@@ -35,7 +35,7 @@ class Tier(enum.Enum):
 
 
 class Stored(Struct, frozen=True, tag="stored", omit_defaults=True):
-    """Consecutive blocks of one chain were added; `parent` is the block before the first, None at a prompt's start."""
+    """Consecutive blocks of a prompt were added; `parent` is the block before the first, None at the prompt's start."""
 
     sequence_hashes: list[U64]
     parent: U64 | None = None
@@ -46,11 +46,11 @@ class Removed(Struct, frozen=True, tag="removed"):
 
 
 class Cleared(Struct, frozen=True, tag="cleared"):
-    """Everything of the emitting rank is gone, in all tiers."""
+    """All blocks of the rank are gone, in all tiers."""
 
 
 KvChange = Stored | Removed | Cleared
-"""One change of a rank's cache. It is net: no block is stored twice or removed without being there."""
+"""One change of a rank's cache. No block is stored again while it is held, or removed while it is not."""
 
 
 class RouterEvent(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -72,7 +72,7 @@ class SnapshotRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker_id: U64
     dp_rank: Count = 0
     parts: bool = False
-    """The answer may be several snapshots, which together are that of one moment: a large one is more than one item."""
+    """Whether the answer may be several snapshots that are parts of one: a large one needs more than one item."""
 
 
 class TierSnapshot(Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class ActiveLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BookingAdded(Struct, frozen=True, kw_only=True, tag="add", omit_defaults=True):
-    """Another router sent a request to this worker."""
+    """A router has placed a request on this worker."""
 
     router_id: U64
     request_id: str
@@ -117,9 +117,9 @@ class BookingAdded(Struct, frozen=True, kw_only=True, tag="add", omit_defaults=T
     prefill_tokens: Count
     sequence_hashes: list[U64] = []
     extra: bool = False
-    """A copy, or one more choice of a request."""
+    """A prefix copy, or a further choice of the same client request."""
     learn: bool = True
-    """It is taken to be cached there from now on, where no events tell."""
+    """Whether, without KV events, its prompt counts as cached there from now on."""
 
 
 class BookingPrefillDone(Struct, frozen=True, kw_only=True, tag="prefill_done"):
@@ -133,7 +133,7 @@ class BookingFreed(Struct, frozen=True, kw_only=True, tag="free"):
 
 
 class BookingBatch(Struct, frozen=True, omit_defaults=True):
-    """`router_id` says that this router is alive, and `running` which of its bookings have not ended by now."""
+    """`router_id` is the sender, which is alive; `running` are its bookings that have not ended."""
 
     events: list[BookingAdded | BookingPrefillDone | BookingFreed]
     router_id: U64 | None = None

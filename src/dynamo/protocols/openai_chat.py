@@ -90,12 +90,26 @@ class FunctionName(Struct):
     name: str
 
 
-class NamedToolChoice(Struct, kw_only=True):
-    type: Literal["function"]
+class NamedToolChoice(Struct, kw_only=True, tag_field="type", tag="function"):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+class AllowedTool(Struct, kw_only=True):
+    function: FunctionName
+
+
+class AllowedTools(Struct, kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class AllowedToolChoice(Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Only these of the request's tools may be called."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice
 
 
 class Thinking(Struct, kw_only=True, omit_defaults=True):

@@ -10,9 +10,9 @@ from dynamo.protocols.openai_fields import GenerationFields, TokenId
 
 
 class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    max_tokens: Annotated[int, Meta(ge=0, le=2**20)] | None = None
+    """Zero, with `echo`: only the prompt, for the log probabilities of its tokens."""
     prompt: str | list[str | TokenId | list[TokenId]]
-    best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
-    echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
     suffix: str | None = None
 

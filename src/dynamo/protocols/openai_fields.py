@@ -10,7 +10,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**20)]
 StopText = Annotated[str, Meta(min_length=1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
-TopP = Annotated[float, Meta(gt=0, le=1)]
+TopP = Annotated[float, Meta(ge=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=2)]
@@ -91,7 +91,60 @@ class ServiceFields(Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
     prompt_cache_options: JsonObject | None = None
 
 
-class GenerationFields(ServiceFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """vLLM's newer form of the `guided_*` fields."""
+
+    json: JsonObject | str | None = None
+    regex: FilledString | None = None
+    choice: Annotated[list[FilledString], Meta(min_length=1)] | None = None
+    grammar: FilledString | None = None
+    json_object: bool | None = None
+    whitespace_pattern: FilledString | None = None
+    structural_tag: Any = None
+
+
+class EngineFields(ServiceFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Extensions that engines know, the same on every route that generates."""
+
+    min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | None = None
+    stop: StopText | Annotated[list[StopText | TokenId], Meta(max_length=32)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+
+    top_k: TopK | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    bad_words: list[FilledString] | None = None
+    use_beam_search: bool | None = None
+
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    """Keep only so many tokens of the prompt's end; -1 keeps what fits into the context."""
+    add_special_tokens: bool | None = None
+
+    guided_json: JsonObject | str | None = None
+    guided_regex: FilledString | None = None
+    guided_choice: Annotated[list[FilledString], Meta(min_length=1)] | None = None
+    guided_grammar: FilledString | None = None
+    guided_whitespace_pattern: FilledString | None = None
+    guided_decoding_backend: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    cache_salt: FilledString | None = None
+    priority: Priority | None = None
+    nvext: NvExt | None = None
+
+
+ENGINE_FIELDS = tuple(name for name in EngineFields.__struct_fields__ if name not in ServiceFields.__struct_fields__)
+
+
+class GenerationFields(EngineFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fields shared by chat and completions requests."""
 
     model: FilledString
@@ -100,34 +153,12 @@ class GenerationFields(ServiceFields, kw_only=True, forbid_unknown_fields=True, 
     stream_options: StreamOptions | None = None
 
     max_tokens: MaxTokens | None = None
-    min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | None = None
-    stop: StopText | Annotated[list[StopText | TokenId], Meta(max_length=32)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-
     n: Annotated[int, Meta(ge=1, le=128)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
 
     response_format: ResponseFormat | None = None
-    guided_json: JsonObject | str | None = None
-    guided_regex: FilledString | None = None
-    guided_choice: Annotated[list[FilledString], Meta(min_length=1)] | None = None
-    guided_grammar: FilledString | None = None
-    guided_whitespace_pattern: FilledString | None = None
-    guided_decoding_backend: str | None = None
-
-    cache_salt: FilledString | None = None
-    priority: Priority | None = None
-    nvext: NvExt | None = None
     metadata: JsonObject | None = None

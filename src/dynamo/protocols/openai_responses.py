@@ -1,7 +1,7 @@
 """The request of POST /v1/responses.
 
 An input item may omit its type, so one struct with optional fields stands for all types. The translation to a chat
-request checks each item and rejects those that only OpenAI's own service could resolve.
+request checks each item.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from dynamo.protocols.openai_fields import (
+    EngineFields,
     FilledString,
     JsonObject,
     JsonObjectFormat,
     MaxTokens,
     Name,
-    NvExt,
     ReasoningEffort,
-    ServiceFields,
     Temperature,
     TextFormat,
     TopP,
@@ -44,6 +43,15 @@ class InputItem(Struct, kw_only=True, omit_defaults=True):
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
 
+    @property
+    def is_reference(self) -> bool:
+        """It stands for a stored item; its type may be left out."""
+        return self.type == "item_reference" or (self.type is None and self.role is None and self.id is not None)
+
+
+class ConversationReference(Struct, kw_only=True, omit_defaults=True):
+    id: FilledString
+
 
 class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
     type: str
@@ -51,11 +59,24 @@ class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
+    tools: list[ResponsesTool] | None = None
+    """Of a `namespace`: the functions in it."""
+
+
+class OfferedFunction(Struct, frozen=True):
+    """A function of a request, by the name the model calls it and by the one the client knows it by."""
+
+    tool: ResponsesTool
+    where: str
+    name: str | None
+    namespace: str | None = None
 
 
 class ResponsesToolChoice(Struct, kw_only=True, omit_defaults=True):
     type: str
     name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[ResponsesTool] | None = None
 
 
 class ReasoningOptions(Struct, kw_only=True, omit_defaults=True):
@@ -63,6 +84,10 @@ class ReasoningOptions(Struct, kw_only=True, omit_defaults=True):
     summary: str | None = None
     generate_summary: str | None = None
     context: str | None = None
+
+    @property
+    def wants_summary(self) -> bool:
+        return bool(self.summary or self.generate_summary)
 
 
 class FlatJsonSchemaFormat(Struct, tag_field="type", tag="json_schema", omit_defaults=True):
@@ -83,7 +108,7 @@ class ResponsesStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True, o
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(ServiceFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     model: FilledString
     input: str | Annotated[list[InputItem], Meta(min_length=1)]
     instructions: str | None = None
@@ -101,10 +126,11 @@ class ResponsesRequest(ServiceFields, kw_only=True, forbid_unknown_fields=True, 
     parallel_tool_calls: bool | None = None
     include: list[str] | None = None
 
-    nvext: NvExt | None = None
     chat_template_kwargs: JsonObject | None = None
     chat_template_args: JsonObject | None = None
 
+    client_metadata: Any = None
+    """What Codex says of itself: ignored."""
     metadata: dict[str, str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_tool_calls: int | None = None
@@ -113,6 +139,75 @@ class ResponsesRequest(ServiceFields, kw_only=True, forbid_unknown_fields=True, 
     background: bool | None = None
     previous_response_id: str | None = None
     prompt: Any = None
-    conversation: Any = None
+    conversation: FilledString | ConversationReference | None = None
     context_management: Any = None
     moderation: Any = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        return _conversation_id(self.conversation)
+
+    @property
+    def wants_summary(self) -> bool:
+        return self.reasoning is not None and self.reasoning.wants_summary
+
+    def functions(self) -> list[OfferedFunction]:
+        """All tools, those in namespaces too; a name that several of them have gets its namespace in front."""
+        found: list[OfferedFunction] = []
+        taken: set[str | None] = set()
+        for index, tool in enumerate(self.tools or ()):
+            where = f"tools[{index}]"
+            if tool.type != "namespace":
+                found.append(OfferedFunction(tool, where, tool.name))
+                taken.add(tool.name)
+                continue
+            for inner, member in enumerate(tool.tools or ()):
+                name = f"{tool.name}__{member.name}" if member.name in taken else member.name
+                found.append(OfferedFunction(member, f"{where}.tools[{inner}]", name, tool.name))
+                taken.add(name)
+        return found
+
+    def namespaced(self) -> dict[str, OfferedFunction]:
+        """The functions in namespaces, by the name the model calls them."""
+        if not any(tool.type == "namespace" for tool in self.tools or ()):
+            return {}
+        return {each.name: each for each in self.functions() if each.namespace and each.name}
+
+
+class InputTokensRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """POST /v1/responses/input_tokens: those fields of a Responses request that its prompt depends on."""
+
+    model: FilledString
+    input: str | list[InputItem] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: FilledString | ConversationReference | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextConfig | None = None
+    tools: Annotated[list[ResponsesTool], Meta(max_length=1536)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    personality: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        return _conversation_id(self.conversation)
+
+    def as_response(self) -> ResponsesRequest:
+        return ResponsesRequest(
+            model=self.model,
+            input=[] if self.input is None else self.input,
+            instructions=self.instructions,
+            reasoning=self.reasoning,
+            text=self.text,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+
+def _conversation_id(conversation: str | ConversationReference | None) -> str | None:
+    return conversation.id if isinstance(conversation, ConversationReference) else conversation

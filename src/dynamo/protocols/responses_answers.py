@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct, to_builtins
+from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from dynamo.protocols.openai_answers import ChatCompletion, ChatLogprob, CompletionUsage
-from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.protocols.openai_responses import OfferedFunction, ResponsesRequest
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -30,11 +30,17 @@ class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"
     text: str
 
 
+class SummaryText(Struct, kw_only=True, tag_field="type", tag="summary_text"):
+    text: str
+
+
 class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """A request for a summary gets the reasoning as its summary, any other as its content."""
+
     id: str
     status: ItemStatus
-    summary: list[Any] = []
-    content: list[ReasoningText]
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] = []
 
 
 class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -43,6 +49,13 @@ class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_cal
     name: str
     arguments: str
     status: ItemStatus
+    namespace: str | UnsetType = UNSET
+    """Of a function that was offered in a namespace."""
+
+    def restore_name(self, namespaced: dict[str, OfferedFunction]) -> None:
+        """Call the function as the client knows it."""
+        if (function := namespaced.get(self.name)) and function.tool.name and function.namespace:
+            self.name, self.namespace = function.tool.name, function.namespace
 
 
 OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
@@ -81,12 +94,13 @@ class ResponseObject(Struct, kw_only=True):
     model: str
     output: list[OutputItem]
     parallel_tool_calls: bool
-    previous_response_id: None = None
+    previous_response_id: str | None
+    conversation: dict[str, str] | None
     prompt_cache_key: str | None
     reasoning: dict[str, Any]
     safety_identifier: str | None
     service_tier: Literal["default"] = "default"
-    store: Literal[False] = False
+    store: bool
     temperature: float | None
     text: dict[str, Any]
     tool_choice: Any
@@ -102,7 +116,7 @@ class ResponseObject(Struct, kw_only=True):
         """The object before the first token."""
         # Clients' types require these fields of a tool and a format even where the request omitted them.
         tools = [{"parameters": None, "strict": None, **to_builtins(tool)} for tool in request.tools or ()]
-        reasoning = request.reasoning
+        reasoning, conversation = request.reasoning, request.conversation_id
         return ResponseObject(
             id=response_id,
             created_at=created,
@@ -114,9 +128,12 @@ class ResponseObject(Struct, kw_only=True):
             model=model,
             output=[],
             parallel_tool_calls=request.parallel_tool_calls is not False,
+            previous_response_id=request.previous_response_id,
+            conversation=None if conversation is None else {"id": conversation},
             prompt_cache_key=request.prompt_cache_key,
             reasoning={"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
             safety_identifier=request.safety_identifier,
+            store=bool(request.store),
             temperature=request.temperature,
             text={"format": {"type": "text"}, **(to_builtins(request.text) if request.text else {})},
             tool_choice=to_builtins(request.tool_choice) or "auto",
@@ -142,24 +159,40 @@ def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletio
     status: ItemStatus = "incomplete" if response.status == "incomplete" else "completed"
     output, message = response.output, choice.message
     if message.reasoning_content:
-        text = ReasoningText(text=message.reasoning_content)
-        output.append(ReasoningItem(id=item_id("rs", response_id, len(output)), status=status, content=[text]))
+        item = ReasoningItem(id=item_id("rs", response_id, len(output)), status=status)
+        if request.wants_summary:
+            item.summary.append(SummaryText(text=message.reasoning_content))
+        else:
+            item.content.append(ReasoningText(text=message.reasoning_content))
+        output.append(item)
     if message.content:
         logprobs = (choice.logprobs and choice.logprobs.content) or []
         part = OutputText(text=message.content, logprobs=logprobs)
         output.append(OutputMessage(id=item_id("msg", response_id, len(output)), status=status, content=[part]))
+    namespaced = request.namespaced()
     for call in message.tool_calls or ():
-        output.append(
-            FunctionCallItem(
-                id=item_id("fc", response_id, len(output)),
-                call_id=call.id,
-                name=call.function.name,
-                arguments=call.function.arguments,
-                status=status,
-            )
+        function_call = FunctionCallItem(
+            id=item_id("fc", response_id, len(output)),
+            call_id=call.id,
+            name=call.function.name,
+            arguments=call.function.arguments,
+            status=status,
         )
+        function_call.restore_name(namespaced)
+        output.append(function_call)
     return response
 
 
 def item_id(prefix: str, response_id: str, index: int) -> str:
     return f"{prefix}_{response_id.removeprefix('resp_')}_{index}"
+
+
+class InputTokens(Struct, kw_only=True):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class DeletedResponse(Struct, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True

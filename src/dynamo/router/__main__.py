@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import uvloop
 from msgspec import Meta
@@ -21,7 +21,6 @@ from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unl
 from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
-from dynamo.settings.router import RouterSettings
 
 OPEN_FILES = 65536
 
@@ -43,8 +42,12 @@ class StandaloneSettings(Settings, frozen=True, kw_only=True):
     ] = None
 
 
+class StandaloneRouterConfig(RouterConfig, frozen=True, kw_only=True):
+    mode: Annotated[Literal["kv"], Setting("--router-mode", help="how to choose a worker", metavar="MODE")] = "kv"
+
+
 def parser() -> argparse.ArgumentParser:
-    return FlagParser("python -m dynamo.router", __doc__, StandaloneSettings, NetworkSettings, RouterSettings)
+    return FlagParser("python -m dynamo.router", __doc__, StandaloneSettings, NetworkSettings, StandaloneRouterConfig)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -54,9 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=parsed.verbosity))
         asked = StandaloneSettings.from_env(os.environ, **given(flags, StandaloneSettings))
         endpoint = EndpointId.exact(asked.endpoint)
-        config = RouterConfig.from_env(os.environ, **{"router_mode": "kv"} | given(flags, RouterSettings))
-        if config.mode != "kv":
-            raise ValueError(f"python -m dynamo.router is a KV router: --router-mode must be kv, not {config.mode}")
+        config = StandaloneRouterConfig.from_env(os.environ, **given(flags, StandaloneRouterConfig))
         network = RuntimeConfig.from_env(os.environ, **given(flags, NetworkSettings))
     except (ValueError, StartError) as error:
         raise fail(str(error), code=2, error=error) from None

@@ -1,6 +1,6 @@
-"""The requests a KV-aware router has placed, entered wherever they must be known until they end.
+"""The requests a KV-aware router has placed, and who is notified of them until they end.
 
-That is the load book, the index learned from placements, the other routers, and the follower of the workers' events.
+The load book, the approximate index, the other routers, and the follower of the workers' events.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dynamo.runtime.plane.base import Channel
 
 
 class KvPlacement(Placement):
-    """A placement with what the load book and the index need to know of it."""
+    """A placement with what the load book and the index record."""
 
-    __slots__ = ("chain", "group", "key", "worker")
+    __slots__ = ("group", "hashes", "key", "worker")
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class KvPlacement(Placement):
         worker: WorkerRank,
         *,
         key: str,
-        chain: Sequence[int],
+        hashes: Sequence[int],
         group: object,
         decision: Decision | None,
         dp_rank: int | None,
@@ -39,28 +39,31 @@ class KvPlacement(Placement):
         super().__init__(account, worker.worker_id, channel, decision, dp_rank)
         self.worker = worker
         self.key = key
-        """Its name in the load book and towards other routers."""
-        self.chain = chain
+        """Identifies it in the load book and to other routers."""
+        self.hashes = hashes
         """The sequence hashes of its prompt."""
         self.group = group
 
 
 class ActiveRequests:
-    """`on_eased` is called when a prompt was computed or a request has ended."""
+    """Books placements, and updates all books as they progress.
+
+    `on_capacity_freed` is called when a prompt has been computed or a request has ended.
+    """
 
     def __init__(
         self,
         book: LoadBook,
-        learned: ApproximateIndex | None,
+        approximate: ApproximateIndex | None,
         replicas: Replicas | None,
         follower: Follower | None,
-        on_eased: Callable[[], None],
+        on_capacity_freed: Callable[[], None],
     ) -> None:
         self._book = book
-        self._learned = learned
+        self._approximate = approximate
         self._replicas = replicas
         self._follower = follower
-        self._on_eased = on_eased
+        self._on_capacity_freed = on_capacity_freed
         self._keys = count()
         self._groups: Counter[object] = Counter()
         """Active placements of each group."""
@@ -69,7 +72,7 @@ class ActiveRequests:
         self,
         channel: Channel,
         worker: WorkerRank,
-        chain: Sequence[int],
+        hashes: Sequence[int],
         *,
         now: float,
         prompt_tokens: int,
@@ -80,22 +83,24 @@ class ActiveRequests:
         decision: Decision | None = None,
         dp_rank: int | None = None,
     ) -> KvPlacement:
-        """Placements of one `group` count as one request among those that share a prefix, a `copy` as none."""
+        """Book a placement. For shared prefixes, placements of one `group` count as one request, a `copy` as none."""
         key = str(next(self._keys))
         extra = copy or (group is not None and group in self._groups)
         self._book.book(
-            key, worker, chain, now=now, prompt_tokens=prompt_tokens, prefill_tokens=prefill_tokens, extra=extra
+            key, worker, hashes, now=now, prompt_tokens=prompt_tokens, prefill_tokens=prefill_tokens, extra=extra
         )
         if group is not None:
             self._groups[group] += 1
-        if self._learned is not None and learn:
-            self._learned.record(worker, chain, now)
+        if self._approximate is not None and learn:
+            self._approximate.record(worker, hashes, now)
         if self._replicas:
-            self._replicas.added(key, worker, chain, prompt_tokens, prefill_tokens, extra=extra, learn=learn)
-        return KvPlacement(self, channel, worker, key=key, chain=chain, group=group, decision=decision, dp_rank=dp_rank)
+            self._replicas.added(key, worker, hashes, prompt_tokens, prefill_tokens, extra=extra, learn=learn)
+        return KvPlacement(
+            self, channel, worker, key=key, hashes=hashes, group=group, decision=decision, dp_rank=dp_rank
+        )
 
     def detach(self) -> None:
-        """What happens from now on is entered in the load book only."""
+        """From now on, update the load book only."""
         self._replicas = self._follower = None
 
     def shared_prefix(self, placement: KvPlacement, least: int) -> tuple[int, int]:
@@ -109,7 +114,7 @@ class ActiveRequests:
         self._book.first_token(placement.key)
         if self._replicas:
             self._replicas.prefill_done(placement.key)
-        self._on_eased()
+        self._on_capacity_freed()
 
     def released(self, placement: Placement) -> None:
         assert isinstance(placement, KvPlacement)
@@ -121,5 +126,5 @@ class ActiveRequests:
         if self._replicas:
             self._replicas.freed(placement.key)
         if self._follower and placement.computed:
-            self._follower.expect(placement.worker, placement.chain)
-        self._on_eased()
+            self._follower.expect(placement.worker, placement.hashes)
+        self._on_capacity_freed()

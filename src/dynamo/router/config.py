@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
-from dynamo.settings.router import MODES, RouterSettings
-
-__all__ = ["MODES", "RouterConfig"]
+from dynamo.settings.router import RouterSettings
 
 
 class RouterConfig(RouterSettings, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
-"""Why a worker was chosen. A decision keeps what it was made from; the explanation is written only when asked for."""
+"""Why a worker was chosen. A decision keeps its inputs; the explanation is computed only when asked for."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from dynamo.router.kv.choice.choose import Candidate, Choice
 
@@ -22,11 +22,11 @@ class Decision(Struct, kw_only=True):
     pinned: bool
     considered: int
     in_flight: int = 0
-    """Our requests in flight at the worker."""
+    """This router's requests in flight at the worker."""
     waited: float = 0.0
     """Seconds in the router's queue."""
     choice: Choice | None = None
-    """Only where costs were compared."""
+    """Set by KV-aware routers."""
 
     @property
     def hit_rate(self) -> float | None:
@@ -46,7 +46,7 @@ class Decision(Struct, kw_only=True):
         choice = self.choice
         if choice is None:
             return reasons | {"in_flight": self.in_flight}
-        nearest = sorted(range(len(choice.costs)), key=choice.costs.__getitem__)[:most]
+        cheapest = sorted(range(len(choice.costs)), key=choice.costs.__getitem__)[:most]
         return reasons | {
             "waited_ms": self.waited * 1000,
             "prompt_tokens": choice.prompt_tokens,
@@ -56,7 +56,7 @@ class Decision(Struct, kw_only=True):
             "draw": choice.draw,
             "chosen": _candidate(choice.chosen),
             "passed_over": choice.passed_over,
-            "candidates": [_candidate(choice.candidate(at)) for at in nearest],
+            "candidates": [_candidate(choice.candidate(at)) for at in cheapest],
         }
 
     def record(self, model: str, most: int = MOST_CANDIDATES) -> dict[str, Any]:
@@ -77,21 +77,14 @@ class Decision(Struct, kw_only=True):
 
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
+    rest = structs.asdict(candidate)
+    worker, overlap = rest.pop("worker"), rest.pop("overlap")
     return {
-        "worker_id": candidate.worker.worker_id,
-        "dp_rank": candidate.worker.dp_rank,
-        "overlap_blocks": candidate.overlap.device,
-        "host_blocks": candidate.overlap.host,
-        "disk_blocks": candidate.overlap.disk,
-        "external_blocks": candidate.overlap.external,
-        "cached_blocks": candidate.cached_blocks,
-        "prefill_tokens": candidate.prefill_tokens,
-        "waiting_tokens": candidate.waiting_tokens,
-        "decode_blocks": candidate.decode_blocks,
-        "requests": candidate.requests,
-        "cost": candidate.cost,
-        "work": candidate.work,
-        "waiting": candidate.waiting,
-        "crowding": candidate.crowding,
-        "spreading": candidate.spreading,
+        "worker_id": worker.worker_id,
+        "dp_rank": worker.dp_rank,
+        "overlap_blocks": overlap.device,
+        "host_blocks": overlap.host,
+        "disk_blocks": overlap.disk,
+        "external_blocks": overlap.external,
+        **rest,
     }

@@ -1,7 +1,7 @@
-"""The way of a request to a worker, and to the next one when that fails: the client reads one unbroken stream.
+"""Delivers a request to a worker, and to another one when that fails, as one unbroken stream to the client.
 
-Choose, book, connect, send; pass over instances that cannot be reached; migrate when a stream breaks. The new worker
-gets the prompt and everything generated so far, so it continues where the old one stopped.
+Place, connect, send; skip instances that cannot be reached; migrate when a stream breaks. The new worker gets the
+prompt and everything generated so far, so it continues where the old one stopped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown
-from dynamo.router.attempt import Attempt, Place, reach
+from dynamo.router.attempt import PlaceRequest, reach, send
 from dynamo.router.continuation import can_continue, continuation, count_prompt, is_complete
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
@@ -25,13 +25,13 @@ from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
 
-PAUSE_SECONDS = 0.1
-"""Back-off before failed instances are tried again; doubles each time."""
-LONGEST_PAUSE_SECONDS = 2.0
+BACKOFF_SECONDS = 0.1
+"""Before failed instances are tried again; doubles each time."""
+MAX_BACKOFF_SECONDS = 2.0
 
 
-class Move(Struct, frozen=True):
-    """One migration, from the failure of the old worker to its outcome."""
+class Migration(Struct, frozen=True):
+    """A finished migration, from the failure of the old worker on."""
 
     kind: str
     """`new_request` when nothing had been generated, else `ongoing_request`."""
@@ -41,21 +41,22 @@ class Move(Struct, frozen=True):
 
 
 class DeliveryHistory:
-    """What happened to a delivery and when, for whoever measures it."""
+    """What happened to a delivery and when, for the metrics."""
 
-    __slots__ = ("_moving", "first_output_time", "migrations", "moves", "placed_at", "restarts")
+    __slots__ = ("_current", "finished", "first_output_time", "migrations", "placed_at", "restarts")
 
     def __init__(self) -> None:
         self.placed_at = 0.0
-        """When it got its first place, on the clock of `perf_counter`."""
+        """When it was first placed, by `perf_counter`."""
         self.first_output_time: float | None = None
-        """On the clock of `time.time`."""
+        """By `time.time`."""
         self.migrations = 0
+        """Started, including those that failed."""
         self.restarts = 0
-        """The migrations before anything was generated."""
-        self.moves: tuple[Move, ...] = ()
-        """The migrations that are over."""
-        self._moving: tuple[str, float] | None = None
+        """Migrations before anything was generated."""
+        self.finished: tuple[Migration, ...] = ()
+        self._current: tuple[str, float] | None = None
+        """Kind and start of the migration under way."""
 
     def placed(self) -> None:
         self.placed_at = self.placed_at or perf_counter()
@@ -64,31 +65,31 @@ class DeliveryHistory:
         if self.first_output_time is None:
             self.first_output_time = time.time()
 
-    def moving(self) -> None:
-        """A migration begins; the one under way, if any, has failed."""
-        self.moved("failure")
+    def begin_migration(self) -> None:
+        """Record that a migration begins; the one under way, if any, has failed."""
+        self.end_migration("failure")
         fresh = self.first_output_time is None
         self.migrations += 1
         self.restarts += fresh
-        self._moving = ("new_request" if fresh else "ongoing_request", perf_counter())
+        self._current = ("new_request" if fresh else "ongoing_request", perf_counter())
 
-    def moved(self, outcome: str) -> None:
-        """The migration under way, if any, is over."""
-        if self._moving:
-            kind, began = self._moving
-            self._moving = None
-            self.moves += (Move(kind, outcome, perf_counter() - began),)
+    def end_migration(self, outcome: str) -> None:
+        """Record the outcome of the migration under way, if any."""
+        if self._current:
+            kind, began = self._current
+            self._current = None
+            self.finished += (Migration(kind, outcome, perf_counter() - began),)
 
 
 class Delivery:
-    """One request on its way. It is the sink of every attempt and hands their streams on as one.
+    """One request on its way. It is the sink of every attempt and passes their streams to `sink` as one.
 
-    `limit` is how often it may migrate. A `pinned` request goes to its instance or fails.
+    The request may migrate `limit` times. A `pinned` request goes to its instance or fails.
     """
 
     def __init__(
         self,
-        place: Place,
+        place: PlaceRequest,
         instances: InstanceSet,
         request: Any,
         context: Context,
@@ -96,10 +97,10 @@ class Delivery:
         *,
         pinned: int | None = None,
         limit: int = 0,
-        pause: float = PAUSE_SECONDS,
+        backoff: float = BACKOFF_SECONDS,
     ) -> None:
         self.history = DeliveryHistory()
-        self.attempt: Attempt | None = None
+        self.placement: Placement | None = None
         """The current one, or the last."""
         self._place = place
         self._instances = instances
@@ -110,36 +111,33 @@ class Delivery:
         self._migrations_left = limit if pinned is None else 0
         self._can_continue = can_continue(request)
         self._generated: list[int] = []
-        """What a continuation needs; not collected once there can be none."""
+        """Collected for a continuation while one is possible."""
         self._excluded: set[int] = set()
         self._broken: set[int] = set()
-        """The excluded instances that may be tried again: they neither left nor are unreachable."""
-        self._pause = pause
-        self._retry: asyncio.Task[None] | None = None
+        """Excluded instances that may be tried again: a stream broke, but they are reachable and not leaving."""
+        self._backoff = backoff
+        self._migrating: asyncio.Task[None] | None = None
         self._closed = False
-        self._prompt_waits = False
-        """The current attempt was sent and its prompt is not known to be computed: asked for every token."""
+        self._silent = True
+        """The current worker has produced nothing yet."""
+        self._prompt_pending = False
+        """The current worker is not known to have computed the prompt. A plain flag, as it is read for every token."""
         self._finished = False
 
     @property
-    def placement(self) -> Placement | None:
-        """Where it is, or was last."""
-        return self.attempt.placement if self.attempt else None
-
-    @property
     def instance_id(self) -> int | None:
-        return self.attempt.placement.instance_id if self.attempt else None
+        return self.placement.instance_id if self.placement else None
 
     async def start(self) -> None:
         """Send the request; raises when there is no instance to send it to."""
         request = continuation(self._request, self._generated) if self._generated else self._request
 
-        async def begin(attempt: Attempt) -> None:
-            await attempt.connect()
+        async def begin(placement: Placement) -> None:
+            await placement.connect()
             self.history.placed()
-            self.attempt = attempt
-            self._prompt_waits = True
-            attempt.send(request, self._context, self)
+            self.placement = placement
+            self._silent = self._prompt_pending = True
+            send(placement, request, self._context, self)
 
         while True:
             try:
@@ -159,34 +157,34 @@ class Delivery:
             # All others failed. Retry the failed instances, with back-off.
             self._excluded -= self._broken
             self._broken.clear()
-            await asyncio.sleep(self._pause)
-            self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(self._backoff)
+            self._backoff = min(2 * self._backoff, MAX_BACKOFF_SECONDS)
 
     async def close(self) -> None:
-        """End a retry that is under way and release the booking. The sink receives nothing more from here."""
+        """Cancel a migration under way and release the booking. The sink receives nothing more."""
         self._closed = True
-        if self._retry:
-            self._retry.cancel()
-            await asyncio.gather(self._retry, return_exceptions=True)
-            self.history.moved("cancelled")
+        if self._migrating:
+            self._migrating.cancel()
+            await asyncio.gather(self._migrating, return_exceptions=True)
+            self.history.end_migration("cancelled")
         self._release()
 
     def tokens(self, ids: list[int]) -> None:
-        if self._prompt_waits:
+        if self._prompt_pending:
             self._prompt_computed()
         if self._migrations_left:
             self._generated += ids
         self._sink.tokens(ids)
 
     def item(self, value: Any) -> None:
-        if self.attempt and self.attempt.silent:
-            self._first_output(self.attempt)
+        if self._silent:
+            self._first_output()
         if not isinstance(value, EngineOutput):
-            if self._prompt_waits:
+            if self._prompt_pending:
                 self._prompt_computed()
             self._sink.item(value)
             return
-        if self._prompt_waits and (value.token_ids or value.text):
+        if self._prompt_pending and (value.token_ids or value.text):
             self._prompt_computed()
         if value.text and not value.token_ids:
             # Text without token ids cannot be continued by another worker.
@@ -200,18 +198,17 @@ class Delivery:
         self._sink.item(value)
 
     def end(self) -> None:
-        self.history.moved("success")
+        self.history.end_migration("success")
         self._release()
         self._sink.end()
 
     def fail(self, error: DynamoException) -> None:
-        attempt = self.attempt
-        assert attempt
+        assert self.placement
+        instance_id = self.placement.instance_id
         self._release()
         if not error.migratable or self._context.is_stopped():
             self._give_up(error, "cancelled" if self._context.is_stopped() else "failure")
             return
-        instance_id = attempt.placement.instance_id
         self._instances.inhibit(instance_id)
         if self._finished or (self._migrations_left and is_complete(self._request, self._generated)):
             # The worker died between its last token and the end of the stream.
@@ -222,26 +219,23 @@ class Delivery:
         if not leaving:
             self._broken.add(instance_id)
         # A worker that refused the request has done nothing: trying the next one is not a migration.
-        refused = leaving and attempt.silent and self._pinned is None
+        refused = leaving and self._silent and self._pinned is None
         if not refused:
             if self._migrations_left == 0:
                 self._give_up(error, "failure")
                 return
             self._migrations_left -= 1
-            self.history.moving()
+            self.history.begin_migration()
             log.warning(
                 "request %s: instance %x failed after %d tokens (%s), moving it to another",
-                self._context.id(),
-                instance_id,
-                len(self._generated),
-                error,
-            )
-        self._retry = asyncio.create_task(self._start_again(error))
+                self._context.id(), instance_id, len(self._generated), error,
+            )  # fmt: skip
+        self._migrating = asyncio.create_task(self._migrate(error))
 
-    async def _start_again(self, error: DynamoException) -> None:
-        retry = asyncio.current_task()
-        assert retry
-        unsubscribe = self._context.on_stop(lambda _: _cancel(retry))
+    async def _migrate(self, error: DynamoException) -> None:
+        task = asyncio.current_task()
+        assert task
+        unsubscribe = self._context.on_stop(lambda _: task.cancel())
         try:
             await self.start()
         except asyncio.CancelledError:
@@ -257,28 +251,24 @@ class Delivery:
         finally:
             unsubscribe()
 
-    def _first_output(self, attempt: Attempt) -> None:
-        attempt.silent = False
+    def _first_output(self) -> None:
+        self._silent = False
         if not self._can_continue:
             self._migrations_left = 0
         self.history.first_output()
 
     def _prompt_computed(self) -> None:
-        assert self.attempt
-        self._prompt_waits = False
-        self._first_output(self.attempt)
-        self.history.moved("success")
-        self.attempt.placement.first_token()
+        assert self.placement
+        self._prompt_pending = False
+        self._first_output()
+        self.history.end_migration("success")
+        self.placement.first_token()
 
     def _give_up(self, error: DynamoException, outcome: str) -> None:
-        self.history.moved(outcome)
+        self.history.end_migration(outcome)
         self._sink.fail(error)
 
     def _release(self) -> None:
-        self._prompt_waits = False
-        if self.attempt:
-            self.attempt.placement.release()
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
+        self._prompt_pending = False
+        if self.placement:
+            self.placement.release()

@@ -13,7 +13,7 @@ from typing import Any
 
 from dynamo.kv.hashing import PromptHashes
 from dynamo.protocols.card import ModelRuntimeConfig
-from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import WorkerRank
@@ -22,7 +22,7 @@ from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
 from dynamo.router.kv.choice.choose import Choice, choose
 from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.choice.fleet import Capacity, Fleet, Membership
+from dynamo.router.kv.choice.fleet import Capacity, Fleet, RankTable
 from dynamo.router.kv.choice.prompt_estimate import estimate_tokens
 from dynamo.router.kv.choice.queue import Queue, RequestToPlace
 from dynamo.router.kv.index.approximate import ApproximateIndex
@@ -35,7 +35,7 @@ from dynamo.router.kv.sync.replicas import Replicas
 from dynamo.router.overhead import ChoiceTimer, Overhead
 from dynamo.router.placement import DECISIONS_KEPT, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies
-from dynamo.router.reported import NOTHING, ReportedLoads
+from dynamo.router.reported import NO_REPORT, ReportedLoads
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime import DistributedRuntime
@@ -44,6 +44,7 @@ from dynamo.runtime.instances import InstanceSet
 log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 30.0
+_NO_ROUTING = Routing()
 
 
 class KvAwareRouter:
@@ -74,17 +75,11 @@ class KvAwareRouter:
         self._rng = rng or random.Random()
         self._thresholds = config.thresholds()
         self._reported: ReportedLoads | None = None
-        self._membership = Membership(block_size)
-        self._queue: Queue[KvPlacement] = Queue(config.queue_policy, self._choose_and_book, self._allowed)
+        self._ranks = RankTable(block_size)
+        self._queue: Queue[KvPlacement] = Queue(config.queue_policy, self._choose_and_book, self._candidates)
         self.follower = (
             Follower(
-                runtime,
-                instances,
-                self.index,
-                self._membership.ranks,
-                self.stats,
-                block_size=block_size,
-                config=follow,
+                runtime, instances, self.index, self._ranks.ranks, self.stats, block_size=block_size, config=follow
             )
             if self.approximate is None and config.overlap_weight
             else None
@@ -96,7 +91,7 @@ class KvAwareRouter:
         )
         self._active = ActiveRequests(self.book, self.approximate, self.replicas, self.follower, self._queue.dispatch)
         self._copies = (
-            PrefixCopies(self._active, instances, self._membership, self.stats)
+            PrefixCopies(self._active, instances, self._ranks, self.stats)
             if self.follower and config.copy_prefixes
             else None
         )
@@ -132,8 +127,8 @@ class KvAwareRouter:
         return sum(self.index.blocks(worker) for worker in self.index.workers)
 
     def start(self) -> None:
-        # In this order: a new instance may at once get a request that waited, which the other routers are told of, and
-        # the follower asks the membership for an instance's ranks.
+        # In this order: a new instance may at once get a waiting request, which is announced to the other routers, and
+        # the follower looks up an instance's ranks.
         if self.replicas:
             self.replicas.start()
         self._unfollow = self.instances.follow(self.instance_changed)
@@ -144,7 +139,7 @@ class KvAwareRouter:
 
     async def close(self) -> None:
         self._unfollow()
-        self._queue.refuse_all(self.instances.nobody)
+        self._queue.refuse_all(self.instances.none_reachable)
         if self._sweeping is None:
             return
         self._sweeping.cancel()
@@ -168,7 +163,7 @@ class KvAwareRouter:
         copies: bool = True,
         learn: bool = True,
     ) -> KvPlacement:
-        """As `Router` says; the last three are as in `RequestToPlace`."""
+        """See `Router.place`; for the last three arguments, see `RequestToPlace`."""
         timer = self.overhead.timer()
         pending = self._request_to_place(request, request_id, pinned, avoid)
         pending.group, pending.cost, pending.copies, pending.learn = group, cost, copies and pinned is None, learn
@@ -189,21 +184,22 @@ class KvAwareRouter:
         self.stats.queued += 1
         return await self._queue.wait(pending, self._uncached(pending))
 
-    def peek(self, request: PreprocessedRequest, cost: CostConfig | None = None, *, everyone: bool = False) -> Choice:
-        """What would be chosen now, without booking; with `everyone`, from draining and busy workers too."""
-        draining = () if everyone else [id for id in self.instances.ids() if self.instances.channel(id).draining]
-        pending = self._request_to_place(request, "", None, draining)
+    def peek(
+        self, request: PreprocessedRequest, cost: CostConfig | None = None, *, include_busy: bool = False
+    ) -> Choice:
+        """What would be chosen now, without booking; with `include_busy`, also from draining and busy workers."""
+        pending = self._request_to_place(request, "", None, () if include_busy else self.instances.draining())
         fleet = self._candidates(pending)
-        if self._thresholds and not everyone:
+        if self._thresholds and not include_busy:
             fleet = self._below_thresholds(fleet, pending)
         now = asyncio.get_running_loop().time()
-        loads = self.book.loads(fleet.workers, pending.chain, now)
-        overlaps = self._overlaps(pending.chain, now)
-        return choose(pending.prompt_tokens, len(pending.chain), fleet, overlaps, loads, cost or self._cost, self._rng)
+        loads = self.book.loads(fleet.workers, pending.hashes, now)
+        overlaps = self._overlaps(pending.hashes, now)
+        return choose(pending.prompt_tokens, len(pending.hashes), fleet, overlaps, loads, cost or self._cost, self._rng)
 
     def loads(self) -> list[WorkerLoad]:
         """What this router has booked and other routers have announced."""
-        workers = self._membership.workers
+        workers = self._ranks.workers
         loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
         columns = zip(workers, loads.active_blocks, loads.prefill_tokens, strict=True)
         return [WorkerLoad(worker, int(blocks), int(tokens)) for worker, blocks, tokens in columns]
@@ -211,33 +207,24 @@ class KvAwareRouter:
     def _request_to_place(
         self, request: Any, request_id: str, pinned: int | None, avoid: Collection[int]
     ) -> RequestToPlace:
-        arrived = asyncio.get_running_loop().time()
-        if not isinstance(request, PreprocessedRequest):
-            return RequestToPlace(
-                request=request,
-                request_id=request_id,
-                chain=(),
-                prompt_tokens=estimate_tokens(request),
-                pinned=pinned,
-                avoid=avoid,
-                arrived=arrived,
-            )
-        routing = request.routing
-        return RequestToPlace(
+        pending = RequestToPlace(
             request=request,
             request_id=request_id,
-            chain=self._hashes.of(
-                request.token_ids,
-                lora_name=routing.lora_name if routing else None,
-                cache_salt=routing.cache_salt if routing else None,
-            ),
-            prompt_tokens=len(request.token_ids),
-            priority=(routing.priority or 0) if routing else 0,
             pinned=pinned,
-            dp_rank=routing.dp_rank if routing else None,
             avoid=avoid,
-            arrived=arrived,
+            arrived=asyncio.get_running_loop().time(),
         )
+        if isinstance(request, PreprocessedRequest):
+            routing = request.routing or _NO_ROUTING
+            pending.hashes = self._hashes.of(
+                request.token_ids, lora_name=routing.lora_name, cache_salt=routing.cache_salt
+            )
+            pending.prompt_tokens = len(request.token_ids)
+            pending.priority = routing.priority or 0
+            pending.dp_rank = routing.dp_rank
+        else:
+            pending.prompt_tokens = estimate_tokens(request)
+        return pending
 
     def _choose_and_book(
         self,
@@ -247,14 +234,14 @@ class KvAwareRouter:
         arriving: bool = False,
         timer: ChoiceTimer | None = None,
     ) -> KvPlacement | None:
-        """None when the request must wait: all workers it may go to have too much to do, or others wait for them."""
+        """None when the request must wait: all its candidates are too busy, or `awaited` by earlier requests."""
         fleet = self._candidates(pending)
         if awaited:
-            fleet = self._membership.only([worker for worker in fleet.workers if worker not in awaited])
+            fleet = self._ranks.only([worker for worker in fleet.workers if worker not in awaited])
         if self._thresholds:
             fleet = self._below_thresholds(fleet, pending, refuse=arriving)
         now = asyncio.get_running_loop().time()
-        loads = self.book.loads(fleet.workers, pending.chain, now)
+        loads = self.book.loads(fleet.workers, pending.hashes, now)
         limit = self._config.queue_threshold
         if limit is not None and all(
             waiting > limit * batch for waiting, batch in zip(loads.prefill_tokens, fleet.batch_tokens, strict=True)
@@ -262,13 +249,13 @@ class KvAwareRouter:
             return None
         if timer:
             timer.looked_up = perf_counter()
-        overlaps = self._overlaps(pending.chain, now)
+        overlaps = self._overlaps(pending.hashes, now)
         if timer:
             timer.matched = perf_counter()
         cost = pending.cost or self._cost
-        choice = choose(pending.prompt_tokens, len(pending.chain), fleet, overlaps, loads, cost, self._rng)
+        choice = choose(pending.prompt_tokens, len(pending.hashes), fleet, overlaps, loads, cost, self._rng)
         if pending.pinned is None and self.instances.channel(choice.worker.worker_id).draining:
-            # Asking every instance each time whether it drains would cost more than choosing again.
+            # Checking every instance for draining each time would cost more than choosing again.
             pending.avoid = {*pending.avoid, choice.worker.worker_id}
             return self._choose_and_book(pending, awaited, arriving=arriving, timer=timer)
         return self._book(pending, choice, now)
@@ -280,7 +267,7 @@ class KvAwareRouter:
             time=time.time(),
             mode="kv",
             worker_id=worker.worker_id,
-            dp_rank=self._membership.rank_to_name(worker),
+            dp_rank=self._ranks.explicit_rank(worker),
             pinned=pending.pinned is not None,
             considered=len(choice.fleet.workers),
             waited=now - pending.arrived,
@@ -289,7 +276,7 @@ class KvAwareRouter:
         placement = self._active.book(
             self.instances.channel(worker.worker_id),
             worker,
-            pending.chain,
+            pending.hashes,
             now=now,
             prompt_tokens=pending.prompt_tokens,
             prefill_tokens=choice.prefill_tokens,
@@ -303,47 +290,40 @@ class KvAwareRouter:
         self.decisions.append(decision)
         self.stats.requests += 1
         best = max(choice.overlaps.device, default=0)
-        self.stats.chosen(choice.overlap.device, best, len(pending.chain))
+        self.stats.chosen(choice.overlap.device, best, len(pending.hashes))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("request %s: %s", pending.request_id, decision)
         return placement
 
-    def _allowed(self, pending: RequestToPlace) -> list[WorkerRank]:
-        return self._candidates(pending).workers
-
-    def _overlaps(self, chain: Sequence[int], now: float) -> Overlaps:
-        return self.index.match(chain) if self.approximate is None else self.approximate.match(chain, now)
+    def _overlaps(self, hashes: Sequence[int], now: float) -> Overlaps:
+        return self.index.match(hashes) if self.approximate is None else self.approximate.match(hashes, now)
 
     def _uncached(self, pending: RequestToPlace) -> int:
-        overlaps = self._overlaps(pending.chain, asyncio.get_running_loop().time())
-        best = max(overlaps.device, default=0)
-        return pending.prompt_tokens - best * self._block_size
+        overlaps = self._overlaps(pending.hashes, asyncio.get_running_loop().time())
+        return pending.prompt_tokens - max(overlaps.device, default=0) * self._block_size
 
     def _candidates(self, pending: RequestToPlace) -> Fleet:
         if pending.pinned is not None:
             check_pinned(self.instances, pending.pinned)
             ids: Sequence[int] = (pending.pinned,)
         else:
-            ids = self.instances.fit(pending.avoid)
-        fleet = self._membership.fleet(ids)
-        if pending.dp_rank is not None:
-            fleet = self._of_rank(fleet, pending.dp_rank)
+            ids = self.instances.available(pending.avoid)
+        fleet = self._ranks.fleet(ids)
+        dp_rank = pending.dp_rank
+        if dp_rank is not None and any(worker.dp_rank != dp_rank for worker in fleet.workers):
+            ranks = [worker for worker in fleet.workers if worker.dp_rank == dp_rank]
+            if not ranks:
+                message = f"nvext.dp_rank: no worker has a rank {dp_rank}."
+                raise InvalidRequest(message, "nvext.dp_rank", "invalid_value")
+            fleet = self._ranks.only(ranks)
         if not fleet.workers:
-            raise self.instances.nobody()
+            raise self.instances.none_reachable()
         return fleet
 
-    def _of_rank(self, fleet: Fleet, dp_rank: int) -> Fleet:
-        if all(worker.dp_rank == dp_rank for worker in fleet.workers):
-            return fleet
-        ranks = [worker for worker in fleet.workers if worker.dp_rank == dp_rank]
-        if not ranks:
-            raise InvalidRequest(f"nvext.dp_rank: no worker has a rank {dp_rank}.", "nvext.dp_rank", "invalid_value")
-        return self._membership.only(ranks)
-
     def _below_thresholds(self, fleet: Fleet, pending: RequestToPlace, *, refuse: bool = True) -> Fleet:
-        """The ranks below the thresholds. Where there are none, the request is refused if it may be."""
-        loads = self.book.loads(fleet.workers, pending.chain, asyncio.get_running_loop().time())
-        reported = self._reported.get if self._reported else lambda _: NOTHING
+        """The ranks below the thresholds. If there are none, the request is refused or, without `refuse`, waits."""
+        loads = self.book.loads(fleet.workers, pending.hashes, asyncio.get_running_loop().time())
+        reported = self._reported.get if self._reported else lambda _: NO_REPORT
         card, busy = self._runtime_of, self._thresholds.busy
         free = [
             worker
@@ -353,22 +333,22 @@ class KvAwareRouter:
         if refuse and not free:
             self.stats.rejected += 1
             raise ResourceExhausted(f"All workers of '{self.instances.name}' are busy. Please retry shortly.")
-        return fleet if len(free) == len(fleet.workers) else self._membership.only(free)
+        return fleet if len(free) == len(fleet.workers) else self._ranks.only(free)
 
     def instance_changed(self, instance_id: int, instance: Instance | None) -> None:
-        for worker in self._membership.drop(instance_id):
+        for worker in self._ranks.drop(instance_id):
             self.book.remove_worker(worker)
             if self.approximate is not None:
                 self.approximate.remove_worker(worker)
         if instance is not None:
             size = self._runtime_of(instance_id)
             capacity = Capacity(total_blocks=size.total_kv_blocks, max_batched_tokens=size.max_num_batched_tokens)
-            for worker in self._membership.put(instance_id, max(1, size.data_parallel_size), capacity):
+            for worker in self._ranks.put(instance_id, max(1, size.data_parallel_size), capacity):
                 self.book.add_worker(worker)
         self._queue.dispatch()
 
     def _follow_reports(self) -> None:
-        """Load reports matter only for thresholds, so they are followed once one is set."""
+        """Follow load reports once a threshold is set: they matter for nothing else."""
         if self._thresholds and self._reported is None and self._sweeping:
             self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats, self._queue.dispatch)
 

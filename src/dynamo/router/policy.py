@@ -1,13 +1,12 @@
-"""The simple policies: they know only the candidates and the requests in flight at each. `POLICIES` names them all."""
+"""The simple policies. They know only the candidates and the requests in flight at each. The settings list them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.settings.router import Mode
 
 InFlight = Mapping[int, int]
 """Our own requests in flight at each instance; an instance without any may be missing."""
@@ -58,12 +57,3 @@ class Direct:
             "nvext.backend_instance_id",
             "missing_required_parameter",
         )
-
-
-POLICIES: dict[Mode, Callable[[], Policy]] = {
-    "round-robin": RoundRobin,
-    "random": Random,
-    "least-loaded": LeastLoaded,
-    "power-of-two": PowerOfTwo,
-    "direct": Direct,
-}

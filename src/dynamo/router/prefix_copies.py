@@ -12,8 +12,8 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.router.active_requests import ActiveRequests, KvPlacement
 from dynamo.router.delivery import Delivery
 from dynamo.router.kv.choice.choose import Choice
-from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_places, prefix_of
-from dynamo.router.kv.choice.fleet import Membership
+from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates, prefix_of
+from dynamo.router.kv.choice.fleet import RankTable
 from dynamo.router.stats import RouterStats
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
@@ -22,44 +22,44 @@ log = logging.getLogger(__name__)
 
 
 class PrefixCopies:
-    def __init__(
-        self, active: ActiveRequests, instances: InstanceSet, membership: Membership, stats: RouterStats
-    ) -> None:
+    def __init__(self, active: ActiveRequests, instances: InstanceSet, ranks: RankTable, stats: RouterStats) -> None:
         self._active = active
         self._instances = instances
-        self._membership = membership
+        self._ranks = ranks
         self._stats = stats
         self._recent = RecentCopies()
         self._sending: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Copies that were sent already are computed all the same."""
+        """Stop sending; copies that were already sent are still computed."""
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
 
     def consider(self, request: Any, placement: KvPlacement, choice: Choice, request_id: str) -> None:
         """A request was just placed: send its prefix to idle workers if enough requests share it."""
-        if not placement.chain or not _copyable(request):
+        if not placement.hashes or not isinstance(request, PreprocessedRequest):
             return
+        if request.kv_transfer_params or request.extra_args:
+            return  # What a worker caches for it depends on more than its tokens, adapter and salt.
         block_size = choice.fleet.block_size
         depth, sharing = self._active.shared_prefix(placement, LEAST_SHARING)
         if depth * block_size < LEAST_TOKENS:
             return
         now = asyncio.get_running_loop().time()
-        last = placement.chain[depth - 1]
-        for at, missing in idle_places(choice, depth, sharing, self._recent.of(last, now)):
+        last = placement.hashes[depth - 1]
+        for at, missing in idle_candidates(choice, depth, sharing, self._recent.sent(last, now)):
             worker = choice.fleet.workers[at]
             self._recent.add(worker, last, now)
             copy = self._active.book(
                 self._instances.channel(worker.worker_id),
                 worker,
-                placement.chain[:depth],
+                placement.hashes[:depth],
                 now=now,
                 prompt_tokens=0,
                 prefill_tokens=missing * block_size,
                 copy=True,
-                dp_rank=self._membership.rank_to_name(worker),
+                dp_rank=self._ranks.explicit_rank(worker),
             )
             self._stats.copies += 1
             self._stats.copied_blocks += missing
@@ -92,7 +92,7 @@ class PrefixCopies:
 
 
 class _Discard:
-    """The reader of a copy's stream: only its booking matters."""
+    """Ignores a copy's output: only its effect on the worker's cache matters."""
 
     def __init__(self, instance_id: int) -> None:
         self._instance_id = instance_id
@@ -105,8 +105,3 @@ class _Discard:
 
     def fail(self, error: DynamoException) -> None:
         log.debug("worker %x computes no prefix ahead: %s", self._instance_id, error)
-
-
-def _copyable(request: Any) -> bool:
-    """Whether its tokens, adapter and salt alone decide what a worker caches for it."""
-    return isinstance(request, PreprocessedRequest) and not request.kv_transfer_params and not request.extra_args

@@ -1,53 +1,45 @@
-"""The load that workers report: beside our own bookings, all that is known of what others send them."""
+"""The load that workers report. It includes requests of other routers, which our own bookings do not."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
-import msgspec
-
-from dynamo.kv.subjects import KV_METRICS, LOAD_REPEATED, Listening
+from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS
 from dynamo.protocols.card import MAX_RANKS
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import ActiveLoad, WorkerRank
 from dynamo.router.stats import RouterStats
+from dynamo.router.subscriptions import Subscriptions
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
 
-log = logging.getLogger(__name__)
-
-NOTHING = ActiveLoad(worker_id=0)
-MISSED = 4
-"""The report of a worker that has missed so many repetitions is dropped."""
-NOTIFY_AFTER = 0.02
-"""Seconds. Hundreds of workers may report at once: waiting requests are reconsidered once for all of them."""
+NO_REPORT = ActiveLoad(worker_id=0)
+MAX_MISSED = 4
+"""The load of a worker that has missed this many reports is dropped."""
+NOTIFY_DELAY_SECONDS = 0.02
+"""Hundreds of workers may report at once: waiting requests are reconsidered once for all of them."""
 
 
 class ReportedLoads:
-    """`changed` is called shortly after reports have arrived or were dropped."""
+    """The latest load report of each rank. `changed` is called shortly after reports arrive or are dropped."""
 
     def __init__(
-        self,
-        events: EventPlane,
-        instances: InstanceSet,
-        stats: RouterStats,
-        changed: Callable[[], None] = lambda: None,
+        self, events: EventPlane, instances: InstanceSet, stats: RouterStats, changed: Callable[[], None] = lambda: None
     ) -> None:
         self._instances = instances
-        self._stats = stats
         self._changed = changed
         self._notifying: asyncio.TimerHandle | None = None
         self._loads: dict[tuple[int, int], ActiveLoad] = {}
         self._received_at: dict[tuple[int, int], float] = {}
-        self._decode = msgspec.msgpack.Decoder(ActiveLoad).decode
         self._unfollow = instances.follow(self._member_changed)
-        self._listening = Listening(events, instances, KV_METRICS, self._receive)
+        self._subscriptions = Subscriptions(
+            events, instances, KV_METRICS, ActiveLoad, self._receive, stats, what="load reports"
+        )
         self._sweeping = asyncio.create_task(self._sweep())
 
     def get(self, worker: WorkerRank) -> ActiveLoad:
-        return self._loads.get(worker, NOTHING)
+        return self._loads.get(worker, NO_REPORT)
 
     def all(self) -> list[tuple[WorkerRank, ActiveLoad]]:
         return [(WorkerRank(*key), load) for key, load in self._loads.items()]
@@ -58,22 +50,15 @@ class ReportedLoads:
             self._notifying.cancel()
         self._sweeping.cancel()
         await asyncio.gather(self._sweeping, return_exceptions=True)
-        await self._listening.close()
+        await self._subscriptions.close()
 
-    def _receive(self, data: bytes) -> None:
-        try:
-            load = self._decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if not self._stats.malformed:
-                log.warning("ignoring malformed load reports: %s; further ones are only counted", error)
-            self._stats.malformed += 1
-            return
+    def _receive(self, load: ActiveLoad) -> None:
         if load.worker_id in self._instances and load.dp_rank < MAX_RANKS:
             loop = asyncio.get_running_loop()
             self._loads[load.worker_id, load.dp_rank] = load
             self._received_at[load.worker_id, load.dp_rank] = loop.time()
             if self._notifying is None:
-                self._notifying = loop.call_later(NOTIFY_AFTER, self._notify)
+                self._notifying = loop.call_later(NOTIFY_DELAY_SECONDS, self._notify)
 
     def _notify(self) -> None:
         self._notifying = None
@@ -85,8 +70,8 @@ class ReportedLoads:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(LOAD_REPEATED)
-            since = asyncio.get_running_loop().time() - MISSED * LOAD_REPEATED
+            await asyncio.sleep(LOAD_REPORT_SECONDS)
+            since = asyncio.get_running_loop().time() - MAX_MISSED * LOAD_REPORT_SECONDS
             if silent := [key for key, at in self._received_at.items() if at < since]:
                 self._drop(silent)
                 self._changed()

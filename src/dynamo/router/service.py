@@ -52,7 +52,7 @@ class Forwarder:
     async def _send(self, request: RoutedRequest, context: Context, outlet: Outlet) -> None:
         sending = asyncio.current_task()
         assert sending
-        forget = context.on_stop(lambda _: _cancel(sending))
+        forget = context.on_stop(lambda _: sending.cancel())
         try:
             if context.is_stopped():
                 raise asyncio.CancelledError
@@ -75,10 +75,6 @@ class Forwarder:
         await asyncio.gather(*self._sending, return_exceptions=True)
 
 
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-
-
 async def serve_router(
     runtime: DistributedRuntime, namespace: str, router: StandaloneRouter, on_found: Callable[[], None] | None = None
 ) -> None:
@@ -86,21 +82,21 @@ async def serve_router(
 
     async def best_worker_id(request: Any) -> AsyncIterator[int]:
         query = read_query(request)
-        choice = router.peek(prompt_of(query), router.override(query.router_config_override))
+        choice = router.core.peek(prompt_of(query), router.override(query.router_config_override))
         yield choice.worker.worker_id
 
     async def get_overlap_scores(request: Any) -> AsyncIterator[dict[str, Any]]:
         yield router.overlap_scores(prompt_of(read_query(request)))
 
-    def place(name: str) -> Endpoint:
+    def endpoint(name: str) -> Endpoint:
         return Endpoint(runtime, EndpointId(namespace, COMPONENT, name))
 
     forwarder = Forwarder(router)
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(place("best_worker_id").serve_endpoint(best_worker_id))
-            group.create_task(place("get_overlap_scores").serve_endpoint(get_overlap_scores))
-            group.create_task(place("generate").serve(forwarder, RoutedRequest, on_found=on_found))
+            group.create_task(endpoint("best_worker_id").serve_endpoint(best_worker_id))
+            group.create_task(endpoint("get_overlap_scores").serve_endpoint(get_overlap_scores))
+            group.create_task(endpoint("generate").serve(forwarder, RoutedRequest, on_found=on_found))
     finally:
         await forwarder.close()
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 from dynamo.protocols.card import ModelRuntimeConfig
@@ -14,12 +15,13 @@ from dynamo.protocols.kv import WorkerRank
 from dynamo.router.config import RouterConfig
 from dynamo.router.decision import Decision
 from dynamo.router.placement import DECISIONS_KEPT, Placement, WorkerLoad, check_pinned
-from dynamo.router.policy import POLICIES
+from dynamo.router.policy import Policy
 from dynamo.router.reported import ReportedLoads
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
+from dynamo.settings.router import POLICIES
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +37,10 @@ class SimpleRouter:
         self.instances = instances
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
         self.stats = RouterStats()
-        self.waiting = self.known_blocks = 0
+        self.waiting = self.waiting_tokens = self.known_blocks = 0
         self._mode = config.mode
-        self._policy = POLICIES[config.mode]()
+        self._policy: Policy = resolve_name(POLICIES[config.mode])()
         self._events = events
-        self.waiting_tokens = 0
         self._runtime_of = runtime_of
         self._in_flight: dict[int, int] = {}
         self._thresholds = config.thresholds()
@@ -61,7 +62,7 @@ class SimpleRouter:
             self.start()
 
     def start(self) -> None:
-        """Load reports matter only for thresholds, so they are followed once one is set."""
+        """Follow load reports once a threshold is set: they matter for nothing else."""
         self._started = True
         if self._thresholds and self._reported is None:
             self._reported = ReportedLoads(self._events, self.instances, self.stats)
@@ -88,10 +89,10 @@ class SimpleRouter:
         else:
             routable = self.instances.routable(avoid)
             if not routable:
-                raise self.instances.nobody()
+                raise self.instances.none_reachable()
             candidates = self._below_thresholds(routable)
             chosen = self._policy.choose(candidates, self._in_flight)
-        # Counted from the choice on: others choose while the worker is being reached.
+        # Counted already now: other requests are placed while this one connects.
         before = self._in_flight.get(chosen, 0)
         self._in_flight[chosen] = before + 1
         decision = Decision(
@@ -146,7 +147,5 @@ class SimpleRouter:
         """A worker is busy when all its ranks are."""
         assert self._reported
         card = self._runtime_of(instance_id)
-        for rank in range(max(1, card.data_parallel_size)):
-            if not self._thresholds.busy(card, self._reported.get(WorkerRank(instance_id, rank))):
-                return False
-        return True
+        ranks = [WorkerRank(instance_id, rank) for rank in range(max(1, card.data_parallel_size))]
+        return all(self._thresholds.busy(card, self._reported.get(rank)) for rank in ranks)

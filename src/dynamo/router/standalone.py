@@ -15,10 +15,9 @@ from msgspec import structs
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.attempt import Attempt, reach
+from dynamo.router.attempt import reach
 from dynamo.router.config import RouterConfig
 from dynamo.router.delivery import Delivery
-from dynamo.router.kv.choice.choose import Choice
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv_aware import KvAwareRouter
@@ -50,10 +49,10 @@ class StandaloneRouter:
         self._core_started = asyncio.Event()
         self._warned = False
         self._deliveries: WeakSet[Delivery] = WeakSet()
-        """Those under way: their streams and retries refer to them."""
+        """Those under way. Weak references suffice: their streams and retries hold them."""
 
     async def start(self) -> StandaloneRouter:
-        """Return when the present workers are known and, if no block size was given, a model card has named one."""
+        """Return when all current workers are known and the block size is given or read from a model card."""
         await self._runtime.start()
         await self._workers.start()
         if self._block_size is not None:
@@ -97,18 +96,9 @@ class StandaloneRouter:
     async def book(
         self, request: PreprocessedRequest, request_id: str, override: CostConfig | None = None, *, learn: bool
     ) -> Placement:
-        """Place a request that the caller will send itself. No worker is sent anything on its account."""
+        """Place a request that the caller will send itself. Nothing is sent for it, not even prefix copies."""
         place = partial(self.core.place, cost=override, copies=False, learn=learn)
-        attempt = await reach(place, self.core.instances, request, Attempt.connect, request_id=request_id)
-        return attempt.placement
-
-    def peek(self, request: PreprocessedRequest, override: CostConfig | None = None) -> Choice:
-        """What would be chosen now; nothing is booked."""
-        return self.core.peek(request, override)
-
-    def survey(self, request: PreprocessedRequest, override: CostConfig | None = None) -> Choice:
-        """The same with draining and busy workers among the candidates."""
-        return self.core.peek(request, override, everyone=True)
+        return await reach(place, self.core.instances, request, Placement.connect, request_id=request_id)
 
     def override(self, given: Mapping[str, Any] | None) -> CostConfig | None:
         """The cost settings of a request's `router_config_override`; an InvalidArgument names what is wrong."""
@@ -127,7 +117,7 @@ class StandaloneRouter:
 
     def overlap_scores(self, request: PreprocessedRequest) -> dict[str, Any]:
         """How much of the prompt each rank holds, per tier; slower tiers are also counted from the first block."""
-        choice = self.survey(request)
+        choice = self.core.peek(request, include_busy=True)
         rows = [
             _overlap_row(candidate.worker, candidate.overlap, candidate.cached_blocks)
             for candidate in choice.candidates()
@@ -142,11 +132,8 @@ class StandaloneRouter:
             self._warned = True
             log.warning(
                 "instance %x has blocks of %d tokens, this router looks for blocks of %d: nothing it caches will be "
-                "found, and it is chosen by load only",
-                instance_id,
-                card.kv_cache_block_size,
-                self._block_size,
-            )
+                "found, and it is chosen by load only", instance_id, card.kv_cache_block_size, self._block_size,
+            )  # fmt: skip
 
     def _start_core(self, block_size: int) -> None:
         if self._core is None:
@@ -157,23 +144,10 @@ class StandaloneRouter:
 
 
 def prompt(
-    token_ids: Sequence[int],
-    *,
-    lora_name: str | None = None,
-    cache_salt: str | None = None,
-    worker_id: int | None = None,
-    dp_rank: int | None = None,
+    token_ids: Sequence[int], *, lora_name: str | None = None, cache_salt: str | None = None
 ) -> PreprocessedRequest:
     """A request for a prompt alone; an InvalidArgument names what is wrong with it."""
-    fields = {
-        "token_ids": token_ids,
-        "routing": {
-            "lora_name": lora_name,
-            "cache_salt": cache_salt,
-            "backend_instance_id": worker_id,
-            "dp_rank": dp_rank,
-        },
-    }
+    fields = {"token_ids": token_ids, "routing": {"lora_name": lora_name, "cache_salt": cache_salt}}
     try:
         return PreprocessedRequest.from_dict(fields)
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""What a router counts; the metrics read it."""
+"""The counters of a router, which the metrics read."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ HIT_RATE_BOUNDS = [step / 20 for step in range(21)]
 
 class RouterStats(Struct):
     requests: int = 0
-    """Choices made."""
+    """Placed."""
     rejected: int = 0
     """Refused because all workers were busy or the queue was full."""
     queue_full: int = 0
-    """The rejected that found the queue full."""
+    """Rejected because the queue was full."""
     queued: int = 0
     """Had to wait in the router's queue."""
     prompt_blocks: int = 0
     overlap_blocks: int = 0
     """The prompt blocks that the chosen workers had cached."""
     non_max_overlap_selections: int = 0
-    """Choices although another worker had more of the prompt cached."""
+    """Placed although another worker had more of the prompt cached."""
     overlap_blocks_lost: int = 0
-    """How many blocks more."""
+    """How many more blocks those other workers had."""
     hit_rate_counts: list[int] = field(default_factory=lambda: [0] * (len(HIT_RATE_BOUNDS) + 1))
-    """Choices by share of the prompt that was cached, each bounded above by HIT_RATE_BOUNDS."""
+    """Requests by the cached share of their prompt: a histogram with the upper bounds HIT_RATE_BOUNDS."""
     hit_rate_sum: float = 0.0
     copies: int = 0
     """Shared prefixes sent to idle workers ahead of need."""
     copied_blocks: int = 0
     overhead: Overhead | None = None
-    """Only KV-aware routers measure it."""
+    """Measured by KV-aware routers only."""
     events: int = 0
     """KV events applied."""
     snapshots: int = 0
     """Snapshots requested from workers."""
-    heard: int = 0
+    replica_requests: int = 0
     """Requests that other routers announced."""
     malformed: int = 0
     """Messages that could not be decoded."""

@@ -1,1 +1,1 @@
-"""dynamo-run: one command from nothing to a chat, a server, a batch or a cluster."""
+"""dynamo-run: one command for a chat, a server, a batch or a worker."""

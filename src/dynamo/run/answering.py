@@ -1,4 +1,4 @@
-"""What text, stdin and batch share: a model that answers, in this process or on the network, and request defaults."""
+"""What the inputs text, stdin and batch share: the model to ask, here or on the network, and request defaults."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served
 from dynamo.runtime import DistributedRuntime
-from dynamo.runtime.names import EndpointId
+from dynamo.runtime.names import EndpointId, NamespaceFilter
 from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models, ServedModel
 from dynamo.settings import given
+from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.router import RouterSettings
 
 
@@ -24,13 +25,16 @@ from dynamo.settings.router import RouterSettings
 async def answering(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
 ) -> AsyncIterator[tuple[Models, ServedModel]]:
-    """The models there are and the one to ask, ready while the block runs."""
+    """All models and the one to ask, served while the block runs."""
     router = RouterConfig.from_env(environ, **given(command.flags, RouterSettings))
-    models = Models(runtime, router, HubConfig.from_env(environ))
+    http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
+    serves_namespace = NamespaceFilter(http.namespace, http.namespace_prefix)
+    models = Models(runtime, router, HubConfig.from_env(environ), serves_namespace)
     async with AsyncExitStack() as stack:
         name = command.model_name
         if not command.output.remote:
-            name = (await stack.enter_async_context(engine_served(runtime, command, environ, EndpointId()))).name
+            place = EndpointId(serves_namespace.own)
+            name = (await stack.enter_async_context(engine_served(runtime, command, environ, place))).name
         try:
             await models.start()
             if command.output.remote and name not in [None, *(model.name for model in models.served())]:
@@ -43,7 +47,7 @@ async def answering(
 
 
 def request_defaults(command: Command) -> RequestDefaults:
-    """How to fill in requests of which the user gives only the text."""
+    """The options of requests for which the user gives only a text."""
     template = request_template(command.request_template)
     engine = command.output.engine
     return RequestDefaults(

@@ -1,8 +1,9 @@
-"""in=batch:FILE: every prompt of a file answered, in the file's order, into output.jsonl beside it."""
+"""in=batch:FILE: every prompt of a file answered, in the file's order, into output.jsonl beside it or --output."""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import statistics
 import sys
 import time
@@ -16,12 +17,12 @@ from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import INTERRUPTED, RunError
 from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
-from dynamo.run.journal import Journal, JournalHeader, checksum
 from dynamo.run.progress import Progress
 from dynamo.run.prompts import BadLine, Prompt, Request, read_prompt
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
 from dynamo.serving.ask import Answer, ask
+from dynamo.serving.journal import Journal, JournalError, JournalHeader, checksum
 from dynamo.serving.models import Models
 
 OUTPUT = "output.jsonl"
@@ -30,9 +31,11 @@ _ATTEMPTS = 3
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     file = _prompts_file(command)
-    code = await unless_shut_down(runtime, _batch(runtime, command, environ, file))
+    journal = Journal(_output_file(command, file))
+    journal.check_output()
+    code = await unless_shut_down(runtime, _batch(runtime, command, environ, file, journal))
     if code is None:
-        print("interrupted: the same command goes on from here", file=sys.stderr)
+        print("interrupted: the same command continues from here", file=sys.stderr)
         return INTERRUPTED
     return code
 
@@ -41,15 +44,21 @@ def _prompts_file(command: Command) -> Path:
     file = Path(command.input.target).expanduser()
     if not file.is_file():
         raise RunError(f'missing or not a file: {file}; it should hold JSON lines such as {{"text": "…"}}')
-    if file.name == OUTPUT:
-        raise RunError(f"{file} is where the answers go: give the prompts another name")
     return file
 
 
-async def _batch(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], file: Path) -> int:
+def _output_file(command: Command, file: Path) -> Path:
+    output = Path(command.batch_output).expanduser() if command.batch_output else file.with_name(OUTPUT)
+    if output.resolve() == file.resolve():
+        raise RunError(f"{file} is where the answers go: give the prompts another name, or the answers with --output")
+    return output
+
+
+async def _batch(
+    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], file: Path, journal: Journal
+) -> int:
     digest, total = await asyncio.to_thread(checksum, file)
     async with answering(runtime, command, environ) as (models, model):
-        journal = Journal(file.with_name(OUTPUT))
         try:
             journal.open(JournalHeader(input=file.name, checksum=digest, model=model.name))
             batch = Batch(runtime, command, models, model.name, journal)
@@ -77,7 +86,7 @@ class Batch:
         self._began = time.perf_counter()
         self._tokens_in = 0
         self._tokens_out = 0
-        self._firsts: list[float] = []
+        self._times_to_first_token: list[float] = []
 
     async def answer_all(self, file: Path, progress: Progress) -> None:
         with file.open("rb") as lines:
@@ -86,11 +95,13 @@ class Batch:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(self._concurrency):
                         group.create_task(self._answer_some(waiting, progress))
-            except* RunError as errors:
+            except* JournalError as errors:
                 raise RunError(str(errors.exceptions[0])) from errors
 
     def _unanswered(self, lines: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(lines, start=1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip() and number not in self._journal:
                 yield number, line
 
@@ -98,9 +109,9 @@ class Batch:
         for number, line in waiting:
             record, failed = await self._outcome(number, line)
             if failed and self._runtime.is_shutting_down:
-                return  # failed by our own shutdown: the resumed batch asks again
+                return  # our own shutdown failed it: a resumed batch sends it again
             self._journal.add(number, msgspec.json.encode(record), failed=failed)
-            progress.one_more(self._journal.failed)
+            progress.advance(self._journal.failed)
 
     async def _outcome(self, number: int, line: bytes) -> tuple[dict[str, object], bool]:
         try:
@@ -119,14 +130,14 @@ class Batch:
                 answer = await ask(self._models.get(request.model), request)
                 break
             except (Unavailable, ModelNotFound):
-                # All workers of our model left: wait for the next one. A worker for any other model may never come.
+                # All workers of our model left: wait for another. For a model that is not ours none may ever join.
                 if attempt == _ATTEMPTS or request.model != self._model:
                     raise
                 await self._models.wait_for(self._model)
         self._tokens_in += answer.tokens_in
         self._tokens_out += answer.tokens_out
-        if answer.first is not None:
-            self._firsts.append(answer.first)
+        if answer.time_to_first_token is not None:
+            self._times_to_first_token.append(answer.time_to_first_token)
         return answer
 
     def summary(self) -> str:
@@ -136,16 +147,16 @@ class Batch:
         if self._earlier:
             parts.append(f"{self._earlier} done before")
         if self._journal.failed:
-            parts.append(f'{self._journal.failed} failed: see "error" in {OUTPUT}')
+            parts.append(f'{self._journal.failed} failed: see "error" in {self._journal.output.name}')
         lines = [
             "; ".join(parts),
             f"tokens in: {self._tokens_in} ({self._tokens_in / seconds:.0f}/s), "
             f"out: {self._tokens_out} ({self._tokens_out / seconds:.0f}/s)",
         ]
-        if self._firsts:
-            late = sorted(self._firsts)[int(len(self._firsts) * 0.95)]
+        if self._times_to_first_token:
+            late = sorted(self._times_to_first_token)[int(len(self._times_to_first_token) * 0.95)]
             lines.append(
-                f"time to first token: {statistics.median(self._firsts) * 1000:.0f} ms median, "
+                f"time to first token: {statistics.median(self._times_to_first_token) * 1000:.0f} ms median, "
                 f"{late * 1000:.0f} ms at the 95th percentile"
             )
         return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Shell completions, made from the table of flags: `eval "$(dynamo-run --completion bash)"`.
 
-Our own and not shtab's: bash breaks words at `=` and `:`, and shtab completes only whole words, so it cannot complete
+Not made with shtab: bash breaks words at `=` and `:`, and shtab completes only whole words, so it cannot complete
 `in=ht` or `out=pystr:fi` (docs/decisions/0001-dependencies.md).
 """
 
@@ -99,7 +99,7 @@ def _choices(option: Option) -> tuple[str, ...]:
 
 
 def _about(option: Option) -> str:
-    """Without the characters that would end a word of the script."""
+    """The help text without the characters that would end a word of the script."""
     return option.setting.help.replace("'", "’").replace(":", " -").replace("[", "(").replace("]", ")")
 
 

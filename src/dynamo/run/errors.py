@@ -9,7 +9,7 @@ INTERRUPTED = 130
 
 
 class RunError(StartError):
-    """Its message is one line: what happened and what to do."""
+    """dynamo-run cannot go on; the message is one line and names the fix."""
 
 
 class Interrupted(Exception):

@@ -47,6 +47,9 @@ class RunSettings(Settings, frozen=True, kw_only=True):
         "--request-template", help="JSON: defaults for fields of requests", metavar="FILE", group="requests")] = None
     batch_concurrency: Annotated[int, Meta(ge=1, le=65536), Setting(
         "--batch-concurrency", help="batch prompts at a time", group="requests")] = 64
+    batch_output: Annotated[str | None, Setting(
+        "--output", help="where the answers of a batch go", metavar="FILE", group="requests",
+        default="output.jsonl")] = None
     # fmt: on
     migration_limit: MigrationLimit = 0
 
@@ -65,12 +68,12 @@ OTHER_WORDS = ("--help", "-h", "--version", "--completion", "-v", "-vv")
 SHELLS = ("bash", "zsh", "fish")
 
 GROUPS = ("model", "engine", "HTTP", "requests", "router", "network")
-_IN_THE_HELP = (
+_SHOWN_SHARED = (
     "--http-host", "--http-port", "--tls-cert-path", "--tls-key-path", "--router-mode", "--kv-overlap-score-weight",
     "--router-temperature", "--use-kv-events", "--discovery-backend", "--request-plane", "--event-plane",
 )  # fmt: skip
-"""Of the shared flags, those that fit into one screen of help; `python -m dynamo.frontend --help` has all."""
-SHOWN = tuple(option for option in OPTIONS if option in options(RunSettings) or option.setting.flag in _IN_THE_HELP)
+"""The shared flags shown in the one screen of help; `python -m dynamo.frontend --help` shows all."""
+SHOWN = tuple(option for option in OPTIONS if option in options(RunSettings) or option.setting.flag in _SHOWN_SHARED)
 
 INPUTS = ("text", "stdin", "http", "batch:", "dyn://", "none")
 ENGINES = tuple(entry.name for entry in BUILT_IN if not entry.file)

@@ -20,7 +20,7 @@ DEFAULT_ENGINE = MISTRALRS.name
 
 
 class UsageError(Exception):
-    """The command line is wrong; the message is one line and names the nearest right word."""
+    """The command line is wrong; the message is one line and suggests the nearest valid word."""
 
 
 class Input(Struct, frozen=True):
@@ -31,7 +31,7 @@ class Input(Struct, frozen=True):
 
 
 class Output(Struct, frozen=True):
-    """Who answers: an engine in this process, or (engine None) workers found on the network."""
+    """What answers: an engine in this process or, if `engine` is None, workers found on the network."""
 
     engine: str | None
     file: str | None = None
@@ -127,7 +127,7 @@ def _next(name: str, rest: list[str]) -> str:
 
 
 def _text(option: Option, name: str, given: str | None, rest: list[str]) -> str:
-    """The value of a flag as it was written; one that the flag does not take is refused here."""
+    """The text of a flag's value; raises UsageError if the flag does not accept it."""
     if option.kind is bool and given is None:
         given = rest.pop(0) if rest and rest[0].lower() in ("true", "false") else "true"
     text = _next(name, rest) if given is None else given
@@ -191,7 +191,7 @@ def _model(words: list[str], path: str | None) -> str | None:
 
 
 def _misplaced(words: list[str]) -> str:
-    """People forget `in=` and `out=`."""
+    """A hint for a word that lacks its `in=` or `out=`."""
     for word in words:
         if word in flags.INPUTS:
             return f"; did you mean 'in={word}'?"

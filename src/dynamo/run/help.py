@@ -44,7 +44,7 @@ def help_text() -> str:
 
 
 def _about(option: Option) -> str:
-    """Its sentence with the choices, where both fit into the line, and the default."""
+    """The flag's help text, its choices if they are few, and its default."""
     text = option.setting.help
     if option.choices and len(option.choices) < 4:
         text += f": {one_of(option.choices)}"

@@ -7,13 +7,15 @@ import sys
 from collections.abc import Mapping
 
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.greeting import no_workers_hint
 from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
 from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
-from dynamo.run.local import engine_served
+from dynamo.run.local import engine_served, served_name
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
+from dynamo.runtime.process import unless_shut_down
 from dynamo.settings import given
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.router import RouterSettings
@@ -26,17 +28,24 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         **given(command.flags, FrontendSettings, RouterSettings),
     )
     server = Server(runtime, config, HubConfig.from_env(environ))
+    if not command.output.remote:
+        server.models.expect(served_name(command))
     try:
         # Listen first: a port that is in use should be reported before a large model is loaded.
-        await server.start()
+        await unless_shut_down(runtime, server.start())
+        if runtime.is_shutting_down:
+            return 0
         if command.output.remote:
             _greet(server, config, None)
+            if not server.models.served():
+                print(no_workers_hint(config, runtime.config), file=sys.stderr, flush=True)
             await server.serve()
         else:
-            async with engine_served(runtime, command, environ, EndpointId()) as card:
-                await server.models.wait_for(card.name)
-                _greet(server, config, card.name)
-                await server.serve()
+            place = EndpointId(config.serves_namespace.own)
+            async with engine_served(runtime, command, environ, place) as card:
+                if await unless_shut_down(runtime, server.models.wait_for(card.name)):
+                    _greet(server, config, card.name)
+                    await server.serve()
     finally:
         await server.stop()
     return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,15 +24,13 @@ from dynamo.settings.network import NetworkSettings
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
     try:
-        talks = command.input.kind in ("text", "stdin", "batch")
-        configure_dynamo_logging(LogConfig.from_env(quiet(environ) if talks else environ, verbosity=command.verbosity))
+        logged = quiet(environ) if command.input.kind in ("text", "stdin", "batch") else environ
+        configure_dynamo_logging(LogConfig.from_env(logged, verbosity=command.verbosity))
         if command.output.engine:
             engine_entry(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None
-    except Interrupted:
-        code = INTERRUPTED
     except (StartError, DynamoException) as error:
         raise fail(str(error), error=error) from None
     except Exception as error:
@@ -42,14 +42,21 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
 def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
     """In-process, unless requests come from or go to other processes."""
     if command.input.kind == "dyn":
-        return RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings))
+        return _shared_network(command, environ, "nobody would find this worker")
     if command.output.remote:
-        config = RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings)).without_status()
+        config = _shared_network(command, environ, "out=dyn would find no worker").without_status()
     else:
         config = RuntimeConfig.in_process(environ)
     if command.input.kind == "http":
         http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
         config = config.with_graceful_shutdown_timeout(http.graceful_shutdown_timeout)
+    return config
+
+
+def _shared_network(command: Command, environ: Mapping[str, str], otherwise: str) -> RuntimeConfig:
+    config = RuntimeConfig.from_env(environ, **given(command.flags, NetworkSettings))
+    if config.discovery.backend == "memory":
+        raise UsageError(f"discovery in memory ends at this process: {otherwise}; use --discovery-backend file or etcd")
     return config
 
 
@@ -60,4 +67,9 @@ def _input(command: Command) -> Any:
 
 async def _run(command: Command, environ: Mapping[str, str], network: RuntimeConfig, module: Any) -> int:
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
-    return await run_until_signalled(runtime, module.run(runtime, command, environ)) or 0
+    try:
+        return await run_until_signalled(runtime, module.run(runtime, command, environ)) or 0
+    except Interrupted:
+        # A thread that loads a model cannot be stopped, and the event loop would wait for it.
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)

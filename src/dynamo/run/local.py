@@ -20,22 +20,22 @@ from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, de
 from dynamo.model.errors import ModelError
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType
-from dynamo.run.errors import Interrupted
+from dynamo.run.errors import INTERRUPTED, Interrupted
 from dynamo.run.files import engine_arguments
 from dynamo.run.grammar import Command, UsageError
-from dynamo.run.threads import in_thread
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.names import EndpointId, instance_key
-from dynamo.runtime.process import unless_shut_down
+from dynamo.runtime.process import exit_if_blocked, unless_shut_down
+from dynamo.runtime.threads import in_thread
 from dynamo.settings import nearest
 from dynamo.worker import serve_engine
 
 _BUNDLED_PARSERS = ("hermes", "basic")
 
 
-class Subject(Struct, frozen=True, kw_only=True):
-    """What will be served: the engine's model, the model its card describes, and the served name."""
+class EngineModel(Struct, frozen=True, kw_only=True):
+    """What the engine will serve: its model, the model that describes it on the card, and the served name."""
 
     name: str
     model: LocalModel | None = None
@@ -45,19 +45,19 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def engine_served(
-    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], place: EndpointId
+    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], endpoint_id: EndpointId
 ) -> AsyncIterator[ModelCard]:
-    """Start the engine, serve it at `place` while the block runs, then drain and stop it."""
-    subject, engine, info = await _start(runtime, command, environ)
+    """Start the engine, serve it at `endpoint_id` while the block runs, then drain and stop it."""
+    served, engine, info = await _start(runtime, command, environ)
     try:
-        endpoint = Endpoint(runtime, place)
-        card = await in_thread(lambda: _card(command, subject, engine, info))
+        endpoint = Endpoint(runtime, endpoint_id)
+        card = await in_thread(lambda: _card(command, served, engine, info))
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {info.worker_type.value} worker answers no requests itself: use in=dyn://...")
         await register_card(endpoint, card)
         serving = asyncio.create_task(serve_engine(endpoint, engine, card.name))
         try:
-            await _found(runtime, instance_key(place, runtime.instance_id), serving)
+            await _wait_until_listed(runtime, instance_key(endpoint_id, runtime.instance_id), serving)
             yield card
         finally:
             if not runtime.is_shutting_down:
@@ -75,20 +75,23 @@ async def start_follower(runtime: DistributedRuntime, command: Command, environ:
 
 async def _start(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
-) -> tuple[Subject, Engine, EngineInfo]:
-    """Find the model and load it. This may take long, and a signal interrupts it."""
+) -> tuple[EngineModel, Engine, EngineInfo]:
+    """Find the model and load it. This may take long; a signal interrupts it."""
 
-    async def start() -> tuple[Subject, Engine, EngineInfo]:
-        subject = await in_thread(lambda: _find(command, HubConfig.from_env(environ)))
-        engine = _make(command, subject, environ)
+    async def start() -> tuple[EngineModel, Engine, EngineInfo]:
+        served = await in_thread(lambda: _find(command, HubConfig.from_env(environ)))
+        if command.input.kind == "http" or sys.stderr.isatty():
+            print(f"loading {served.name} …", file=sys.stderr, flush=True)
+        engine = _make(command, served, environ)
         try:
-            return subject, engine, await engine.start()
+            return served, engine, await engine.start()
         except BaseException:
             await engine.stop()
             raise
 
     _check_parsers(command)
-    started = await unless_shut_down(runtime, start())
+    with exit_if_blocked(INTERRUPTED):
+        started = await unless_shut_down(runtime, start())
     if started is None:
         raise Interrupted("interrupted")
     return started
@@ -103,8 +106,8 @@ def _check_parsers(command: Command) -> None:
             raise UsageError(f"{flag}: unknown format '{name}'{nearest(name, known) or '; use ' + ', '.join(known)}")
 
 
-async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[None]) -> None:
-    """Wait until discovery lists the instance; where serving fails first, raise its error."""
+async def _wait_until_listed(runtime: DistributedRuntime, key: str, serving: asyncio.Task[None]) -> None:
+    """Wait until discovery lists the instance; if serving fails first, raise its error."""
 
     async def watch() -> None:
         async with contextlib.aclosing(runtime.discovery.watch(key)) as changes:
@@ -120,12 +123,25 @@ async def _found(runtime: DistributedRuntime, key: str, serving: asyncio.Task[No
         await serving
 
 
-def _find(command: Command, hub: HubConfig) -> Subject:
+def served_name(command: Command) -> str:
+    """The name under which the engine of this process will serve its model."""
     assert command.output.engine
     engine = engine_entry(command.output.engine)
+    if command.model_name:
+        return command.model_name
+    if command.model:
+        return default_name(command.model)
     if engine.takes == "text":
-        file = Path(command.output.file).stem if command.output.file else engine.name
-        return Subject(name=command.model_name or (default_name(command.model) if command.model else file))
+        return Path(command.output.file).stem if command.output.file else engine.name
+    return BUNDLED
+
+
+def _find(command: Command, hub: HubConfig) -> EngineModel:
+    assert command.output.engine
+    engine = engine_entry(command.output.engine)
+    name = served_name(command)
+    if engine.takes == "text":
+        return EngineModel(name=name)
     source, is_bundled = command.model, False
     if source == BUNDLED and not Path(source).exists():
         source, is_bundled = str(bundled()), True
@@ -133,25 +149,25 @@ def _find(command: Command, hub: HubConfig) -> Subject:
         if not engine.bundled:
             raise ModelError(f"out={engine.name} needs a model: name a folder, a GGUF file or a Hugging Face id")
         source, is_bundled = str(bundled()), True
-        print(f"no model given: using the bundled model '{default_name(source)}'", file=sys.stderr)
+        print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
     config = command.model_config
     model = resolve(source, config=hub, weights=engine.weights, tokenizer=config is None)
-    return Subject(
-        name=command.model_name or default_name(source),
+    return EngineModel(
+        name=name,
         model=model,
         described_by=resolve(config, config=hub, weights=False) if config else model,
         is_bundled=is_bundled,
     )
 
 
-def _make(command: Command, subject: Subject, environ: Mapping[str, str]) -> Engine:
+def _make(command: Command, served: EngineModel, environ: Mapping[str, str]) -> Engine:
     assert command.output.engine
     return make_engine(
         command.output.engine,
         EngineSpec(
-            model=subject.model,
-            model_config=subject.described_by if command.model_config else None,
-            model_name=subject.name,
+            model=served.model,
+            model_config=served.described_by if command.model_config else None,
+            model_name=served.name,
             context_length=command.context_length,
             kv_cache_block_size=command.kv_cache_block_size,
             tensor_parallel_size=command.tensor_parallel_size,
@@ -167,8 +183,8 @@ def _make(command: Command, subject: Subject, environ: Mapping[str, str]) -> Eng
     )
 
 
-def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) -> ModelCard:
-    tools, reasoning = _BUNDLED_PARSERS if subject.is_bundled else (None, None)
+def _card(command: Command, served: EngineModel, engine: Engine, info: EngineInfo) -> ModelCard:
+    tools, reasoning = _BUNDLED_PARSERS if served.is_bundled else (None, None)
     runtime_config = ModelRuntimeConfig(
         total_kv_blocks=info.total_kv_blocks,
         max_num_seqs=info.max_num_seqs,
@@ -184,7 +200,7 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
     block_size = command.kv_cache_block_size or info.kv_cache_block_size or 16
     if engine.model_input is ModelInput.Text:
         return ModelCard(
-            name=subject.name,
+            name=served.name,
             model_type=model_type.value,
             model_input=ModelInput.Text,
             context_length=info.context_length or command.context_length,
@@ -192,10 +208,10 @@ def _card(command: Command, subject: Subject, engine: Engine, info: EngineInfo) 
             migration_limit=command.migration_limit,
             runtime_config=runtime_config,
         )
-    assert subject.described_by
+    assert served.described_by
     return build_card(
-        subject.described_by,
-        name=subject.name,
+        served.described_by,
+        name=served.name,
         model_type=model_type,
         worker_type=info.worker_type,
         context_length=info.context_length or command.context_length,

@@ -16,16 +16,19 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         command = parse(words, terminal=sys.stdin is not None and sys.stdin.isatty())
     except UsageError as error:
-        raise _wrong_use(str(error)) from None
+        raise _usage_error(str(error)) from None
     if command.show:
         _show(command)
         return
     for note in command.notes:
         print(note, file=sys.stderr)
     _fill_standard_descriptors()
-    from dynamo.run.launch import launch
+    try:
+        from dynamo.run.launch import launch
 
-    launch(command, os.environ)
+        launch(command, os.environ)
+    except KeyboardInterrupt:  # before the event loop handles signals
+        raise SystemExit(130) from None
 
 
 def dynamo() -> None:
@@ -39,17 +42,17 @@ def dynamo() -> None:
         case [] | ["-h" | "--help"]:
             print("usage: dynamo run …     chat, serve, batch or work: see dynamo run --help\n       dynamo --version")
         case [word, *_]:
-            raise _wrong_use(f"unknown command 'dynamo {word}'{nearest(word, ('run', '--version', '--help'))}")
+            raise _usage_error(f"unknown command 'dynamo {word}'{nearest(word, ('run', '--version', '--help'))}")
 
 
 def _fill_standard_descriptors() -> None:
-    """Open those of 0, 1 and 2 that are closed: a socket with such a number breaks the event loop."""
+    """Open whichever of 0, 1 and 2 is closed: a socket with such a number breaks the event loop."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
 
 
-def _wrong_use(message: str) -> SystemExit:
+def _usage_error(message: str) -> SystemExit:
     print(f"error: {message}", file=sys.stderr)
     return SystemExit(2)
 

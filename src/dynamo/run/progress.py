@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, and silence elsewhere."""
+"""A progress bar, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Progress:
         )
         self._task = self._bar.add_task("prompts", total=total, completed=done, failed="")
 
-    def one_more(self, failed: int) -> None:
+    def advance(self, failed: int) -> None:
         self._bar.update(self._task, advance=1, failed=f"{failed} failed" if failed else "")
 
     def __enter__(self) -> Progress:

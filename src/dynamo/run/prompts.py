@@ -6,10 +6,11 @@ import uuid
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import structs
 
 from dynamo.frontend.answers.errors import error_answer
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.errors import DynamoException, to_wire
+from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_chat import ChatRequest, Message
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.serving.ask import Answer, RequestDefaults
@@ -49,10 +50,11 @@ class BadLine(Exception):
 
 
 class TextPrompt:
-    """The plain form: a text in, a response out."""
+    """The plain form: a text in, a response out. Other fields of the line are copied into the record."""
 
-    def __init__(self, text: str, model: str, defaults: RequestDefaults) -> None:
-        self._text = text
+    def __init__(self, fields: dict[str, Any], model: str, defaults: RequestDefaults) -> None:
+        self._fields = fields
+        self._text = fields["text"]
         self._model = model
         self._defaults = defaults
 
@@ -60,8 +62,7 @@ class TextPrompt:
         return self._defaults.chat(self._model, [Message(role="user", content=self._text)])
 
     def answered(self, answer: Answer) -> dict[str, Any]:
-        record = {
-            "text": self._text,
+        record = self._fields | {
             "response": answer.text,
             "tokens_in": answer.tokens_in,
             "tokens_out": answer.tokens_out,
@@ -72,7 +73,7 @@ class TextPrompt:
         return record
 
     def failed(self, error: DynamoException) -> dict[str, Any]:
-        return {"text": self._text, "error": error.message}
+        return self._fields | {"error": error.message}
 
 
 class OpenAIPrompt:
@@ -92,7 +93,7 @@ class OpenAIPrompt:
         return self._record(200, answer.body)
 
     def failed(self, error: DynamoException) -> dict[str, Any]:
-        return self._record(to_wire(error)[2], msgspec.to_builtins(error_answer(error, self._id)))
+        return self._record(error.status, msgspec.to_builtins(error_answer(error, self._id)))
 
     def _record(self, status: int, body: dict[str, Any]) -> dict[str, Any]:
         response = {"status_code": status, "request_id": self._id, "body": body}
@@ -114,7 +115,12 @@ def read_prompt(
     text = value.get("text")
     if not isinstance(text, str):
         raise BadLine('has no text: write {"text": "…"}' if text is None else "its text must be a string")
-    return TextPrompt(text, model, defaults)
+    limit = value.get("max_tokens")
+    if limit is not None:
+        if type(limit) is not int or limit < 1:
+            raise BadLine(f"its max_tokens must be a whole number of at least 1, not {limit}")
+        defaults = structs.replace(defaults, max_completion_tokens=limit)
+    return TextPrompt(value, model, defaults)
 
 
 def _openai(value: dict[str, Any], template: RequestTemplate | None) -> OpenAIPrompt:

@@ -1,4 +1,4 @@
-"""in=stdin: one prompt from standard input, its answer on standard output and nothing else."""
+"""in=stdin: one prompt from standard input; standard output gets its answer and nothing else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dynamo.protocols.openai_chat import Message
 from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import INTERRUPTED, RunError
 from dynamo.run.grammar import Command
-from dynamo.run.threads import in_thread
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
+from dynamo.runtime.threads import in_thread
 from dynamo.serving.ask import ask
 
 
@@ -44,7 +44,7 @@ async def _answer(runtime: DistributedRuntime, command: Command, environ: Mappin
 
 
 class _Printer:
-    """Writes text as it comes; a closed pipe (`| head`) cancels the answer."""
+    """Writes text when it arrives; a closed pipe (`| head`) cancels the answer."""
 
     def __init__(self) -> None:
         self.closed = False

@@ -1,4 +1,4 @@
-"""Names and reachability: what a process needs to serve endpoints and to call those of others."""
+"""Names and reachability: what a process needs to serve endpoints and to call other processes'."""
 
 from dynamo.runtime.annotated import Annotated
 from dynamo.runtime.client import Client, Stream

@@ -1,4 +1,4 @@
-"""A client of one endpoint: knows its live instances and sends requests to one of them."""
+"""A client of one endpoint: follows its live instances and sends requests to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Client:
 
     def __init__(self, endpoint: EndpointId, discovery: Discovery, plane: RequestPlane) -> None:
         self.endpoint = endpoint
-        self.set = InstanceSet(str(endpoint), plane)
+        self.instance_set = InstanceSet(str(endpoint), plane)
         self._members = Membership(discovery, self._changed, path=endpoint.path)
         self._turn = 0
 
@@ -36,27 +36,27 @@ class Client:
         await self._members.close()
 
     def _changed(self, _: Member, after: Member) -> None:
-        self.set.update(after.instance_id, after.instance)
+        self.instance_set.update(after.instance_id, after.instance)
 
     def instance_ids(self) -> list[int]:
-        return self.set.ids()
+        return self.instance_set.ids()
 
     def instances(self) -> list[Instance]:
-        return self.set.all()
+        return self.instance_set.all()
 
     async def wait_for_instances(self) -> list[int]:
-        return await self.set.wait()
+        return await self.instance_set.wait()
 
     def _next_in_turn(self, routable: Sequence[int]) -> int:
         self._turn += 1
         return routable[self._turn % len(routable)]
 
     async def random(self, request: Any, annotated: bool = True, context: Context | None = None) -> Stream:
-        _, channel = await self.set.open(random.choice)
+        _, channel = await self.instance_set.open(random.choice)
         return self._send(channel, request, annotated, context)
 
     async def round_robin(self, request: Any, annotated: bool = True, context: Context | None = None) -> Stream:
-        _, channel = await self.set.open(self._next_in_turn)
+        _, channel = await self.instance_set.open(self._next_in_turn)
         return self._send(channel, request, annotated, context)
 
     async def generate(self, request: Any, annotated: bool = True, context: Context | None = None) -> Stream:
@@ -65,7 +65,7 @@ class Client:
     async def direct(
         self, request: Any, instance_id: int, annotated: bool = True, context: Context | None = None
     ) -> Stream:
-        channel = self.set.channel(instance_id)
+        channel = self.instance_set.channel(instance_id)
         if not channel.ready:
             await channel.open()
         return self._send(channel, request, annotated, context)
@@ -108,9 +108,9 @@ class Stream(AsyncIterator[Any]):
 
 
 class Inbox:
-    """The sink below a `Stream`: holds what has arrived and is not read yet."""
+    """The sink that a `Stream` reads from: holds the items that have arrived and are not read yet."""
 
-    def __init__(self, caller: Context | None) -> None:
+    def __init__(self, caller: Context | None = None) -> None:
         self.context = caller.detached(caller.id()) if caller else Context()
         self.done = False
         self._items: deque[Annotated] = deque()

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
 from dynamo.runtime.nats_config import NatsConfig
-from dynamo.runtime.own_address import own_address
+from dynamo.runtime.own_address import LOOPBACK, own_address
 from dynamo.runtime.plane.tcp import TcpConfig
 from dynamo.runtime.status import StatusConfig
 from dynamo.settings.network import NetworkSettings
@@ -42,17 +42,25 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
         network = NetworkSettings.from_env(
             environ, discovery_backend=discovery_backend, request_plane=request_plane, event_plane=event_plane
         )
-        discovery = DiscoveryConfig.from_env(environ, network.discovery_backend)
+        discovery = DiscoveryConfig.from_env(environ, network)
         in_process = discovery.backend == "memory"
         nats = NatsConfig.from_env(environ)
         peers = _hosts(discovery, nats)
-        events = EventPlaneConfig.from_env(environ, network.event_plane or ("memory" if in_process else None))
+
+        def reachable(chosen: str | None) -> str:
+            """Without a chosen host, listen where the clients are: on loopback, unless discovery spans machines."""
+            return chosen or (own_address(peers) if discovery.backend == "etcd" else LOOPBACK)
+
         return cls(
             discovery=discovery,
             plane=network.request_plane or ("memory" if in_process else "tcp"),
-            tcp=TcpConfig.from_env(environ, local_only=discovery.backend != "etcd", peers=peers),
+            tcp=TcpConfig(
+                host=reachable(network.tcp_host), port=network.tcp_port, token=network.tcp_token, peers=peers
+            ),
             nats=nats,
-            events=_reachable(events, environ, discovery, peers),
+            events=EventPlaneConfig(
+                network.event_plane or ("memory" if in_process else "zmq"), reachable(network.event_host), peers
+            ),
             status=StatusConfig.from_env(environ),
             graceful_shutdown_timeout=network.graceful_shutdown_timeout,
         )
@@ -78,12 +86,3 @@ def _hosts(discovery: DiscoveryConfig, nats: NatsConfig) -> tuple[str, ...]:
         return ()
     urls = [*discovery.etcd.endpoints, *(url if "://" in url else f"nats://{url}" for url in nats.servers)]
     return tuple(dict.fromkeys(host for url in urls if (host := urlsplit(url).hostname)))
-
-
-def _reachable(
-    events: EventPlaneConfig, environ: Mapping[str, str], discovery: DiscoveryConfig, peers: tuple[str, ...]
-) -> EventPlaneConfig:
-    """Publishers listen where their readers are: on loopback, unless discovery spans machines."""
-    if discovery.backend == "etcd" and not environ.get("DYN_EVENT_PLANE_HOST"):
-        return structs.replace(events, host=own_address(peers), peers=peers)
-    return structs.replace(events, peers=peers)

@@ -12,7 +12,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2
 
 
 class Context:
-    """`stop` asks for an early but orderly end; `kill` says that the caller is gone. Both happen at most once."""
+    """`stop_generating` asks for an early but orderly end; `kill` says that the caller is gone."""
 
     __slots__ = ("_id", "_killed", "_listeners", "_span_id", "_stopped", "_traceparent", "metadata")
 
@@ -25,7 +25,7 @@ class Context:
         self._span_id: str | None = None
         self._stopped = False
         self._killed = False
-        self._listeners: dict[object, Callable[[bool], None]] = {}
+        self._listeners: dict[object, Callable[[bool], object]] = {}
 
     def id(self) -> str:
         return self._id
@@ -46,8 +46,8 @@ class Context:
             self._stopped = self._killed = True
             self._notify(killed=True)
 
-    def on_stop(self, listener: Callable[[bool], None]) -> Callable[[], None]:
-        """Call `listener(killed)` when this context is stopped or killed; returns a function that takes it back."""
+    def on_stop(self, listener: Callable[[bool], object]) -> Callable[[], None]:
+        """Call `listener(killed)` when this context is stopped or killed; returns a function that removes it."""
         key = object()
         self._listeners[key] = listener
 
@@ -71,7 +71,7 @@ class Context:
         return True
 
     def detached(self, id: str | None = None) -> Context:
-        """A context with the same metadata and trace whose life is its own."""
+        """A context with the same metadata and trace that is stopped and killed separately."""
         return Context(id, dict(self.metadata), traceparent=self._traceparent)
 
     @property

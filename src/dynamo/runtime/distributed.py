@@ -42,8 +42,8 @@ class DistributedRuntime:
         local: Local | None = None,
         status: Status | None = None,
     ) -> None:
-        """`status` is that of another runtime of this process, which then also reports the endpoints of this one."""
-        del loop, enable_nats  # accepted for programs written against older signatures; both follow from the rest
+        """`status` belongs to another runtime of this process, which then reports this runtime's endpoints too."""
+        del loop, enable_nats  # only accepted for programs written for older signatures
         self.config = config or RuntimeConfig.from_env(
             os.environ,
             discovery_backend=discovery_backend,
@@ -77,7 +77,7 @@ class DistributedRuntime:
 
             server = StatusServer(self._own_status)
             self._closing.push_async_callback(server.close)
-            # Before the network is reached, so that probes are answered meanwhile: not ready yet.
+            # Before the network is reached, so that probes get an answer meanwhile: not ready.
             await server.start()
         await self._network.start()
 
@@ -103,7 +103,7 @@ class DistributedRuntime:
             self.status.set_program_health(ready)
 
     def own(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
-        """Run `work` beside the endpoints until `close`. A failure before that is logged under the name `what`."""
+        """Run `work` in the background until `close` cancels it. A failure is logged with the name `what`."""
         task = asyncio.create_task(work)
         self._owned.add(task)
         task.add_done_callback(partial(self._disown, what))
@@ -115,7 +115,7 @@ class DistributedRuntime:
             log.error("%s ended: %s", what, error, exc_info=error)
 
     def shared(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The one object of this key in this runtime; `make` creates it on first use."""
+        """The object of this runtime with this key; `make` creates it on first use."""
         if key not in self._shared:
             self._shared[key] = make()
         found: T = self._shared[key]
@@ -155,7 +155,7 @@ class DistributedRuntime:
 
 
 class Namespace:
-    """A pipeline, usually a model."""
+    """A group of components, usually those of one model."""
 
     def __init__(self, runtime: DistributedRuntime, name: str) -> None:
         self._runtime = runtime
@@ -166,7 +166,7 @@ class Namespace:
 
 
 class Component:
-    """A load-balanced service of a pipeline: backend, prefill, router."""
+    """A load-balanced service of a namespace: backend, prefill, router."""
 
     def __init__(self, runtime: DistributedRuntime, namespace: str, name: str) -> None:
         self.runtime = runtime
@@ -181,7 +181,7 @@ class Component:
 
 
 class Endpoint:
-    """What one instance serves under a name, and how others call it."""
+    """An endpoint by name: to serve it from this process, or to call its instances."""
 
     def __init__(self, runtime: DistributedRuntime, endpoint_id: EndpointId) -> None:
         self.runtime = runtime
@@ -231,7 +231,7 @@ class Endpoint:
         metrics_labels: Sequence[tuple[str, str]] = (),
         health_check_payload: Any = None,
     ) -> None:
-        """Serve a handler that pushes. Ends in order: leave discovery, refuse new requests, finish running ones.
+        """Serve a push handler. At shutdown: leave discovery, refuse new requests, finish running ones.
 
         `on_found` is called once others can find the endpoint. An `auxiliary` endpoint supports another one: a process
         is not ready while it serves nothing else. The rest is as for `serve_endpoint`.
@@ -243,7 +243,7 @@ class Endpoint:
             served = ServedEndpoint(
                 self.id.name, labels, handler, request_type, health_check_payload, status.config, auxiliary=auxiliary
             )
-            # Before anything is awaited: of endpoints served together none makes the process ready before the others.
+            # Before anything is awaited, so that endpoints served together make the process ready together.
             status.add(served)
         await runtime.start()
         route = Route(
@@ -278,11 +278,11 @@ class Endpoint:
             route.kill()
 
     async def register_endpoint_instance(self) -> None:
-        """Be found again after `unregister_endpoint_instance`."""
+        """Return to discovery after `unregister_endpoint_instance`."""
         if self._record is None:
             raise RuntimeError(f"{self.id} is not served yet")
         await self.runtime.discovery.put(instance_key(self.id, self.runtime.instance_id), self._record)
 
     async def unregister_endpoint_instance(self) -> None:
-        """Stop being found; requests that run or still arrive are served."""
+        """Leave discovery; requests that run or still arrive are served."""
         await self.runtime.discovery.delete(instance_key(self.id, self.runtime.instance_id))

@@ -1,4 +1,4 @@
-"""User-written handlers: an async generator of (request[, context]) becomes something the plane can serve."""
+"""Adapts user-written handlers, async generators of (request[, context]), to the request plane."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ UserHandler = Callable[..., Any]
 class GeneratorHandler:
     """Runs one task per request and owns it until it is done.
 
-    A handler that takes a `context` learns of cancellation from it and is closed at its next item once the caller is
-    gone; one that does not is cancelled where it stands.
+    A handler that takes a `context` sees the cancellation there, and is closed at its next item if the caller is gone.
+    Any other handler's task is cancelled.
     """
 
     def __init__(self, function: UserHandler) -> None:
@@ -32,7 +32,7 @@ class GeneratorHandler:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         if not self._takes_context:
-            context.on_stop(lambda _: _cancel(task))
+            context.on_stop(lambda _: task.cancel())
             if context.is_stopped():
                 task.cancel()
 
@@ -41,7 +41,7 @@ class GeneratorHandler:
             await self._stream(request, context, outlet)
         except asyncio.CancelledError:
             outlet.fail(Cancelled("request was cancelled"))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit in a handler fails its request, not the server
             log_failure(context, error)
             outlet.fail(from_exception(error))
         except GeneratorExit as error:
@@ -79,12 +79,8 @@ class GeneratorHandler:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-
-
 def bare_tokens(item: dict[str, Any]) -> bool:
-    """New tokens and nothing else; fields that are only there to be None do not count."""
+    """Whether the item has new tokens and nothing else; fields that are None do not count."""
     ids = item.get("token_ids")
     if type(ids) is not list:
         return False

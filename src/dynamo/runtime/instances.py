@@ -21,7 +21,7 @@ OnChange = Callable[[int, Instance | None], None]
 
 
 class InstanceSet:
-    """Kept up to date by its owner, who follows discovery."""
+    """The instances of one endpoint or model. Its owner follows discovery and keeps it up to date."""
 
     def __init__(self, name: str, plane: RequestPlane) -> None:
         self.name = name
@@ -29,9 +29,11 @@ class InstanceSet:
         self._instances: dict[int, Instance] = {}
         self._channels: dict[int, Channel] = {}
         self._inhibited: dict[int, float] = {}
+        """Until when each instance that failed is passed over."""
         self._added = asyncio.Event()
         self._followers: list[OnChange] = []
         self._ids: tuple[int, ...] | None = ()
+        """The keys of `_instances`, until they change: the same object tells the KV router that nothing changed."""
 
     def __len__(self) -> int:
         return len(self._instances)
@@ -40,14 +42,14 @@ class InstanceSet:
         return instance_id in self._instances
 
     def update(self, instance_id: int, instance: Instance | None) -> None:
-        """Set what discovery says of this instance now; None if it left."""
+        """Apply what discovery now says about an instance; None if it left."""
         if instance is None:
             self.remove(instance_id)
         else:
             self.put(instance)
 
     def put(self, instance: Instance) -> None:
-        """Add or replace an instance. One of another transport cannot be reached from here and is left out."""
+        """Add or replace an instance. One served over another transport is left out: it cannot be reached from here."""
         instance_id = instance.instance_id
         if instance.transport != self._plane.transport:
             here = self._plane.transport
@@ -66,7 +68,7 @@ class InstanceSet:
         self._added.clear()
 
     def remove(self, instance_id: int) -> None:
-        """Take it out of rotation; running streams on its connection continue."""
+        """Send it no more requests; running streams on its connection continue."""
         known = self._instances.pop(instance_id, None)
         self._channels.pop(instance_id, None)
         self._inhibited.pop(instance_id, None)
@@ -74,12 +76,12 @@ class InstanceSet:
             self._notify(instance_id, None)
 
     def refresh(self, instance_id: int) -> None:
-        """Report the instance to followers again: something else about it, such as its card, has changed."""
+        """Report the instance to followers again, because something related to it, such as its card, has changed."""
         if known := self._instances.get(instance_id):
             self._notify(instance_id, known)
 
     def follow(self, follower: OnChange) -> Callable[[], None]:
-        """Report all current instances and every change to `follower`; returns a function that ends it."""
+        """Report all current instances and every change to `follower`; returns a function that stops that."""
         self._followers.append(follower)
         for instance_id, instance in tuple(self._instances.items()):
             follower(instance_id, instance)
@@ -106,32 +108,32 @@ class InstanceSet:
             await self._added.wait()
         return self.ids()
 
-    def routable(self, avoid: Collection[int] = ()) -> list[int]:
-        """The instances to choose from: not draining, not recently failed, not in `avoid`.
+    def routable(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
+        """The instances to choose from: not draining, not recently failed, not in `avoid`."""
+        return self.available({*avoid, *self.draining()})
+
+    def available(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
+        """The instances that have not recently failed and are not in `avoid`, draining ones included.
 
         If all of them failed recently, all are returned: trying again beats refusing.
         """
-        living = [id for id, channel in self._channels.items() if id not in avoid and not channel.draining]
-        if not self._inhibited:
-            return living
-        now = asyncio.get_running_loop().time()
-        return [id for id in living if self._inhibited.get(id, 0.0) < now] or living
-
-    def fit(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
-        """Like `routable`, without asking each instance whether it drains: the caller asks the one it chooses."""
         if not self._inhibited and not avoid:
             if self._ids is None:
                 self._ids = tuple(self._instances)
             return self._ids
-        living = tuple(id for id in self._instances if id not in avoid)
+        allowed = tuple(id for id in self._instances if id not in avoid)
         now = asyncio.get_running_loop().time()
-        return tuple(id for id in living if self._inhibited.get(id, 0.0) < now) or living
+        return tuple(id for id in allowed if self._inhibited.get(id, 0.0) < now) or allowed
+
+    def draining(self) -> list[int]:
+        return [id for id, channel in self._channels.items() if channel.draining]
 
     def inhibit(self, instance_id: int) -> None:
+        """Pass over an instance for INHIBITED_SECONDS."""
         if instance_id in self._instances:
             self._inhibited[instance_id] = asyncio.get_running_loop().time() + INHIBITED_SECONDS
 
-    def unreachable(self, instance_id: int, error: DynamoException) -> None:
+    def mark_unreachable(self, instance_id: int, error: DynamoException) -> None:
         log.warning("instance %x of %s: %s", instance_id, self.name, error)
         self.inhibit(instance_id)
 
@@ -142,7 +144,7 @@ class InstanceSet:
         return channel
 
     async def open(self, choose: Choose) -> tuple[int, Channel]:
-        """Choose an instance and connect to it; if it cannot be reached choose among the others, until none is left."""
+        """Choose an instance and connect to it; if it cannot be reached, choose among the others until none is left."""
         failed: set[int] = set()
         last: DynamoException | None = None
         while routable := self.routable(failed):
@@ -153,14 +155,14 @@ class InstanceSet:
             try:
                 await channel.open()
             except DynamoException as error:
-                self.unreachable(instance_id, error)
+                self.mark_unreachable(instance_id, error)
                 failed.add(instance_id)
                 last = error
             else:
                 return instance_id, channel
-        raise self.nobody(last) from last
+        raise self.none_reachable(last) from last
 
-    def nobody(self, last: DynamoException | None = None) -> Unavailable:
+    def none_reachable(self, last: DynamoException | None = None) -> Unavailable:
         """The error for a request without an instance; `last` is why the last one tried could not be reached."""
         if last:
             return Unavailable(f"no instance of {self.name} can be reached: {last.message}")

@@ -39,7 +39,7 @@ class Number:
 
 
 class Histogram:
-    """`counts[i]` is how many values were at most `bounds[i]` and above the bound before; the last has no bound."""
+    """`counts[i]` counts the values at most `bounds[i]` and above the bound before; the last count has no bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -96,6 +96,6 @@ class Family(Generic[Instrument]):
 
 
 def log_buckets(low: float, high: float, count: int) -> list[float]:
-    """0 and then `count - 1` bounds up to `high`, evenly spaced on a logarithmic scale from `low`, which is not one."""
+    """0, then up to `count - 1` bounds to `high`, spaced evenly on a logarithmic scale above `low`."""
     steps = [low * (high / low) ** (step / (count - 1)) for step in range(1, count)]
     return [0.0, *sorted({float(f"{bound:.1e}") for bound in steps})]

@@ -64,12 +64,8 @@ class LogConfig(Struct, frozen=True, kw_only=True):
 
 
 def quiet(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """For programs that talk to a person or a pipe: warnings and errors only, unless DYN_LOG says otherwise."""
+    """The environment for interactive programs: warnings and errors only, unless DYN_LOG is set."""
     return environ if environ.get("DYN_LOG") else {**environ, "DYN_LOG": "warn"}
-
-
-def truthy(text: str | None) -> bool:
-    return (text or "").strip().lower() in ("1", "true", "on", "yes")
 
 
 def parse_filter(text: str) -> tuple[int, dict[str, int]]:
@@ -90,7 +86,7 @@ def parse_filter(text: str) -> tuple[int, dict[str, int]]:
 def configure_dynamo_logging(
     config: LogConfig | None = None, *, service_name: str | None = None, worker_id: int | None = None
 ) -> None:
-    """Send all logging to stderr as the environment asks for; calling it again replaces what it did before."""
+    """Send all logging to stderr in the configured form; a second call replaces the first."""
     del service_name, worker_id
     config = config or LogConfig.from_env(os.environ)
     logging.addLevelName(TRACE, "TRACE")

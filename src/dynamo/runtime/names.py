@@ -1,4 +1,4 @@
-"""Names on the network: `dyn://namespace.component.endpoint`, and the keys under which they are found."""
+"""Names on the network: `dyn://namespace.component.endpoint`, and their keys in discovery."""
 
 from __future__ import annotations
 
@@ -12,12 +12,29 @@ DEFAULT_NAMESPACE = "dynamo"
 DEFAULT_COMPONENT = "backend"
 DEFAULT_ENDPOINT = "generate"
 CLEAR_ENDPOINT = "clear_kv_blocks"
-"""Beside the endpoint that generates: empties the cache of its instance."""
+"""The endpoint that empties an instance's KV cache, served beside the one that generates."""
 
 INSTANCES = "v1/instances/"
 CARDS = "v1/mdc/"
 
 _VALID = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class NamespaceFilter(Struct, frozen=True):
+    """The workers a frontend serves. A prefix beats an exact name; the default namespace, like none, stands for all."""
+
+    exact: str | None = None
+    prefix: str | None = None
+
+    def __call__(self, namespace: str) -> bool:
+        if self.prefix:
+            return namespace.startswith(self.prefix)
+        return self.exact in (None, "", DEFAULT_NAMESPACE, namespace)
+
+    @property
+    def own(self) -> str:
+        """A namespace that it lets through: that of a worker in the frontend's own process."""
+        return self.prefix or self.exact or DEFAULT_NAMESPACE
 
 
 class EndpointId(Struct, frozen=True):
@@ -40,14 +57,14 @@ class EndpointId(Struct, frozen=True):
         return f"{self.namespace}/{self.component}/{self.name}"
 
     @classmethod
-    def parse(cls, text: str) -> EndpointId:
+    def parse(cls, text: str, default_namespace: str = DEFAULT_NAMESPACE) -> EndpointId:
         """Read `dyn://a.b.c`, with defaults for missing parts: one is a component, two add a namespace."""
         parts = [part for part in re.split(r"[./]", text.strip().removeprefix(SCHEME)) if part]
         match parts:
             case []:
-                return cls()
+                return cls(default_namespace)
             case [component]:
-                return cls(component=component)
+                return cls(default_namespace, component)
             case [namespace, component]:
                 return cls(namespace, component)
             case [namespace, component, *rest]:

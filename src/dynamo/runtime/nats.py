@@ -42,7 +42,7 @@ class NatsError(StartError):
 
 
 class NatsSubscription:
-    """Interest in one subject, kept across reconnects until `unsubscribe`."""
+    """A subscription to one subject, kept across reconnects until `unsubscribe`."""
 
     def __init__(self, connection: NatsConnection, subject: str, callback: Callback) -> None:
         self.subject = subject
@@ -55,7 +55,7 @@ class NatsSubscription:
 
 
 class NatsConnection:
-    """Reaches NATS once at `start`, and from then on comes back by itself for ever. Use it on its event loop only."""
+    """Connects at `start`, and from then on reconnects without limit. Use it on its event loop only."""
 
     def __init__(self, config: NatsConfig) -> None:
         self.config = config
@@ -81,7 +81,7 @@ class NatsConnection:
         self._use(await self._connect())
 
     async def close(self) -> None:
-        """Send what was published, then leave. Listeners hear nothing more."""
+        """Send what was published, then disconnect. Listeners are not called any more."""
         self._closing = True
         self._connected = False
         self._listeners.clear()
@@ -117,23 +117,23 @@ class NatsConnection:
             raise NatsError(f"cannot publish on {subject!r}: {reason}") from error
 
     def subscribe(self, subject: str, callback: Callback) -> NatsSubscription:
-        """Ask for a subject (`*` and `>` as NATS has them); during an outage it takes effect at its end.
+        """Subscribe to a subject (with NATS's `*` and `>`); during an outage this takes effect when it is over.
 
-        The server handles it before anything this connection publishes later. Await `flush` to know that it also
-        reaches what others publish.
+        The server handles it before anything this connection publishes later. After `await flush()` it also applies
+        to what other connections publish.
         """
         client = self._started()
         subscription = NatsSubscription(self, subject, callback)
         try:
-            self._subscriptions[subscription] = self._ask(client, subscription)
+            self._subscriptions[subscription] = self._subscribe_on(client, subscription)
         except _library_error() as error:
             raise NatsError(f"cannot subscribe to {subject!r}: {_reason(error)}") from error
         return subscription
 
     async def flush(self) -> None:
-        """Wait until the server has handled everything asked of it so far; raises `NatsError` if it cannot.
+        """Wait until the server has handled everything sent to it so far; raises `NatsError` if it cannot.
 
-        A message to ourselves is the measure: nats-py's own `flush` lets its PING overtake what is still queued.
+        It waits for a message sent to itself: in nats-py's own `flush` the PING overtakes what is still queued.
         """
         returned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -153,7 +153,7 @@ class NatsConnection:
             subscription.unsubscribe()
 
     def on_state(self, callback: Callable[[bool], None]) -> Callable[[], None]:
-        """Call back with True or False whenever the connection comes or goes; returns what ends that."""
+        """Call `callback(connected)` whenever the connection is lost or restored; returns a function that ends that."""
         self._listeners.append(callback)
 
         def remove() -> None:
@@ -194,7 +194,7 @@ class NatsConnection:
         async def on_closed() -> None:
             self._on_closed(client)
 
-        # nats-py itself would try for ever, as it should once the first connection stood.
+        # nats-py retries without limit, which is right for reconnecting but not for the first connection.
         connecting = asyncio.create_task(
             client.connect(
                 error_cb=on_error, disconnected_cb=on_lost, reconnected_cb=on_back, closed_cb=on_closed, **options
@@ -252,22 +252,22 @@ class NatsConnection:
         self._client = client
         self._connected = True
         for subscription in self._subscriptions:
-            self._subscriptions[subscription] = self._ask(client, subscription)
+            self._subscriptions[subscription] = self._subscribe_on(client, subscription)
 
-    def _ask(self, client: Client, subscription: NatsSubscription) -> ClientSubscription | None:
+    def _subscribe_on(self, client: Client, subscription: NatsSubscription) -> ClientSubscription | None:
         if client.is_closed:
-            return None  # `_revive` asks again, on the next client
-        asked: ClientSubscription = _run(client.subscribe(subscription.subject))
-        self._routes[asked._id] = subscription
-        return asked
+            return None  # `_revive` subscribes again, on the next client
+        subscribed: ClientSubscription = _run(client.subscribe(subscription.subject))
+        self._routes[subscribed._id] = subscription
+        return subscribed
 
     def _unsubscribe(self, subscription: NatsSubscription) -> None:
-        asked = self._subscriptions.pop(subscription, None)
-        if asked is None:
+        subscribed = self._subscriptions.pop(subscription, None)
+        if subscribed is None:
             return
-        self._routes.pop(asked._id, None)
+        self._routes.pop(subscribed._id, None)
         with suppress(_library_error()):
-            _run(asked.unsubscribe())
+            _run(subscribed.unsubscribe())
 
     def _on_error(self, error: Exception) -> None:
         if "permissions violation" in str(error):
@@ -293,7 +293,7 @@ class NatsConnection:
         self._notify(True)
 
     def _on_closed(self, client: Client) -> None:
-        """nats-py gives up for good when the server answers with an error, such as revoked access; we do not."""
+        """Connect again: nats-py gives up when the server answers with an error, such as revoked access."""
         reviving = self._revival is not None and not self._revival.done()
         if client is self._client and not self._closing and not reviving:
             self._revival = asyncio.create_task(self._revive())
@@ -321,7 +321,7 @@ class NatsConnection:
 def _deliver(
     routes: Mapping[int, NatsSubscription], *, subject: str, reply: str, data: bytes, _sid: int, **_: object
 ) -> None:
-    """Replaces the class from which nats-py creates a message: None means that there is nothing left to do."""
+    """In place of nats-py's message class: calls the subscriber. None tells nats-py that there is no message."""
     subscription = routes.get(_sid)
     if subscription is None:
         return
@@ -339,11 +339,11 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
         result: T = done.value
         return result
     coroutine.close()
-    raise NatsError("nats-py waits where it must not: this version of it is not supported")
+    raise NatsError("a call of nats-py suspended that must not: this version of nats-py is not supported")
 
 
 async def _close(client: Client) -> None:
-    # It writes what is left to a connection that may be gone.
+    # Closing flushes to a connection that may be gone.
     with suppress(Exception):
         await client.close()
 

@@ -1,4 +1,4 @@
-"""What a process reaches others by, as its configuration says: discovery, the request plane and the event plane."""
+"""Discovery, the request plane and the event plane of a process, as its configuration says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamo.runtime.plane.tcp import TcpPlane
 
 
 class Local:
-    """What runtimes of one process share in place of a network."""
+    """The in-memory network that runtimes of one process share."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -22,7 +22,7 @@ class Local:
 
 
 class Network:
-    """Reached from `start` to `close`. Both planes share one connection to NATS."""
+    """Connected from `start` to `close`. Both planes share one connection to NATS."""
 
     def __init__(self, config: RuntimeConfig, local: Local) -> None:
         self._nats = NatsConnection(config.nats) if "nats" in (config.plane, config.events.kind) else None

@@ -1,4 +1,4 @@
-"""Each connection is an open file, and the usual limit of 1024 of them is below what one process can serve."""
+"""Raises the limit of open files: each connection is one, and the usual 1024 are fewer than a process can serve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FEW = 4096
 
 
 def raise_limit(target: int) -> int:
-    """Let this process open `target` files, or as many as it may; returns how many that are. 0 leaves things alone."""
+    """Raise the limit to `target`, or as far as the system allows; returns the limit. 0 changes nothing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if target <= 0 or soft == resource.RLIM_INFINITY or soft >= target:
         return soft

@@ -1,4 +1,4 @@
-"""Which of this machine's addresses others reach it by."""
+"""The address by which other machines reach this one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ipaddress import ip_address
 
 LOOPBACK = "127.0.0.1"
 _BEYOND = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses reserved for documentation: the way to them is the way out of this machine."""
+"""Addresses reserved for documentation: the route to them is the default route."""
 
 
 def own_address(peers: Iterable[str] = (), family: int = socket.AF_UNSPEC) -> str:
-    """The address of the interface that leads to the first of `peers` that is elsewhere, else of the way out.
+    """The address of the interface towards the first of `peers` on another machine, else of the default route.
 
-    A machine may have no way out and still share a network with its peers. Nothing is sent to find it.
+    A machine may have no default route and still share a network with its peers. No packet is sent.
     """
     beyond = [host for of, host in _BEYOND.items() if family in (socket.AF_UNSPEC, of)]
     for host in (*peers, *beyond):

@@ -1,13 +1,16 @@
-"""The life of a process: start or exit with one line; drain at the first signal, exit at the second."""
+"""The life of a process: start, or exit with an error of one line; drain at the first signal, exit at the second."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 from dynamo.protocols.errors import StartError
@@ -17,9 +20,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LOOP_SECONDS = 1.0
+"""The event loop responds within this time unless something blocks it."""
+
 
 def fail(message: str, *, code: int = 1, error: BaseException | None = None) -> SystemExit:
-    """One clear line on stderr, the trace only at debug level; raise what this returns."""
+    """Print one line on stderr, and the traceback only at debug level; the caller raises what this returns."""
     if error and log.isEnabledFor(logging.DEBUG):
         log.debug("where it failed", exc_info=error)
     print(f"error: {message}", file=sys.stderr, flush=True)
@@ -75,8 +81,38 @@ async def run_until_signalled(runtime: DistributedRuntime, work: Awaitable[T]) -
         await runtime.close()
 
 
+@contextlib.contextmanager
+def exit_if_blocked(code: int) -> Iterator[None]:
+    """Inside `run_until_signalled`: a signal ends the process although code that is not ours blocks the event loop."""
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.is_set():
+            responds = threading.Event()
+            loop.call_soon_threadsafe(responds.set)
+            if not responds.wait(_LOOP_SECONDS) and not ended.is_set():
+                os._exit(code)
+            ended.wait(_LOOP_SECONDS / 10)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if callable(loops := before[signal.Signals(number)]):
+            loops(number, frame)
+        threading.Thread(target=watch, name="dynamo-exit-if-blocked", daemon=True).start()
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        ended.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 async def unless_shut_down(runtime: DistributedRuntime, work: Coroutine[Any, Any, T]) -> T | None:
-    """Run `work` until it ends or the runtime shuts down, which cancels it: then the result is None."""
+    """The result of `work`, or None if the runtime shut down first, which cancels it."""
     task = asyncio.create_task(work)
     leaving = asyncio.create_task(runtime.wait_for_shutdown())
     try:

@@ -1,4 +1,4 @@
-"""Streams are pushed, not pulled: what flows back from a worker goes into a `Sink`, one plain call per step.
+"""Streams are pushed, not pulled: each step of a worker's output is one plain call of a `Sink`.
 
 There is no task, queue or future per token; the stages of a request are sinks chained once, when it starts.
 """
@@ -30,11 +30,11 @@ class Outlet(Sink, Protocol):
     """The sink a handler is given: it knows whether its reader takes bare tokens and whether it keeps up."""
 
     columnar: bool
-    """The reader takes tokens merged per step; otherwise each item must arrive as it was yielded."""
+    """The reader accepts tokens merged per step; otherwise every yielded item must arrive unchanged."""
 
     async def writable(self) -> None:
-        """Wait while the connection has more unsent bytes than it should."""
+        """Wait while too many bytes are unsent."""
 
 
 Handler = Callable[[Any, Context, Outlet], None]
-"""Starts serving one request: (request, context, sink). It returns at once; the sink is ended or failed later."""
+"""Starts one request: (request, context, outlet). It returns at once; the outlet is ended or failed later."""

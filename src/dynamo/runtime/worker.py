@@ -1,4 +1,4 @@
-"""The decorators an engine author meets first: `@dynamo_worker` and `@dynamo_endpoint`."""
+"""The decorators for engine authors: `@dynamo_worker` and `@dynamo_endpoint`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def dynamo_worker(
 def dynamo_worker(
     function: WorkerFunction | None = None, /, *, static: bool = False, enable_nats: bool | None = None
 ) -> WorkerFunction | Callable[[WorkerFunction], WorkerFunction]:
-    """Give an async function the runtime as its first argument, and the process an orderly life around it.
+    """Call an async function with the runtime as its first argument; start, signals and shutdown are handled.
 
-    Written `@dynamo_worker`, `@dynamo_worker()` or `@dynamo_worker(static=False)`. A `static` worker never looks for
-    others, so it stays inside its process.
+    Written `@dynamo_worker`, `@dynamo_worker()` or `@dynamo_worker(static=False)`. A `static` worker uses
+    no discovery, so only its own process reaches it.
     """
 
     def decorate(function: WorkerFunction) -> WorkerFunction:
@@ -56,25 +56,20 @@ def dynamo_endpoint(
     request_model: type[Any], response_model: type[Any]
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Parse each request into `request_model` (pydantic, msgspec, dataclass, plain type) before the handler sees it."""
-    del response_model  # names what the handler yields; readers decode it as they like
+    del response_model  # only documents what the handler yields
 
     def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
         parameters = list(inspect.signature(handler).parameters)
         is_method = bool(parameters) and parameters[0] == "self"
 
-        async def run(args: list[Any], context: Any) -> AsyncIterator[Any]:
-            position = 1 if is_method else 0
-            args[position] = parse(request_model, args[position])
-            extra = {"context": context} if context is not None and takes_context(handler) else {}
-            async for item in handler(*args, **extra):
-                yield plain(item)
-
         @functools.wraps(handler)
         async def endpoint(*args: Any, context: Any = None) -> AsyncIterator[Any]:
-            async for item in run(list(args), context):
-                yield item
+            *before, request = args[: 1 + is_method]
+            extra = {"context": context} if context is not None and takes_context(handler) else {}
+            async for item in handler(*before, parse(request_model, request), *args[1 + is_method :], **extra):
+                yield plain(item)
 
-        # The wrapper always accepts a context, whatever the handler it wraps asks for.
+        # The wrapper always accepts a context, even if the handler does not.
         endpoint.__signature__ = inspect.signature(endpoint, follow_wrapped=False)  # type: ignore[attr-defined]
         return endpoint
 

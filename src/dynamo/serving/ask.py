@@ -1,4 +1,4 @@
-"""Ask a model without HTTP: the same conversation, for a terminal, a pipe or a batch."""
+"""Requests to a model without HTTP: from a terminal, a pipe or a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dynamo.serving.models import ServedModel
 
 
 class RequestDefaults(Struct, frozen=True, kw_only=True):
-    """The options of a request of which only the text is known."""
+    """The options of requests for which the user gives only a text."""
 
     temperature: float | None = None
     max_completion_tokens: int | None = None
@@ -41,10 +41,10 @@ class RequestDefaults(Struct, frozen=True, kw_only=True):
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """A whole answer as the OpenAI API words it, the seconds to its first token and those to its end."""
+    """A whole answer in the form of the OpenAI API, with the seconds to its first token and to its end."""
 
     body: dict[str, Any]
-    first: float | None
+    time_to_first_token: float | None
     elapsed: float
 
     @property
@@ -92,7 +92,7 @@ async def ask(model: ServedModel, request: ChatRequest | CompletionRequest, list
         await served.close()
     return Answer(
         body=msgspec.to_builtins(answer),
-        first=None if first is None else max(0.0, first - began),
+        time_to_first_token=None if first is None else max(0.0, first - began),
         elapsed=time.perf_counter() - clock,
     )
 

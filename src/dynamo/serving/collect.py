@@ -1,4 +1,4 @@
-"""Answers that are wanted whole: the same stream, collected."""
+"""Collects the stream of an answer for a client that wants it whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dynamo.protocols.openai_chat import FunctionCall, ToolCall
 
 
 class Listener(Protocol):
-    """Hears the first choice of an answer while it is collected."""
+    """Receives the text of the first choice while the answer is collected."""
 
     def text(self, text: str) -> None: ...
 
@@ -29,9 +29,10 @@ class Listener(Protocol):
 class CollectedChoice:
     """One choice, complete when `finished` is set."""
 
-    def __init__(self, answer: CollectedAnswer, index: int) -> None:
+    def __init__(self, answer: CollectedAnswer, index: int, listener: Listener | None = None) -> None:
         self._answer = answer
         self._index = index
+        self._listener = listener
         self.content: list[str] = []
         self.thoughts: list[str] = []
         self.calls: list[ToolCall] = []
@@ -47,9 +48,13 @@ class CollectedChoice:
 
     def text(self, text: str) -> None:
         self.content.append(text)
+        if self._listener:
+            self._listener.text(text)
 
     def reasoning(self, text: str) -> None:
         self.thoughts.append(text)
+        if self._listener:
+            self._listener.reasoning(text)
 
     def tool_start(self, index: int, id: str, name: str) -> None:
         self.calls.append(ToolCall(id=id, function=FunctionCall(name)))
@@ -72,36 +77,18 @@ class CollectedChoice:
 
     @property
     def likelihood(self) -> float:
-        """The mean probability of its tokens, as a logarithm: what `best_of` ranks by."""
+        """The mean log probability of its tokens, by which `best_of` ranks."""
         known = [token.logprob for token in self.tokens if token.logprob is not None]
         return sum(known) / len(known) if known else float("-inf")
 
 
-class _ForwardingChoice(CollectedChoice):
-    """Also forwards what it collects to a listener."""
-
-    def __init__(self, answer: CollectedAnswer, index: int, listener: Listener) -> None:
-        super().__init__(answer, index)
-        self._listener = listener
-
-    def text(self, text: str) -> None:
-        super().text(text)
-        self._listener.text(text)
-
-    def reasoning(self, text: str) -> None:
-        super().reasoning(text)
-        self._listener.reasoning(text)
-
-
 class CollectedAnswer:
-    """All choices of one answer; `done` waits for the last of them or raises what went wrong."""
+    """All choices of one answer; `done` waits for the last one, or raises the error of the first that failed."""
 
     def __init__(self, choices: int, per_prompt: int = 1, listener: Listener | None = None) -> None:
         """`per_prompt` of the choices share a prompt, whose tokens count once."""
         self.usage = Usage()
-        self.choices = [CollectedChoice(self, index) for index in range(choices)]
-        if listener:
-            self.choices[0] = _ForwardingChoice(self, 0, listener)
+        self.choices = [CollectedChoice(self, index, None if index else listener) for index in range(choices)]
         self._per_prompt = per_prompt
         self._running = choices
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -126,7 +113,7 @@ class CollectedAnswer:
 
 
 def add_usage(total: Usage, part: Usage, *, prompt: bool) -> None:
-    """Sum the usage of several choices; `prompt` says whether this one's prompt is still to be counted."""
+    """Sum the usage of several choices; `prompt` says whether the prompt of `part` is to be counted."""
     total.completion_tokens += part.completion_tokens
     _add_details(total, part, "completion_tokens_details")
     if prompt:
@@ -194,7 +181,7 @@ def text_completion(
     logprobs: int | None = None,
     nvext: dict[str, Any] | None = None,
 ) -> answers.TextCompletion:
-    """`echo` is what each choice begins with. With `logprobs` None those that only served to rank are left out."""
+    """`echo` has the text each choice begins with. Log probabilities are shown only with `logprobs`."""
     shown = []
     for index, (choice, echoed) in enumerate(zip(choices, echo, strict=True)):
         assert choice.finished

@@ -1,4 +1,4 @@
-"""The continuation of one or more texts, over HTTP or as a line of a batch."""
+"""A completion request: one or more prompts to continue."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 from msgspec import structs
 
 from dynamo.model import Tokenizer
-from dynamo.pipeline.choice import ChoiceSink, TokenLogprob
+from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.pipeline.postprocess import prompt_logprobs
 from dynamo.pipeline.preprocess import Prepared, refuse_guidance
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.engine import Usage
+from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_answers import TextCompletion
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.serving.collect import CollectedAnswer, CollectedChoice, Listener, text_completion
@@ -19,7 +21,7 @@ from dynamo.serving.request import ServedRequest
 
 
 class Completion(ServedRequest[CompletionRequest]):
-    """`prepare` it, then `send` it to sinks of your own or ask for the whole `answer`.
+    """Call `prepare`, then either `send` with your own sinks or `answer` for the whole answer.
 
     Choices are numbered over all prompts: the first `n` of them continue the first prompt.
     """
@@ -58,7 +60,7 @@ class Completion(ServedRequest[CompletionRequest]):
         return self.tokenizer.decode(prepared.request.token_ids) if prepared.prompt is None else prepared.prompt
 
     def echoed_logprobs(self, index: int) -> list[TokenLogprob] | None:
-        """The prompt's tokens, if their probabilities are wanted, for an engine that reports none."""
+        """The prompt's tokens without log probabilities, if the client wants those: an engine may report none."""
         return prompt_logprobs(self.prompts[index // self.n].request.token_ids) if self._echoes_logprobs else None
 
     @property
@@ -70,10 +72,12 @@ class Completion(ServedRequest[CompletionRequest]):
             await self.generation.add(self.prompts[index // self.n].choice(index % self.n), choice)
 
     async def answer(self, listener: Listener | None = None) -> TextCompletion | dict[str, Any]:
-        """The whole answer in the words of OpenAI's API; a worker that takes text words it itself."""
+        """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
         if self.takes_text:
             return await self.relayed_answer(listener)
-        collected = await self._collect(listener)
+        collected = await self._collect(None if self.request.max_tokens == 0 else listener)
+        if self.request.max_tokens == 0:
+            self._keep_prompts_only(collected)
         return text_completion(
             self._best(collected),
             collected.usage,
@@ -86,23 +90,34 @@ class Completion(ServedRequest[CompletionRequest]):
             nvext=self.extra_fields.values(collected.stop_reason),
         )
 
+    def _keep_prompts_only(self, collected: CollectedAnswer) -> None:
+        """`max_tokens` 0: the client wants the prompt with its log probabilities."""
+        for choice in collected.choices:
+            echoed = choice.prompt_tokens[1:]
+            if echoed and all(token.logprob is None for token in echoed):
+                message = f"The engine of the model '{self.model.name}' gives no log probabilities of a prompt."
+                raise InvalidRequest(message, "logprobs", "unsupported_parameter")
+            choice.content, choice.tokens = [], []
+            choice.finished = Finish("length", Usage())
+        collected.usage.completion_tokens = 0
+
     async def _collect(self, listener: Listener | None) -> CollectedAnswer:
         """All `best_of` choices of each prompt."""
         candidates = self._candidates
         collected = CollectedAnswer(len(self.prompts) * candidates, candidates, listener)
         for index, choice in enumerate(collected.choices):
-            one = self.prompts[index // candidates].choice(index % candidates)
+            prepared = self.prompts[index // candidates].choice(index % candidates)
             if candidates > self.n:
                 ranked_by = max(1, self.request.logprobs or 0)
-                one.request.output_options = structs.replace(one.request.output_options, logprobs=ranked_by)
+                prepared.request.output_options = structs.replace(prepared.request.output_options, logprobs=ranked_by)
             if self._echoes_logprobs:
-                choice.prompt_logprobs(prompt_logprobs(one.request.token_ids))
-            await self.generation.add(one, choice)
+                choice.prompt_logprobs(prompt_logprobs(prepared.request.token_ids))
+            await self.generation.add(prepared, choice)
         await collected.done()
         return collected
 
     def _best(self, collected: CollectedAnswer) -> list[CollectedChoice]:
-        """Of each prompt's candidates the likeliest `n`."""
+        """The likeliest `n` of the candidates of each prompt."""
         choices, candidates = collected.choices, self._candidates
         if candidates == self.n:
             return choices

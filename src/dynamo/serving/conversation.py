@@ -1,4 +1,4 @@
-"""A chat with a model: over HTTP in any of three APIs, on a terminal, or as a line of a batch."""
+"""A chat request: over HTTP in any of three APIs, from a terminal, or as a line of a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dynamo.serving.request import ServedRequest
 
 
 class Conversation(ServedRequest[ChatRequest]):
-    """`prepare` it, then `send` it to sinks of your own or ask for the whole `answer`."""
+    """Call `prepare`, then either `send` with your own sinks or `answer` for the whole answer."""
 
     model_type = ModelType.Chat
     id_prefix = "chatcmpl-"
@@ -68,7 +68,7 @@ class Conversation(ServedRequest[ChatRequest]):
             await self.generation.add(self.prepared.choice(index), choice, self.request, self._tool_finish_reason)
 
     async def answer(self, listener: Listener | None = None) -> ChatCompletion | dict[str, Any]:
-        """The whole answer in the words of OpenAI's API; a worker that takes text words it itself."""
+        """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
         if self.takes_text:
             return await self.relayed_answer(listener)
         return self.completion(await self.collect(listener))

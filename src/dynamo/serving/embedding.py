@@ -1,11 +1,11 @@
 """Embeddings of texts.
 
-What a worker registered with `ModelType.Embedding` is asked, and answers with:
+What a worker registered with `ModelType.Embedding` gets and must yield:
 
-`ModelInput.Tokens`: one request per input, `{"model", "token_ids", "dimensions"}` (the last is None where the client
-left it open); it yields one item, `{"embedding": [numbers]}`.
+`ModelInput.Tokens`: gets one request per input, `{"model", "token_ids", "dimensions"}` (`dimensions` is None if the
+client set none), and yields one item, `{"embedding": [numbers]}`.
 
-`ModelInput.Text`: the client's request; it yields one item, OpenAI's list object
+`ModelInput.Text`: gets the client's request and yields one item, OpenAI's list object
 `{"data": [{"index", "embedding"}, …], "usage"}`, in which an embedding may be numbers or base64.
 """
 

@@ -1,4 +1,4 @@
-"""The `nvext` of an answer: what a client asked, by `nvext.extra_fields`, to learn about its request."""
+"""The `nvext` of an answer: the facts about the request that the client named in `nvext.extra_fields`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ExtraFields:
         self._received = time.time()
 
     def values(self, stop_reason: str | int | None) -> dict[str, Any] | None:
-        """To be read when the answer is complete; None if nothing was asked for."""
+        """The facts, to be read when the answer is complete; None if the client named none."""
         if not self._names:
             return None
         values: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""One client request at the workers: for each of its choices a delivery and the stages its stream passes."""
+"""One client request at the workers: per choice, a delivery and the stages through which its stream passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dynamo.serving.observer import RequestObserver
 
 
 class Generation:
-    """Everything a request has running at workers. `close` ends it, whatever state it is in."""
+    """All streams that one request has at workers. `close` ends them in any state."""
 
     def __init__(self, model: ServedModel, context: Context, observer: RequestObserver | None = None) -> None:
         self._model = model
@@ -27,7 +27,7 @@ class Generation:
         if observer:
             observer.served_by(model.name)
         self._group = object()
-        """Tells the router which deliveries are choices of one request."""
+        """Identifies to the router the deliveries that are choices of one request."""
         self._running: list[tuple[Context, Delivery]] = []
 
     @property
@@ -38,7 +38,7 @@ class Generation:
 
     @property
     def first_output_time(self) -> float | None:
-        """When the first worker produced output, on the clock of `time.time`."""
+        """When any worker first produced output, on the clock of `time.time`."""
         times = [delivery.history.first_output_time for _, delivery in self._running]
         return min((at for at in times if at), default=None)
 
@@ -46,10 +46,10 @@ class Generation:
         self,
         prepared: Prepared,
         choice: ChoiceSink,
-        asked: ChatRequest | None = None,
-        reason_of_calls: str = "tool_calls",
+        chat: ChatRequest | None = None,
+        tool_finish_reason: str = "tool_calls",
     ) -> None:
-        """Send one choice's request; its text goes to `choice`, parsed as the chat request asks for."""
+        """Send the request of one choice; its text goes to `choice`, parsed as the `chat` request asks."""
         preprocessor = self._model.preprocessor
         assert preprocessor
         context = self._next_context()
@@ -57,23 +57,22 @@ class Generation:
             prepared.request,
             preprocessor.decoder(prepared),
             choice,
-            parser=preprocessor.parser(asked, prepared.prompt) if asked else None,
-            one_call=bool(asked and asked.parallel_tool_calls is False),
-            tool_finish_reason=reason_of_calls,
+            parser=preprocessor.parser(chat, prepared.prompt) if chat else None,
+            one_call=bool(chat and chat.parallel_tool_calls is False),
+            tool_finish_reason=tool_finish_reason,
             stop_worker=context.stop_generating,
         )
         choice.begin(sink.usage)
-        metered = self._observer.metered(sink, len(prepared.request.token_ids)) if self._observer else sink
-        await self._deliver(prepared.request, context, metered)
+        await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))
 
     async def relay(self, request: object, sink: Sink) -> None:
-        """Send a request as the client wrote it, to a worker that takes text."""
-        context = self._next_context()
-        metered = self._observer.metered(sink) if self._observer else sink
-        await self._deliver(request, context, metered)
+        """Send a request to a worker that takes text and tokenizes it itself."""
+        await self._deliver(request, self._next_context(), sink)
 
-    async def _deliver(self, request: object, context: Context, sink: Sink) -> None:
+    async def _deliver(self, request: object, context: Context, sink: Sink, prompt_tokens: int = 0) -> None:
         router = self._model.router
+        if self._observer:
+            sink = self._observer.metered(sink, prompt_tokens)
         delivery = Delivery(
             partial(router.place, group=self._group),
             router.instances,
@@ -95,7 +94,7 @@ class Generation:
         return self._context.detached(f"{self._context.id()}-{len(self._running)}")
 
     async def close(self) -> None:
-        # The list is given up: the deliveries' sinks know this object, and a cycle would wait for the collector.
+        # Emptied: the deliveries lead back to this object, and only the garbage collector frees a cycle.
         running, self._running = self._running, []
         for context, delivery in running:
             context.kill()

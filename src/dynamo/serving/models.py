@@ -21,6 +21,7 @@ from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
 from dynamo.runtime.plane.base import Channel
+from dynamo.runtime.threads import in_thread
 from dynamo.serving.overrides import Override, Overrides
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,9 @@ class ModelGroup:
         self.model: ServedModel | None = None
         self.loading: asyncio.Task[None] | None = None
         self.error: ModelError | None = None
-        """Why its card cannot be opened here."""
+        """Why the card cannot be opened here, if it cannot."""
+        self.was_reachable = False
+        """A worker with the served card has had an address."""
         self._checksums: dict[str, str] = {}
         self._workers_by_checksum: Counter[str] = Counter()
         self._runtimes: dict[int, ModelRuntimeConfig] = {}
@@ -59,6 +62,13 @@ class ModelGroup:
     @property
     def ready(self) -> bool:
         return self.model is not None and len(self.instances) > 0
+
+    @property
+    def is_loading(self) -> bool:
+        """A worker has registered the model, and it has not been served yet."""
+        if not self.members or self.error or self.ready:
+            return False
+        return self.model is None or not self.was_reachable
 
     def add(self, member: Member, card: ModelCard) -> None:
         checksum = card.checksum()
@@ -80,6 +90,7 @@ class ModelGroup:
             self.instances.remove(member.instance_id)
         elif self.agrees(member):
             self.instances.put(member.instance)
+            self.was_reachable = True
 
     def elect(self) -> ModelCard | None:
         """Make the oldest card the one to serve and return it, if no worker has the card served until now."""
@@ -95,7 +106,7 @@ class ModelGroup:
         return self._checksums[member.path] == self.served_checksum
 
     def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
-        """The engine's sizes on this worker's own card: they may differ between workers of one model."""
+        """The engine's capacities on this worker's card, in which workers of one model may differ."""
         return self._runtimes.get(instance_id) or ModelRuntimeConfig()
 
 
@@ -116,6 +127,9 @@ class Models:
         self._times = times
         self._overrides = Overrides(runtime.instance_id)
         self._groups: dict[str, ModelGroup] = {}
+        self._expected: set[str] = set()
+        """Models that this process is about to register."""
+        self._workers_known = False
         self._members = Membership(
             runtime.discovery, self._member_changed, cards=True, serves_namespace=serves_namespace
         )
@@ -125,7 +139,8 @@ class Models:
     async def start(self) -> None:
         """Return once all current workers are known and their models are loaded."""
         await self._members.start()
-        # A card that changes meanwhile cancels its loading and begins another.
+        self._workers_known = True
+        # A card that changes meanwhile replaces its loading task by another.
         while loading := [task for task in self._loading() if not task.done()]:
             done, _ = await asyncio.wait(loading)
             for task in done:
@@ -157,12 +172,12 @@ class Models:
         return [group.model for group in self._groups.values() if group.model and group.ready]
 
     def set_thresholds(self, name: str, values: Mapping[str, int | float]) -> None:
-        """From now on, also after all workers of the model have left and others join."""
+        """In effect from now on, even if all workers of the model leave and others join."""
         self._overrides.set(name, values)
         self._apply_overrides()
 
     def merge_overrides(self, overrides: Iterable[Override]) -> list[Override]:
-        """Take over what other processes set later than this one; returns all overrides in effect."""
+        """Adopt the overrides that are newer than ours; returns all overrides in effect."""
         self._overrides.merge(overrides)
         self._apply_overrides()
         return self._overrides.all()
@@ -183,8 +198,20 @@ class Models:
         """The id under which other routers know this one."""
         return self._runtime.instance_id
 
+    def expect(self, name: str) -> None:
+        """This process loads the model and will register it: until then requests for it are asked to retry."""
+        self._expected.add(name)
+
+    @property
+    def is_loading(self) -> bool:
+        """No request can be served yet, but a model is on its way."""
+        if not self._workers_known:
+            return True
+        coming = self._expected or any(group.is_loading for group in self._groups.values())
+        return bool(coming) and not self.served()
+
     async def wait_for(self, name: str | None = None) -> ServedModel:
-        """The model of that name, or any, as soon as it is served; raises ModelError if its card cannot be opened."""
+        """Wait until this model, or any, is served; raises ModelError if its card cannot be opened."""
         while True:
             self._changed.clear()
             group = self._groups.get(name) if name else None
@@ -206,8 +233,12 @@ class Models:
         group = self._groups.get(name)
         if group and group.model and group.ready:
             return group.model
+        if name in self._expected or (group and group.is_loading):
+            raise Unavailable(f"The model '{name}' is loading. Please retry shortly.")
         if group and group.members:
             raise Unavailable(f"The model '{name}' is not ready to serve requests yet. Please retry shortly.")
+        if not self._workers_known:
+            raise Unavailable("This server is loading its models. Please retry shortly.")
         names = sorted(model.name for model in self.served())
         there = f"Served here: {', '.join(names)}." if names else "No model is served here yet."
         raise ModelNotFound(f"The model '{name}' does not exist. {there}")
@@ -232,12 +263,15 @@ class Models:
         if card is None:
             return
         if not card.takes_requests:
-            log.info("the worker at %s works for others (%s): it gets no requests", member.path, card.worker_type.value)
+            log.info(
+                "the worker at %s serves other workers (%s): it gets no requests", member.path, card.worker_type.value
+            )
             return
         group = self._groups.get(card.name)
         if group is None:
             group = self._groups[card.name] = ModelGroup(card.name, InstanceSet(card.name, self._runtime.plane))
         group.add(member, card)
+        self._expected.discard(card.name)
         self._settle(group)
         if not group.agrees(member):
             log.warning(
@@ -247,7 +281,7 @@ class Models:
         group.update(member)
 
     def _settle(self, group: ModelGroup) -> None:
-        """Elect a card again if the last worker with the served one has left, and load the model anew."""
+        """If the last worker with the served card has left, elect another card and load its model."""
         card = group.elect()
         if card is None and group.served_checksum is not None:
             return
@@ -258,6 +292,7 @@ class Models:
             log.info("model '%s' is gone: its last worker left", group.name)
         self._close_router(group)
         group.error = None
+        group.was_reachable = False
         if card is None:
             return
         group.loading = asyncio.create_task(self._load(group, card))
@@ -268,7 +303,7 @@ class Models:
         loaded: LoadedModel | None = None
         if card.model_input is ModelInput.Tokens:
             try:
-                loaded = await asyncio.to_thread(open_card, card, self._hub)
+                loaded = await in_thread(lambda: open_card(card, self._hub))
             except ModelError as error:
                 log.error("cannot serve model '%s': %s", group.name, error)
                 group.error = error

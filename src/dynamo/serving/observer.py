@@ -1,4 +1,4 @@
-"""Who watches a request from outside: the metrics, log and traces of the door it came through."""
+"""Observes a request from outside: the metrics, log lines and traces of the entry point it came through."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dynamo.runtime.stream import Sink
 
 class RequestObserver(Protocol):
     def served_by(self, model: str) -> None:
-        """The request goes to this model."""
+        """The request goes to this model. Called first."""
 
     def metered(self, sink: Sink, prompt_tokens: int = 0) -> Sink:
-        """The stage to put in front of `sink`; called once per stream of the request."""
+        """The sink to use in place of `sink`, which it forwards to. Called once per stream of the request."""
 
     def delivering(self, delivery: Delivery) -> None:
         """A stream of the request is about to be routed."""

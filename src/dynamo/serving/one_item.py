@@ -9,7 +9,7 @@ from dynamo.protocols.errors import DynamoException, ProtocolError
 
 
 class OneItem:
-    """The sink of such a stream: `value` resolves to the item, or raises what went wrong."""
+    """The sink of such a stream: `value` resolves to the item or to the error."""
 
     def __init__(self) -> None:
         self.value: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -23,7 +23,7 @@ class Override(Struct, frozen=True, array_like=True):
 
 
 class Overrides:
-    """When processes exchange their overrides the newest wins, so that in the end all have the same."""
+    """Processes exchange their overrides; the newest wins, so all converge on the same."""
 
     def __init__(self, process: int) -> None:
         self._process = process

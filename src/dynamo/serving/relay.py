@@ -1,4 +1,4 @@
-"""Workers that take text speak OpenAI's API themselves: their chunks are read, or folded into one answer."""
+"""Answers of workers that take text: OpenAI chunks, read into a choice or folded into one answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dynamo.serving.collect import Listener
 
 
 class RelayedChoice:
-    """Reads a worker's chat chunks into a choice: for APIs whose answers have another shape."""
+    """Reads a worker's chat chunks into a choice, for APIs whose answers are not OpenAI chunks."""
 
     def __init__(self, choice: ChoiceSink) -> None:
         self._choice = choice
@@ -47,8 +47,8 @@ class RelayedChoice:
             self._choice.reasoning(thought)
         if delta.content:
             self._choice.text(delta.content)
-        for place, call in enumerate(delta.tool_calls or ()):
-            index = place if call.index is None else call.index
+        for position, call in enumerate(delta.tool_calls or ()):
+            index = position if call.index is None else call.index
             if index == self._call + 1:
                 self._call = index
                 self._choice.tool_start(index, call.id or new_call_id(), call.function.name or "")
@@ -149,7 +149,7 @@ def _forward(listener: Listener, part: dict[str, Any]) -> None:
 
 
 def fold(choice: dict[str, Any], part: dict[str, Any]) -> None:
-    """Add one chunk's part to what is known of a choice."""
+    """Add one chunk's part to its choice."""
     choice.setdefault("index", part.get("index") or 0)
     if "text" in part:
         choice["text"] = choice.get("text", "") + (part["text"] or "")

@@ -1,4 +1,4 @@
-"""A request to a model, whichever door it came through: what chats, completions and embeddings have in common."""
+"""A request to a model, by whatever entry point: what chats, completions and embeddings have in common."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | Embedding
 
 
 class ServedRequest(Generic[RequestT]):
-    """Must be closed, which ends whatever it still has running at workers."""
+    """Must be closed, which ends the streams it still has at workers."""
 
     model_type: ClassVar[ModelType]
     id_prefix: ClassVar[str] = ""
@@ -38,8 +38,8 @@ class ServedRequest(Generic[RequestT]):
         observer: RequestObserver | None = None,
         body: bytes | None = None,
     ) -> None:
-        """`request` must have been validated. A worker that takes text is sent `body`, if given, in its place: what the
-        client itself wrote. Raises InvalidRequest if the model does not serve such requests."""
+        """`request` must have been validated. `body` is the client's own JSON: a worker that takes text gets it instead
+        of `request`. Raises InvalidRequest if the model does not serve such requests."""
         require_type(model, self.model_type)
         self.model = model
         self.request = request
@@ -52,20 +52,20 @@ class ServedRequest(Generic[RequestT]):
 
     @property
     def takes_text(self) -> bool:
-        """The worker does its own tokenization and answers with OpenAI's chunks."""
+        """The workers tokenize the text themselves and answer with OpenAI chunks."""
         return self.model.preprocessor is None
 
     async def relay(self, sink: Sink) -> None:
         """Send the request to a worker that takes text; its own chunks go to `sink`."""
-        await self.generation.relay(self._as_written(), sink)
+        await self.generation.relay(self._relayed_body(), sink)
 
     async def relayed_answer(self, listener: Listener | None) -> dict[str, Any]:
-        """The whole answer of a worker that takes text, in its own words."""
+        """The whole answer of a worker that takes text."""
         answer = RelayedAnswer(listener)
         await self.relay(answer)
         return await answer.whole()
 
-    def _as_written(self) -> dict[str, Any]:
+    def _relayed_body(self) -> dict[str, Any]:
         if self._body is None:
             request: dict[str, Any] = msgspec.to_builtins(self.request)
             return request

@@ -1,4 +1,4 @@
-"""What an operator fills in where a request leaves it open."""
+"""Defaults that an operator sets for fields that a request leaves out."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LIMITS: dict[type, tuple[str, ...]] = {
     ResponsesRequest: ("max_output_tokens",),
     MessagesRequest: ("max_tokens",),
 }
-"""What each request calls the limit of its answer. Others generate nothing, so only their model is filled in."""
+"""The field of each request that limits its answer. Other requests generate nothing: only `model` is filled in."""
 
 
 def fill_body(template: RequestTemplate, body: bytes, kind: type) -> bytes:
-    """The body of a request of this kind with what it lacks; one that is no JSON object is left to the decoder."""
+    """The body with the missing fields filled in. One that is not a JSON object is left for the decoder to refuse."""
     try:
         fields = msgspec.json.decode(body)
     except (ValueError, RecursionError):

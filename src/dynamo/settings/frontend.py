@@ -12,6 +12,7 @@ ACCESS = "access"
 LIMITS = "limits (0 is no limit)"
 NETWORK = "network"
 METRICS = "metrics"
+STATE = "stored state"
 Seconds = Meta(ge=0, lt=1e9)
 
 
@@ -49,7 +50,10 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "send a comment this often until the first token", "SECONDS", HTTP, default="off",
         variable_scale=0.001)] = 0.0
     ignore_unknown_fields: Annotated[bool, Setting(
-        "--ignore-unknown-fields", "DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS", "accept request fields we do not know",
+        "--ignore-unknown-fields", "DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS",
+        "ignore unknown request fields, and name them in the header x-dynamo-warning", group=HTTP)] = True
+    refuse_unknown_fields: Annotated[bool, Setting(
+        "--refuse-unknown-fields", "DYN_REFUSE_UNKNOWN_FIELDS", "answer 400 to requests with unknown fields",
         group=HTTP)] = False
     api_keys: Annotated[tuple[str, ...], Setting(
         "--api-key", "DYN_API_KEY",
@@ -83,6 +87,21 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
     open_files: Annotated[int, Setting(
         variables="DYN_FRONTEND_FD_LIMIT_TARGET", help="open files to ask the system for; 0 leaves its limit alone",
         group=LIMITS)] = 65536
+    state_dir: Annotated[str | None, Setting(
+        "--state-dir", "DYN_HTTP_STATE_DIR",
+        "keep responses, conversations, files and batches in this folder; without it, as long as the server runs",
+        "FOLDER", STATE)] = None
+    stored_responses: Annotated[int, Meta(ge=0), Setting(
+        "--stored-responses", "DYN_HTTP_STORED_RESPONSES",
+        "keep so many responses, and so many conversations; the oldest go first; 0 keeps none", "N", STATE)] = 10_000
+    stored_responses_mb: Annotated[int, Meta(ge=1), Setting(
+        "--stored-responses-mb", "DYN_HTTP_STORED_RESPONSES_MB",
+        "keep responses up to this size in all, and as much of conversations", "MB", STATE)] = 64
+    stored_files_mb: Annotated[int, Meta(ge=1), Setting(
+        "--stored-files-mb", "DYN_HTTP_STORED_FILES_MB",
+        "keep uploaded files and results of batches up to this size in all; the oldest go first", "MB", STATE)] = 1024
+    http_batch_concurrency: Annotated[int, Meta(ge=1, le=65536), Setting(
+        "--http-batch-concurrency", "DYN_HTTP_BATCH_CONCURRENCY", "requests of a batch at a time", "N", STATE)] = 32
     namespace: Annotated[str | None, Setting(
         "--namespace", "DYN_NAMESPACE", "serve models of this namespace only", "NAME", NETWORK, default="all")] = None
     namespace_prefix: Annotated[str | None, Setting(

@@ -1,5 +1,6 @@
 """How the processes of a deployment reach each other. `dynamo.runtime` has the behaviour."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
@@ -8,6 +9,7 @@ from dynamo.settings.setting import Setting
 from dynamo.settings.table import Settings
 
 _MEM = (("mem", "memory"),)
+_HOST = "loopback; with etcd, the address that leads to it"
 
 
 class NetworkSettings(Settings, frozen=True, kw_only=True):
@@ -22,6 +24,18 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
     event_plane: Annotated[Literal["memory", "zmq", "nats"] | None, Setting(
         "--event-plane", "DYN_EVENT_PLANE", "how KV events and load travel", "NAME", default="zmq",
         synonyms=_MEM)] = None
+    file_folder: Annotated[Path | None, Setting(
+        variables="DYN_FILE_KV", help="folder of the backend file", default="this user's runtime folder",
+        parse=lambda text: Path(text).expanduser())] = None
+    tcp_host: Annotated[str | None, Setting(
+        variables="DYN_TCP_RPC_HOST", help="address where a worker takes requests over TCP", default=_HOST)] = None
+    tcp_port: Annotated[int, Meta(ge=0, le=65535), Setting(
+        variables="DYN_TCP_RPC_PORT", help="port where a worker takes requests over TCP", default="a free one")] = 0
+    tcp_token: Annotated[str | None, Setting(
+        variables="DYN_REQUEST_PLANE_TOKEN", help="secret that clients of the TCP plane must know", secret=True)] = None
+    event_host: Annotated[str | None, Setting(
+        variables="DYN_EVENT_PLANE_HOST", help="address where ZMQ publishers listen; 0.0.0.0 finds one others reach",
+        default=_HOST)] = None
     graceful_shutdown_timeout: Annotated[float, Meta(ge=0, lt=1e9), Setting(
         variables="DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT",
         help="seconds a worker's running requests have after SIGTERM")] = 30.0

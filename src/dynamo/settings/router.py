@@ -1,23 +1,30 @@
 """How workers are chosen. `dynamo.router` has the behaviour."""
 
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from dynamo.settings.setting import Setting
 from dynamo.settings.table import Settings
 
-Mode = Literal["round-robin", "random", "least-loaded", "power-of-two", "direct", "kv"]
 QueuePolicy = Literal["fcfs", "wspt"]
-MODES: tuple[Mode, ...] = get_args(Mode)
+POLICIES = {
+    "round-robin": "dynamo.router.policy:RoundRobin",
+    "random": "dynamo.router.policy:Random",
+    "least-loaded": "dynamo.router.policy:LeastLoaded",
+    "power-of-two": "dynamo.router.policy:PowerOfTwo",
+    "direct": "dynamo.router.policy:Direct",
+}
+"""The classes of the simple policies, by router mode. A router imports the one it uses."""
+MODES = (*POLICIES, "kv")
 
 
 class RouterSettings(Settings, frozen=True, kw_only=True):
     GROUP: ClassVar[str] = "router"
 
     # fmt: off
-    mode: Annotated[Mode, Setting(
-        "--router-mode", "DYN_ROUTER_MODE", "how to choose a worker", "MODE")] = "round-robin"
+    mode: Annotated[str, Setting(
+        "--router-mode", "DYN_ROUTER_MODE", "how to choose a worker", "MODE", choices=MODES)] = "round-robin"
     overlap_weight: Annotated[float, Meta(ge=0), Setting(
         "--kv-overlap-score-weight",
         ("DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT", "DYN_ROUTER_KV_OVERLAP_SCORE_WEIGHT", "DYN_KV_OVERLAP_SCORE_WEIGHT"),

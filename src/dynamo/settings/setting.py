@@ -28,6 +28,8 @@ class Setting(Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     default: str | None = None
     """What the help shows instead of the field's default."""
+    choices: tuple[str, ...] = ()
+    """For choices that are computed; fixed ones are the field's Literal type."""
     synonyms: tuple[tuple[str, str], ...] = ()
     """Other spellings of choices."""
     parse: Callable[[str], Any] | None = None
@@ -143,6 +145,7 @@ def options(table: type[Struct]) -> tuple[Option, ...]:
             required = field.required
             default = None if required else field.default
             group = setting.group or getattr(table, "GROUP", "")
+            choices = choices or setting.choices
             found.append(Option(field.name, setting, kind, optional, choices, bounds, default, required, group))
     return tuple(found)
 
@@ -195,6 +198,11 @@ def _boolean(text: str) -> bool:
     if word not in (*_TRUE, *_FALSE):
         raise ValueError("true or false")
     return word in _TRUE
+
+
+def truthy(text: str) -> bool:
+    """For variables of other projects, where any other word is false."""
+    return text.strip().lower() in _TRUE
 
 
 def _whole(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What every worker does: serve an engine at an endpoint, publish its KV events and load, drain."""
+"""What every worker does: serve an engine at an endpoint, and publish its KV events and load."""
 
 from dynamo.worker.serve import serve_engine
 

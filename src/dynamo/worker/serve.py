@@ -1,4 +1,4 @@
-"""Attach an engine to an endpoint."""
+"""Serves an engine at an endpoint, with its KV events, load and cache clearing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dynamo.worker.health import health_check_payload
 
 
 def engine_handler(engine: Engine) -> Handler:
-    """Requests go to the engine, its output straight to the outlet, cancellation back to the engine."""
+    """A handler that passes requests and cancellations to the engine and its output to the outlet."""
 
     def handle(request: Any, context: Context, outlet: Outlet) -> None:
         running = engine.submit(request, outlet)
@@ -45,7 +45,7 @@ async def serve_engine(endpoint: Endpoint, engine: Engine, model: str | None = N
 
     `model` is the name in its metrics.
     """
-    # First, so that a router that finds the endpoint also finds its events, load and clearing endpoint.
+    # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
     if isinstance(engine, KvSource):
         await publish_kv_events(endpoint, engine)
     if isinstance(engine, KvSocketSource):
@@ -64,7 +64,7 @@ async def serve_engine(endpoint: Endpoint, engine: Engine, model: str | None = N
 
 
 async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
-    """Send the changes of the engine's blocks to the routers, and a snapshot to those that ask."""
+    """Publish the changes of the engine's blocks to the routers, which may also request a snapshot."""
     await endpoint.runtime.start()
     feed = kv_feed(endpoint)
 
@@ -78,7 +78,7 @@ async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
 
 
 async def relay_kv_events(endpoint: Endpoint, engine: KvSocketSource) -> None:
-    """Relay what the engine publishes on its own ZMQ sockets to the routers."""
+    """Relay to the routers the events that the engine publishes on its own ZMQ sockets."""
     await endpoint.runtime.start()
     for socket in engine.kv_sockets():
         KvEventPublisher(
@@ -113,15 +113,15 @@ async def offer_clearing(endpoint: Endpoint, engine: CacheOwner) -> None:
 
     async def clear(request: Any) -> AsyncIterator[Any]:
         if not await engine.clear_cache():
-            raise Unavailable("requests hold blocks of the cache: it can be emptied when none runs")
+            raise Unavailable("the cache cannot be cleared while requests run")
         yield {"status": "success", "message": "KV cache cleared"}
 
     settled = asyncio.Event()
 
     async def serve() -> None:
-        place = component_of(endpoint).endpoint(CLEAR_ENDPOINT)
+        clearing = component_of(endpoint).endpoint(CLEAR_ENDPOINT)
         try:
-            await place.serve(GeneratorHandler(clear), graceful_shutdown=False, auxiliary=True, on_found=settled.set)
+            await clearing.serve(GeneratorHandler(clear), graceful_shutdown=False, auxiliary=True, on_found=settled.set)
         finally:
             settled.set()
 

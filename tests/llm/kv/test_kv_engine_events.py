@@ -47,7 +47,6 @@ def test_the_map_form_is_understood() -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [5], "medium": "GPU", "group_idx": 0}
     batch = decode(VLLM_STORED, removed, {"type": "AllBlocksCleared"}, rank=3)
     assert batch == EngineBatch(
-        timestamp=1.5,
         dp_rank=3,
         events=[
             EngineStored(

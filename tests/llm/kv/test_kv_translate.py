@@ -30,7 +30,7 @@ class Rank:
         self.held: dict[Tier, set[int]] = {tier: set() for tier in Tier}
 
     def see(self, *events: EngineStored | EngineRemoved | EngineCleared) -> Translated:
-        out = self.translator.translate(EngineBatch(timestamp=0.0, events=list(events), dp_rank=1))
+        out = self.translator.translate(EngineBatch(events=list(events), dp_rank=1))
         self.changes += out.changes
         for tier, change in out.changes:
             self._apply(tier, change)

@@ -16,7 +16,7 @@ from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import Unknown
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.choose import choose
-from dynamo.router.kv.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, RecentCopies, idle_places
+from dynamo.router.kv.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, RecentCopies, idle_candidates
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
 from dynamo.router.kv.index.overlaps import Overlap, Overlaps
@@ -40,18 +40,18 @@ def test_copies_go_to_the_idle_who_lack_the_prefix_and_never_beyond_the_need(
     rows: list[tuple[int, int, float, int]], sharing: int, depth: int, told: int
 ) -> None:
     fleet = Fleet({WorkerRank(n): Capacity(total_blocks=row[3]) for n, row in enumerate(rows)}, 16)
-    requests = [row[0] for row in rows]
+    requests = [float(row[0]) for row in rows]
     nothing = [0] * len(rows)
     loads = Loads(
         [0.0] * len(rows), [0.0] * len(rows), nothing, [float(count) for count in requests], [row[2] for row in rows]
     )
     held = Overlaps.of({WorkerRank(n): Overlap(row[1]) for n, row in enumerate(rows)})
     choice = choose(1600, 100, fleet, held, loads, CostConfig(), random.Random(1))
-    found = idle_places(choice, depth, sharing, lambda worker: worker.worker_id == told)
+    found = idle_candidates(choice, depth, sharing, lambda worker: worker.worker_id == told)
     places = [at for at, _ in found]
     assert choice.at not in places
     assert told not in places
-    everybody = idle_places(choice, depth, sharing, lambda _: False)
+    everybody = idle_candidates(choice, depth, sharing, lambda _: False)
     fit = [
         at
         for at, row in enumerate(rows)
@@ -74,12 +74,12 @@ def test_a_worker_is_told_of_a_prefix_at_most_once_a_minute() -> None:
     made = RecentCopies()
     made.add(WorkerRank(1), 7, now=0)
     made.add(WorkerRank(2), 7, now=30)
-    assert [made.of(7, now=59)(WorkerRank(n)) for n in (1, 2, 3)] == [True, True, False]
-    assert not made.of(8, now=59)(WorkerRank(1))
-    assert [made.of(7, now=AGAIN_SECONDS)(WorkerRank(n)) for n in (1, 2)] == [False, True]
+    assert [made.sent(7, now=59)(WorkerRank(n)) for n in (1, 2, 3)] == [True, True, False]
+    assert not made.sent(8, now=59)(WorkerRank(1))
+    assert [made.sent(7, now=AGAIN_SECONDS)(WorkerRank(n)) for n in (1, 2)] == [False, True]
     made.add(WorkerRank(1), 7, now=AGAIN_SECONDS)
     made.add(WorkerRank(3), 7, now=1.5 * AGAIN_SECONDS)
-    assert [made.of(7, now=1.5 * AGAIN_SECONDS)(WorkerRank(n)) for n in (1, 2, 3)] == [True, False, True]
+    assert [made.sent(7, now=1.5 * AGAIN_SECONDS)(WorkerRank(n)) for n in (1, 2, 3)] == [True, False, True]
 
 
 class Party:

@@ -82,7 +82,7 @@ def test_five_requests_over_blocks_a_to_g_go_where_their_prefix_is(seed: int, ev
     assert core.send(prompt("ACEG")) == b
     assert (len(core.cached[a]), len(core.cached[b])) == (5, 4)
     assert (core.index.blocks(a), core.index.blocks(b)) == (5, 4)
-    found = core.overlaps(prompt("ACDF"))
+    found = core.overlaps(prompt("ACDF")).by_worker()
     assert found[a].device > found[b].device
 
 

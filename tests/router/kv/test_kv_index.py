@@ -49,27 +49,27 @@ def test_a_worker_matches_as_deep_as_it_holds_the_prompt() -> None:
     index = Index()
     assert index.apply(stored(A, CHAIN[:3])) == 3
     index.apply(stored(B, CHAIN[:1]))
-    assert index.match(CHAIN) == {A: Overlap(3), B: Overlap(1)}
-    assert index.match([]) == {}
-    assert index.match(sequence_hashes([2, 3])) == {}
+    assert index.match(CHAIN).by_worker() == {A: Overlap(3), B: Overlap(1)}
+    assert index.match([]).by_worker() == {}
+    assert index.match(sequence_hashes([2, 3])).by_worker() == {}
 
 
 def test_ranks_of_one_worker_are_kept_apart() -> None:
     index = Index()
     index.apply(stored(WorkerRank(1, 0), CHAIN[:1]))
     index.apply(stored(WorkerRank(1, 1), CHAIN[:2]))
-    assert index.match(CHAIN) == {WorkerRank(1, 0): Overlap(1), WorkerRank(1, 1): Overlap(2)}
+    assert index.match(CHAIN).by_worker() == {WorkerRank(1, 0): Overlap(1), WorkerRank(1, 1): Overlap(2)}
     index.apply(_event(WorkerRank(1, 1), Cleared()))
-    assert index.match(CHAIN) == {WorkerRank(1, 0): Overlap(1)}
+    assert index.match(CHAIN).by_worker() == {WorkerRank(1, 0): Overlap(1)}
 
 
 def test_a_block_evicted_in_the_middle_ends_the_match_there_until_it_returns() -> None:
     index = Index()
     index.apply(stored(A, CHAIN))
     index.apply(removed(A, [CHAIN[2]]))
-    assert index.match(CHAIN) == {A: Overlap(2)}
+    assert index.match(CHAIN).by_worker() == {A: Overlap(2)}
     assert index.apply(stored(A, [CHAIN[2]], parent=CHAIN[1])) == 1
-    assert index.match(CHAIN) == {A: Overlap(6)}
+    assert index.match(CHAIN).by_worker() == {A: Overlap(6)}
 
 
 def test_a_chain_goes_on_after_a_gap() -> None:
@@ -77,17 +77,17 @@ def test_a_chain_goes_on_after_a_gap() -> None:
     index.apply(stored(A, CHAIN[:4]))
     index.apply(removed(A, [CHAIN[1]]))
     index.apply(stored(A, CHAIN[4:], parent=CHAIN[3]))
-    assert index.match(CHAIN) == {A: Overlap(1)}
+    assert index.match(CHAIN).by_worker() == {A: Overlap(1)}
     index.apply(stored(A, [CHAIN[1]], parent=CHAIN[0]))
-    assert index.match(CHAIN) == {A: Overlap(6)}
+    assert index.match(CHAIN).by_worker() == {A: Overlap(6)}
 
 
 def test_blocks_under_a_parent_that_is_not_held_count_once_it_is() -> None:
     index = Index()
     index.apply(stored(A, CHAIN[3:], parent=CHAIN[2]))
-    assert index.match(CHAIN) == {}
+    assert index.match(CHAIN).by_worker() == {}
     index.apply(stored(A, CHAIN[:3]))
-    assert index.match(CHAIN) == {A: Overlap(6)}
+    assert index.match(CHAIN).by_worker() == {A: Overlap(6)}
 
 
 def test_an_event_that_names_a_block_twice_is_refused_and_changes_nothing() -> None:
@@ -96,7 +96,7 @@ def test_an_event_that_names_a_block_twice_is_refused_and_changes_nothing() -> N
     for worker in (A, B):
         with pytest.raises(InvalidArgument, match="the same block twice"):
             index.apply(stored(worker, [CHAIN[1], CHAIN[2], CHAIN[1]], parent=CHAIN[0]))
-    assert index.match(CHAIN) == {A: Overlap(1)}
+    assert index.match(CHAIN).by_worker() == {A: Overlap(1)}
     assert len(index) == 1
     assert index.workers == [A]
 
@@ -106,7 +106,7 @@ def test_what_changes_nothing_is_not_counted() -> None:
     index.apply(stored(A, CHAIN[:2]))
     assert index.apply(stored(A, CHAIN[:3])) == 1
     assert index.apply(removed(A, [*CHAIN[:3], 99])) == 3
-    assert index.match(CHAIN) == {}
+    assert index.match(CHAIN).by_worker() == {}
     assert len(index) == 0
 
 
@@ -133,11 +133,11 @@ def test_slower_tiers_go_on_where_the_faster_ones_end() -> None:
     index.apply(stored(A, CHAIN[4:5], parent=CHAIN[3], tier=Tier.Disk))
     index.apply(stored(A, CHAIN[5:], parent=CHAIN[4], tier=Tier.External))
     index.apply(stored(B, CHAIN[:1], tier=Tier.Disk))
-    assert index.match(CHAIN) == {A: Overlap(2, 2, 1, 1), B: Overlap(0, 0, 1, 0)}
+    assert index.match(CHAIN).by_worker() == {A: Overlap(2, 2, 1, 1), B: Overlap(0, 0, 1, 0)}
     index.apply(removed(A, [CHAIN[1], CHAIN[0]]))
-    assert index.match(CHAIN) == {B: Overlap(0, 0, 1, 0)}
+    assert index.match(CHAIN).by_worker() == {B: Overlap(0, 0, 1, 0)}
     index.apply(stored(A, CHAIN[:1], tier=Tier.Host))
-    assert index.match(CHAIN)[A] == Overlap(0, 4, 1, 1)
+    assert index.match(CHAIN).by_worker()[A] == Overlap(0, 4, 1, 1)
 
 
 def test_adapters_and_tenants_do_not_see_each_others_blocks() -> None:
@@ -146,14 +146,14 @@ def test_adapters_and_tenants_do_not_see_each_others_blocks() -> None:
     index.apply(stored(A, prompt_hashes(tokens, 4, lora_name="x")))
     for lora, salt, depth in [("x", None, 2), (None, None, 0), (None, "x", 0), ("x", "x", 0)]:
         chain = prompt_hashes(tokens, 4, lora_name=lora, cache_salt=salt)
-        assert index.match(chain).get(A, Overlap()).device == depth
+        assert index.match(chain).by_worker().get(A, Overlap()).device == depth
 
 
 def test_slots_are_used_again_and_carry_nothing_over() -> None:
     index = Index()
     for worker_id in range(1000):
         index.apply(stored(WorkerRank(worker_id), CHAIN[:2]))
-        assert index.match(CHAIN) == {WorkerRank(worker_id): Overlap(2)}
+        assert index.match(CHAIN).by_worker() == {WorkerRank(worker_id): Overlap(2)}
         index.remove_worker(WorkerRank(worker_id))
     assert index.workers == []
     assert len(index) == 0
@@ -171,7 +171,7 @@ def test_a_malformed_snapshot_is_refused_and_changes_nothing(
     index.apply(stored(A, CHAIN[:1]))
     with pytest.raises(InvalidArgument, match=message):
         index.replace(snapshot_of(A, blocks, parents))
-    assert index.match(CHAIN) == {A: Overlap(1)}
+    assert index.match(CHAIN).by_worker() == {A: Overlap(1)}
 
 
 Row = tuple[int, int | None]
@@ -208,7 +208,7 @@ def test_blocks_that_call_each_other_their_parent_are_forgotten_like_others() ->
     index.replace(snapshot_of(A, [35, 36, 37, 38, 39, 31, 32, 31], [36, 35, 38, 37, 38, 32, 31, 32]))
     assert index.clear(A) == 7
     assert len(index) == 2
-    assert index.match(CHAIN) == {B: Overlap(2)}
+    assert index.match(CHAIN).by_worker() == {B: Overlap(2)}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -229,4 +229,4 @@ def test_long_chains_with_random_eviction_match_exactly(seed: int) -> None:
         assert index.apply(event) == model.apply(event)
         for prompt in prompts:
             chain = sequence_hashes(prompt)
-            assert index.match(chain) == model.match(chain)
+            assert index.match(chain).by_worker() == model.match(chain)

@@ -150,7 +150,7 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
     @invariant()
     def the_same_prompts_match_as_deep(self) -> None:
         for prompt in self.asked:
-            assert self.index.match(chain_of(prompt)) == self.model.match(chain_of(prompt))
+            assert self.index.match(chain_of(prompt)).by_worker() == self.model.match(chain_of(prompt))
 
     @invariant()
     def the_same_workers_hold_the_same_blocks(self) -> None:

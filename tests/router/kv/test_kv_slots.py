@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.protocols.kv import WorkerRank
-from dynamo.router.kv.slots import Slots, put, slots_in
+from dynamo.router.kv.slots import Slots, fill, slots_in
 
 MASKS = st.integers(0, 2**70 - 1)
 
@@ -17,7 +17,7 @@ def test_the_set_bits_are_numbered_from_the_lowest(mask: int) -> None:
 @given(MASKS, st.integers(0, 8))
 def test_a_value_is_written_for_the_workers_of_a_mask(mask: int, more: int) -> None:
     column = [0] * (mask.bit_length() + more)
-    put(column, mask, 7)
+    fill(column, mask, 7)
     assert column == [7 * (mask >> slot & 1) for slot in range(len(column))]
 
 
@@ -28,4 +28,4 @@ def test_a_freed_number_is_given_to_the_next_worker() -> None:
     assert slots.release(WorkerRank(5)) == 0
     assert slots.release(WorkerRank(5)) is None
     assert [slots.take(WorkerRank(n)) for n in (8, 9, 10)] == [0, 1, 3]
-    assert len(slots) == 4
+    assert len(list(slots)) == 4

@@ -101,31 +101,6 @@ async def test_deleting_what_is_not_there_or_not_ours_changes_nothing(participan
     assert await other.get_prefix("v1/") == {"v1/a": b"1"}
 
 
-async def test_create_gives_the_standing_value_to_all_but_one(participant: Participant) -> None:
-    several = [await participant() for _ in range(8)]
-    answers = await asyncio.gather(
-        *(discovery.create("v1/leader", b"%d" % number) for number, discovery in enumerate(several))
-    )
-    assert answers.count(None) == 1
-    winner = b"%d" % answers.index(None)
-    assert {answer for answer in answers if answer is not None} == {winner}
-    assert await several[0].get_prefix("v1/") == {"v1/leader": winner}
-
-
-async def test_create_of_ones_own_key_gives_the_value_that_stands(participant: Participant) -> None:
-    worker = await participant()
-    assert await worker.create("v1/a", b"1") is None
-    assert await worker.create("v1/a", b"2") == b"1"
-
-
-async def test_a_created_record_can_be_created_again_after_its_owner_left(participant: Participant) -> None:
-    first, second = await participant(), await participant()
-    assert await first.create("v1/a", b"1") is None
-    await first.close()
-    assert await second.create("v1/a", b"2") is None
-    assert await second.get_prefix("v1/") == {"v1/a": b"2"}
-
-
 async def test_two_watchers_of_one_participant_are_told_the_same(participant: Participant) -> None:
     worker, frontend = await participant(), await participant()
     async with aclosing(frontend.watch("v1/")) as one, aclosing(frontend.watch("v1/")) as two:
@@ -179,8 +154,6 @@ async def test_a_key_that_is_not_printable_ascii_is_refused(participant: Partici
     worker = await participant()
     with pytest.raises(ValueError, match="printable ASCII"):
         await worker.put(key, b"")
-    with pytest.raises(ValueError, match="printable ASCII"):
-        await worker.create(key, b"")
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -94,7 +94,7 @@ async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_a
         leaver = EtcdDiscovery(EtcdConfig(endpoints=(etcd.url,), lease_ttl=2))
         await leaver.start()
         await worker.put("v1/worker", b"1")
-        await worker.create("v1/created", b"2")
+        await worker.put("v1/second", b"2")
         await leaver.put("v1/leaver", b"3")
         async with aclosing(frontend.watch("v1/")) as changes:
             assert len(await snapshot(changes)) == 3
@@ -106,7 +106,7 @@ async def test_a_store_that_comes_back_empty_is_filled_again_and_only_the_dead_a
             await leaver.close()
             etcd.start()
             assert await following == [Delete("v1/leaver")]
-            assert await keys(etcd) == {b"dynamo/v1/worker": b"1+", b"dynamo/v1/created": b"2"}
+            assert await keys(etcd) == {b"dynamo/v1/worker": b"1+", b"dynamo/v1/second": b"2"}
             await worker.put("v1/worker", b"changed")
             assert await changes_until(changes, Put("v1/worker", b"changed")) == [Put("v1/worker", b"changed")]
 
@@ -134,14 +134,11 @@ async def test_changes_during_an_outage_are_told_once_it_ends(etcd: Etcd) -> Non
                 await worker.put("v1/new", b"1")
                 await worker.put("v1/new", b"2")
                 await worker.delete("v1/dropped")
-            with pytest.raises(DiscoveryError, match="does not answer"):
-                await worker.create("v1/unknown", b"1")
             with pytest.raises(DiscoveryError, match=f"cannot reach etcd at {etcd.url}"):
                 await frontend.get_prefix("v1/")
             etcd.start()
             assert {await anext(changes), await anext(changes)} == {Put("v1/new", b"2"), Delete("v1/dropped")}
         assert await frontend.get_prefix("v1/") == {"v1/kept": b"1", "v1/new": b"2"}
-        assert await worker.create("v1/unknown", b"1") is None
 
 
 async def test_an_etcd_that_stood_still_beyond_the_leases_costs_the_living_nothing(etcd: Etcd) -> None:
@@ -221,7 +218,7 @@ async def test_a_lost_lease_is_replaced_with_everything_on_it(shared_etcd: Etcd)
             assert await changes_until(changes, Put("v1/a", b"1")) == [Delete("v1/a"), Put("v1/a", b"1")]
             lease = (await api(shared_etcd, "/v3/kv/range", {"key": b"lost/v1/a"}))["kvs"][0]["lease"]
             await api(shared_etcd, "/v3/lease/revoke", {"ID": lease})
-            assert await worker.create("v1/b", b"2") is None
+            await worker.put("v1/b", b"2")
             await changes_until(changes, Put("v1/b", b"2"))
 
 
@@ -445,8 +442,6 @@ async def test_a_value_etcd_refuses_is_an_error_and_costs_the_others_nothing(
     async with joined(shared_etcd.url, ttl=600, prefix="large/") as worker:
         with pytest.raises(DiscoveryError, match=r"etcd refuses huge: .*(too large|larger than max)"):
             await worker.put("huge", bytes(1_700_000))
-        with pytest.raises(DiscoveryError, match=r"etcd refuses huge: .*(too large|larger than max)"):
-            await worker.create("huge", bytes(3_000_000))
         await worker.put("small", b"1")
         assert await worker.get_prefix("") == {"small": b"1"}
 

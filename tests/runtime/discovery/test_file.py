@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.runtime.discovery import Delete, DiscoveryError, FileDiscovery, Put, default_folder
+from dynamo.runtime.config import RuntimeConfig
+from dynamo.runtime.discovery import Delete, DiscoveryError, FileDiscovery, Put
 from dynamo.runtime.discovery.folder import Folder, Record, file_name
 from support.following import changes_until, holder, snapshot
 from support.waiting import PATIENCE
@@ -34,7 +35,6 @@ async def test_a_killed_process_disappears(kv: Path) -> None:
         worker.send_signal(signal.SIGKILL)
         assert await changes_until(changes, Delete("v1/worker")) == [Delete("v1/worker")]
         assert os.listdir(kv / "records") == []
-        assert await frontend.create("v1/worker", b"again") is None
     await frontend.close()
 
 
@@ -43,19 +43,9 @@ async def test_a_suspended_process_stays(kv: Path) -> None:
     await frontend.start()
     async with holder("file", str(kv), "v1/worker") as worker:
         worker.send_signal(signal.SIGSTOP)
-        assert await frontend.create("v1/worker", b"mine") == b"held"
         assert await frontend.get_prefix("") == {"v1/worker": b"held"}
         worker.send_signal(signal.SIGCONT)
     await frontend.close()
-
-
-async def test_only_one_of_several_processes_creates_a_key(kv: Path) -> None:
-    mine = FileDiscovery(kv)
-    await mine.start()
-    async with holder("file", str(kv), "v1/leader"):
-        assert await mine.create("v1/leader", b"mine") == b"held"
-    assert await mine.create("v1/leader", b"mine") is None, "the holder was killed"
-    await mine.close()
 
 
 async def test_a_forked_child_does_not_keep_its_parents_lease(kv: Path) -> None:
@@ -74,7 +64,7 @@ async def test_a_forked_child_does_not_keep_its_parents_lease(kv: Path) -> None:
     child.start()
     begun.wait()
     assert await frontend.get_prefix("") == {"v1/worker": b"1"}
-    parent.let_go()  # as the kernel does when the parent is killed
+    parent.release_lease()  # as the kernel does when the parent is killed
     assert await frontend.get_prefix("") == {}
     go.set()
     child.join()
@@ -112,7 +102,7 @@ async def test_many_killed_processes_disappear_together(kv: Path) -> None:
         for changes in (one, two):
             await snapshot(changes)
         for worker in workers[1:]:
-            worker.let_go()  # as the kernel does when a process is killed
+            worker.release_lease()  # as the kernel does when a process is killed
         for changes in (one, two):
             async with asyncio.timeout(PATIENCE):
                 assert {await anext(changes) for _ in workers[1:]} == {Delete(f"v1/{n}") for n in range(1, 200)}
@@ -252,13 +242,14 @@ async def test_a_value_no_file_can_hold_is_refused(kv: Path) -> None:
     ("environ", "folder"),
     [
         ({"DYN_FILE_KV": "/a/b", "XDG_RUNTIME_DIR": "/run/user/1"}, "/a/b"),
+        ({"DYN_FILE_KV": "~/kv"}, str(Path.home() / "kv")),
         ({"DYN_FILE_KV": "", "XDG_RUNTIME_DIR": "/run/user/1"}, "/run/user/1/dynamo"),
         ({"TMPDIR": "/scratch"}, f"/scratch/dynamo-{os.getuid()}"),
         ({}, f"/tmp/dynamo-{os.getuid()}"),
     ],
 )
 def test_the_default_folder_is_this_users_own(environ: dict[str, str], folder: str) -> None:
-    assert default_folder(environ) == Path(folder)
+    assert RuntimeConfig.from_env(environ).discovery.file_folder == Path(folder)
 
 
 @given(st.lists(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1), min_size=2, unique=True))

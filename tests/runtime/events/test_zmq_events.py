@@ -86,7 +86,7 @@ def no_more_open_files() -> Iterator[None]:
 async def test_a_publisher_that_comes_while_no_file_can_be_opened_is_heard_later(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(zmq_events, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(zmq_events, "RETRY_SECONDS", 0.01)
     async with cluster.plane() as listener, cluster.plane() as publisher:
         heard = asyncio.Event()
         await listener.subscribe("a.b", lambda _, data: heard.set())

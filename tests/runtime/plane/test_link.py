@@ -6,7 +6,7 @@ import asyncio
 
 from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.runtime.plane.frames import Error, FrameDecoder, Kind
-from dynamo.runtime.plane.link import MOST_GATHERED, Link
+from dynamo.runtime.plane.link import MAX_GATHERED, Link
 from support.waiting import PATIENCE
 
 
@@ -15,12 +15,9 @@ class Writing(Link):
 
     def __init__(self, beat: float = 60.0) -> None:
         self.written: list[bytes] = []
-        super().__init__(self.written.append, "nobody", beat=beat)
+        super().__init__(self.written.append, "peer", beat=beat, close=lambda: None)
+        self._calls[1] = "an open stream"
         self.lost_by: asyncio.Future[DynamoException] = asyncio.get_running_loop().create_future()
-
-    @property
-    def busy(self) -> bool:
-        return True
 
     def _lost(self, error: DynamoException) -> None:
         self.lost_by.set_result(error)
@@ -39,7 +36,7 @@ async def test_what_one_turn_sends_leaves_in_one_write_at_its_end() -> None:
 async def test_what_has_grown_large_leaves_before_the_turn_ends_and_in_order() -> None:
     link = Writing()
     link.send_tokens(1, [1, 2, 3])
-    link.send(Kind.ERROR, Error(1, "kind", "x" * MOST_GATHERED))
+    link.send(Kind.ERROR, Error(1, "kind", "x" * MAX_GATHERED))
     assert len(link.written) == 1
     link.send(Kind.ERROR, Error(2, "kind", "message"))
     assert len(link.written) == 1
@@ -52,6 +49,6 @@ async def test_what_has_grown_large_leaves_before_the_turn_ends_and_in_order() -
 
 async def test_a_peer_that_stays_silent_after_a_large_frame_is_noticed() -> None:
     link = Writing(beat=0.01)
-    link.send(Kind.ERROR, Error(1, "kind", "x" * MOST_GATHERED))
+    link.send(Kind.ERROR, Error(1, "kind", "x" * MAX_GATHERED))
     async with asyncio.timeout(PATIENCE):
         assert isinstance(await link.lost_by, Disconnected)

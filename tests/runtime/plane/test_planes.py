@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -240,6 +241,20 @@ async def test_a_handler_that_cannot_be_called_is_logged_with_its_traceback(
     assert record.exc_info
     assert "TypeError" in record.message
     assert "takes_nothing" in record.message
+
+
+async def test_a_handler_that_exits_fails_its_request_and_not_the_server(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def exits(request: Any) -> AsyncIterator[Any]:
+        if request == "exit":
+            sys.exit(3)
+        yield request
+
+    channel = await pair.serve(GeneratorHandler(exits))
+    assert str((await call(channel, "exit")).error) == "the handler called exit with status 3"
+    assert "SystemExit" in caplog.text
+    assert (await call(channel, "hello")).items == ["hello"]
 
 
 async def test_a_killed_context_reaches_the_handler_and_fails_the_stream(pair: Pair) -> None:

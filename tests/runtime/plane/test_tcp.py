@@ -15,6 +15,7 @@ from dynamo.protocols.errors import CannotConnect, EngineShutdown, InvalidArgume
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import Context
 from dynamo.runtime.client import Inbox
+from dynamo.runtime.config import RuntimeConfig
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.base import Channel, PlaneError, route_path
@@ -161,10 +162,12 @@ async def test_a_worker_that_said_it_leaves_and_left_has_refused_what_it_did_not
 
 @pytest.mark.parametrize("port", ["-1", "70000", "eighty"])
 def test_a_port_that_is_none_is_refused_by_name(port: str) -> None:
-    with pytest.raises(PlaneError, match="DYN_TCP_RPC_PORT"):
-        TcpConfig.from_env({"DYN_TCP_RPC_PORT": port}, local_only=True)
+    with pytest.raises(ValueError, match="DYN_TCP_RPC_PORT"):
+        RuntimeConfig.from_env({"DYN_TCP_RPC_PORT": port})
 
 
 def test_without_an_address_local_planes_stay_on_loopback() -> None:
-    assert TcpConfig.from_env({}, local_only=True).host == "127.0.0.1"
-    assert TcpConfig.from_env({"DYN_TCP_RPC_HOST": "0.0.0.0"}, local_only=True).host == "0.0.0.0"
+    assert RuntimeConfig.from_env({}).tcp.host == "127.0.0.1"
+    assert RuntimeConfig.from_env({"DYN_TCP_RPC_HOST": "0.0.0.0"}).tcp.host == "0.0.0.0"
+    environ = {"DYN_TCP_RPC_PORT": "7001", "DYN_REQUEST_PLANE_TOKEN": "secret"}
+    assert RuntimeConfig.from_env(environ).tcp == TcpConfig(port=7001, token="secret")

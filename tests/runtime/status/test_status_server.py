@@ -218,7 +218,7 @@ async def test_tokens_count_as_bytes_of_the_answer(worker: Start) -> None:
 
     async with worker() as one:
         client = await one.serve(count)
-        channel = client.set.channel(one.runtime.instance_id)
+        channel = client.instance_set.channel(one.runtime.instance_id)
         await channel.open()
         reader = Kept()
         channel.send({}, Context(), reader, columnar=True)

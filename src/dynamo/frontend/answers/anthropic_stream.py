@@ -93,11 +93,14 @@ class AnthropicStream:
         ended = self._end()
         self._open = kind
         self._index += 1
-        self._delta_head = (
-            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b'
-            % (self._index, delta)
-        )
+        self._delta_head = self._delta_head_of(delta)
         return ended + _event("content_block_start", index=self._index, content_block=block)
+
+    def _delta_head_of(self, kind: bytes) -> bytes:
+        return b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":%b' % (
+            self._index,
+            kind,
+        )
 
     def _delta(self, delta: str) -> bytes:
         return b"%b%b}}\n\n" % (self._delta_head, _encode(delta))
@@ -105,8 +108,10 @@ class AnthropicStream:
     def _end(self) -> bytes:
         if self._open is None:
             return b""
+        # Clients keep a thinking block for the next turn only if it was signed.
+        signed = self._delta_head_of(b'"signature_delta","signature":""}}\n\n') if self._open == "thinking" else b""
         self._open = None
-        return _event("content_block_stop", index=self._index)
+        return signed + _event("content_block_stop", index=self._index)
 
 
 class MessagesWriter:
@@ -129,7 +134,7 @@ class MessagesWriter:
 
     def reasoning(self, text: str) -> None:
         event = self._start() + self._stream.reasoning(text)
-        if event:  # there is none for reasoning that the client does not want
+        if event:  # empty for reasoning that the client does not want
             self.events.write(event)
 
     def tool_start(self, index: int, id: str, name: str) -> None:
@@ -139,7 +144,7 @@ class MessagesWriter:
         self.events.write(self._start() + self._stream.tool_arguments(index, fragment))
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """Anthropic's API has no place for them."""
+        """Anthropic's API has no field for them."""
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
         """Nor for these."""
@@ -153,7 +158,7 @@ class MessagesWriter:
         self.events.end(self._stream.fail(error, self._request_id) if self.events.has_begun else b"")
 
     def _start(self) -> bytes:
-        """What comes before the first event."""
+        """The event that opens the stream, if it is not open yet."""
         return b"" if self.events.has_begun else self._stream.start()
 
 

@@ -27,7 +27,7 @@ _json = msgspec.json.Encoder()
 
 
 class Chunks:
-    """One streamed answer: its choices write their own chunks, and it ends with the last of them."""
+    """One streamed answer. Its choices write their own chunks; it ends when the last of them has."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Chunks:
         )
         self._include_usage = bool(options and options.include_usage)
         self.continuous_usage = bool(self._include_usage and options and options.continuous_usage_stats)
-        # With usage asked for, OpenAI sends it as null on all chunks but the last.
+        # If the client wants the usage, OpenAI sends `"usage": null` on all chunks but the last.
         self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
         self._running = choices
         self._per_prompt = per_prompt
@@ -112,28 +112,49 @@ def error_events(error: DynamoException, request_id: str) -> bytes:
     return b"data: " + _json.encode(error_answer(error, request_id)) + b"\n\n" + DONE
 
 
-class ChatChoiceWriter:
-    """One choice of a streamed chat."""
+class _ChoiceWriter:
+    """What the writers of both kinds of chunks have in common."""
 
-    def __init__(self, chunks: Chunks, index: int, *, reasoning_field: str = "reasoning_content") -> None:
+    def __init__(self, chunks: Chunks, index: int) -> None:
         self._chunks = chunks
         self._index = index
         self._write = chunks.events.write
-        self._begun = False
-        self._quick = False
         self._logprobs: list[TokenLogprob] = []
         self._so_far: Callable[[], Usage] | None = None
-        self._delta = f'{chunks.head}{{"index":{index},"delta":'
-        self._open = self._delta + '{"content":"'
-        self._close = f'"}},"logprobs":null,"finish_reason":null}}{chunks.tail}'
-        self._reasoning_field = reasoning_field
 
     def begin(self, so_far: Callable[[], Usage]) -> None:
         if self._chunks.continuous_usage:
             self._so_far = so_far
 
+    def logprobs(self, tokens: list[TokenLogprob]) -> None:
+        self._logprobs += tokens
+
+    def _tail(self) -> str:
+        return self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
+
+    def _finished(self, finish: Finish, chunk: str) -> None:
+        self._so_far = None  # it refers to the postprocessor, which refers to this choice
+        self._chunks.finished(self._index, finish, chunk)
+
+    def fail(self, error: DynamoException) -> None:
+        self._so_far = None
+        self._chunks.failed(error)
+
+
+class ChatChoiceWriter(_ChoiceWriter):
+    """One choice of a streamed chat."""
+
+    def __init__(self, chunks: Chunks, index: int, *, reasoning_field: str = "reasoning_content") -> None:
+        super().__init__(chunks, index)
+        self._begun = False
+        self._only_text_changes = False
+        self._delta = f'{chunks.head}{{"index":{index},"delta":'
+        self._open = self._delta + '{"content":"'
+        self._close = f'"}},"logprobs":null,"finish_reason":null}}{chunks.tail}'
+        self._reasoning_field = reasoning_field
+
     def escaped(self, text: str) -> None:
-        if self._quick and not self._logprobs:
+        if self._only_text_changes and not self._logprobs:
             self._write((self._open + text + self._close).encode())
         else:
             self._chunk(f'{{"content":"{text}"}}')
@@ -153,11 +174,8 @@ class ChatChoiceWriter:
         call = f'{{"index":{index},"function":{{"arguments":"{json_escaped(fragment)}"}}}}'
         self._chunk(f'{{"tool_calls":[{call}]}}')
 
-    def logprobs(self, tokens: list[TokenLogprob]) -> None:
-        self._logprobs += tokens
-
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """A chat has no place for them."""
+        """A chat answer has no field for them."""
 
     def _chunk(self, delta: str) -> None:
         before = "" if self._begun else self._begin()
@@ -165,7 +183,7 @@ class ChatChoiceWriter:
 
     def _begin(self) -> str:
         self._begun = True
-        self._quick = self._so_far is None
+        self._only_text_changes = self._so_far is None
         return f'{self._delta}{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}{self._tail()}'
 
     def _one(self, delta: str, finish: str) -> str:
@@ -177,41 +195,23 @@ class ChatChoiceWriter:
             self._logprobs = []
         return f'{self._delta}{delta},"logprobs":{logprobs},"finish_reason":{finish}}}{self._tail()}'
 
-    def _tail(self) -> str:
-        return self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
-
     def finish(self, finish: Finish) -> None:
         before = "" if self._begun else self._begin()
-        last = before + self._one("{}", f'"{finish.reason}"')
-        self._so_far = None  # it refers to the postprocessor, which refers to this choice
-        self._chunks.finished(self._index, finish, last)
-
-    def fail(self, error: DynamoException) -> None:
-        self._so_far = None
-        self._chunks.failed(error)
+        self._finished(finish, before + self._one("{}", f'"{finish.reason}"'))
 
 
-class TextChoiceWriter:
+class TextChoiceWriter(_ChoiceWriter):
     """One choice of a streamed completion, which may begin with its prompt."""
 
     def __init__(self, chunks: Chunks, index: int, *, echo: str = "", echoed: list[TokenLogprob] | None = None) -> None:
-        """`echoed` are the prompt's tokens, where their probabilities are wanted."""
-        self._chunks = chunks
-        self._index = index
-        self._write = chunks.events.write
-        self._logprobs: list[TokenLogprob] = echoed or []
+        """`echoed` are the prompt's tokens, if the client wants their log probabilities."""
+        super().__init__(chunks, index)
+        self._logprobs = echoed or []
         self._wants_prompt = echoed is not None
-        self._offset = 0
+        self._offset = 0 if self._wants_prompt else len(echo)
         self._echo = json_escaped(echo)
-        self._so_far: Callable[[], Usage] | None = None
         self._open = f'{chunks.head}{{"index":{index},"text":"'
         self._close = f'","logprobs":null,"finish_reason":null}}{chunks.tail}'
-        if not self._wants_prompt:
-            self._offset = len(echo)
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        if self._chunks.continuous_usage:
-            self._so_far = so_far
 
     def escaped(self, text: str) -> None:
         if self._echo or self._logprobs or self._so_far:
@@ -231,9 +231,6 @@ class TextChoiceWriter:
     def tool_arguments(self, index: int, fragment: str) -> None:
         raise AssertionError("completions are not parsed for tool calls")
 
-    def logprobs(self, tokens: list[TokenLogprob]) -> None:
-        self._logprobs += tokens
-
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
         if self._wants_prompt and self._echo:
             self._logprobs = tokens
@@ -248,14 +245,7 @@ class TextChoiceWriter:
             self._offset += sum(map(len, shown.tokens))
             logprobs = _json.encode(shown).decode()
             self._logprobs = []
-        tail = self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
-        return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}}}{tail}'
+        return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}}}{self._tail()}'
 
     def finish(self, finish: Finish) -> None:
-        last = self._one("", f'"{finish.reason}"')
-        self._so_far = None  # it refers to the postprocessor, which refers to this choice
-        self._chunks.finished(self._index, finish, last)
-
-    def fail(self, error: DynamoException) -> None:
-        self._so_far = None
-        self._chunks.failed(error)
+        self._finished(finish, self._one("", f'"{finish.reason}"'))

@@ -11,9 +11,10 @@ from dynamo.protocols.errors import (
     HttpError,
     InvalidArgument,
     ModelNotFound,
+    NotFound,
     ResourceExhausted,
-    to_wire,
 )
+from dynamo.protocols.ollama import OllamaError
 from dynamo.protocols.openai_answers import ErrorAnswer, ErrorDetail
 
 _TYPES = {
@@ -28,19 +29,19 @@ _TYPES = {
     503: "service_unavailable_error",
     529: "overloaded_error",
 }
+ErrorShape = type[ErrorAnswer] | type[AnthropicError] | type[OllamaError]
 RETRY_AFTER = frozenset((429, 503, 529))
 
 
 def error_answer(error: DynamoException, request_id: str, status: int | None = None) -> ErrorAnswer:
-    _, message, own = to_wire(error)
-    status = status or own
+    status, message = status or error.status, error.message
     if status >= 500 and not isinstance(error, HttpError) and status != 503:
         message = f"{message} (request id {request_id})"
     fallback = "invalid_request_error" if 400 <= status < 500 else "internal_server_error"
     return ErrorAnswer(
         error=ErrorDetail(
             message=message,
-            type=_TYPES.get(status, fallback),
+            type=fallback if isinstance(error, NotFound) else _TYPES.get(status, fallback),
             param="model" if isinstance(error, ModelNotFound) else getattr(error, "param", None),
             code=_code(error),
         )
@@ -56,17 +57,20 @@ def _code(error: DynamoException) -> str | None:
 def error_response(
     error: DynamoException,
     request_id: str,
-    shape: type[ErrorAnswer] | type[AnthropicError] = ErrorAnswer,
+    shape: ErrorShape = ErrorAnswer,
     status: int | None = None,
 ) -> web.Response:
     """`status` replaces the error's own."""
-    status = status or to_wire(error)[2]
+    status = status or error.status
     headers = {"x-request-id": request_id}
     if status in RETRY_AFTER or isinstance(error, ResourceExhausted):
         headers["Retry-After"] = "1"
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    anthropic = shape is AnthropicError
-    answer = AnthropicError.of(error, request_id) if anthropic else error_answer(error, request_id, status)
+    answer: ErrorAnswer | AnthropicError | OllamaError
+    if shape is AnthropicError:
+        answer = AnthropicError.of(error, request_id)
+    else:
+        answer = OllamaError.of(error) if shape is OllamaError else error_answer(error, request_id, status)
     body = msgspec.json.encode(answer)
     return web.Response(body=body, status=status or 500, content_type="application/json", headers=headers)

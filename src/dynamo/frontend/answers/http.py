@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +19,7 @@ KEEP_ALIVE_SECONDS = web.AppKey("keep_alive_seconds", float)
 
 
 class StreamedAnswer(Protocol):
-    """What writes the events of one answer."""
+    """Writes the events of one answer."""
 
     events: EventStream
     error: DynamoException | None
@@ -28,11 +29,19 @@ def json_response(answer: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")
 
 
-async def stream_response(call: HttpCall[Any], answer: StreamedAnswer, before: bytes = b"") -> web.StreamResponse:
-    """Send `before` and then the events. Waits for the first of them, so that an earlier failure still has a status."""
+async def stream_response(
+    call: HttpCall[Any],
+    answer: StreamedAnswer,
+    before: bytes = b"",
+    at_end: Callable[[], Awaitable[None]] | None = None,
+) -> web.StreamResponse:
+    """Send `before` and then the events. Waits for the first of them, so that an earlier failure still has a status.
+
+    `at_end` is awaited before the client gets the last event.
+    """
     events, request = answer.events, call.request
     headers = {"Cache-Control": "no-cache"}
-    call.exchange.stream = True
+    call.record.stream = True
     if every := request.app[KEEP_ALIVE_SECONDS]:
         await events.kept_alive(request, headers, every)
     else:
@@ -41,11 +50,13 @@ async def stream_response(call: HttpCall[Any], answer: StreamedAnswer, before: b
         raise answer.error
     await events.open(request, headers, before)
     await events.ended
+    if at_end:
+        await at_end()
     return await events.close()
 
 
 def annotation_events(served: ServedRequest[Any], prepared: Prepared | None) -> bytes:
-    """`nvext.annotations`: events before a stream, with their values in comments, so that clients skip them."""
+    """The events for `nvext.annotations`, sent before all others. Values are comments, which OpenAI clients skip."""
     nvext = served.request.nvext
     if nvext is None or not nvext.annotations:
         return b""

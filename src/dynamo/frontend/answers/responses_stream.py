@@ -24,6 +24,7 @@ from dynamo.protocols.responses_answers import (
     ReasoningItem,
     ReasoningText,
     ResponseObject,
+    SummaryText,
     item_id,
 )
 
@@ -38,6 +39,8 @@ class ResponsesStream:
 
     def __init__(self, request: ResponsesRequest, response_id: str, model: str, created: int) -> None:
         self._response = ResponseObject.in_progress(request, response_id, model, created)
+        self._summarizes = request.wants_summary
+        self._namespaced = request.namespaced()
         self._sequence = 0
         self._open: Literal["text", "reasoning", "tool"] | None = None
         self._tool = -1
@@ -66,6 +69,7 @@ class ResponsesStream:
         ended = self._end_item()
         self._open, self._tool = "tool", index
         item = FunctionCallItem(id=self._new_id("fc"), call_id=call_id, name=name, arguments="", status="in_progress")
+        item.restore_name(self._namespaced)
         return ended + self._add(item, "response.function_call_arguments.delta", b"")
 
     def tool_arguments(self, index: int, delta: str) -> bytes:
@@ -102,7 +106,11 @@ class ResponsesStream:
     def _begin_reasoning(self) -> bytes:
         ended = self._end_item()
         self._open = "reasoning"
-        item = ReasoningItem(id=self._new_id("rs"), status="in_progress", content=[])
+        item = ReasoningItem(id=self._new_id("rs"), status="in_progress")
+        if self._summarizes:
+            added = self._add(item, "response.reasoning_summary_text.delta", b'"summary_index":0,')
+            item.summary.append(SummaryText(text=""))
+            return ended + added + self._summary("response.reasoning_summary_part.added", part=item.summary[0])
         added = self._add(item, "response.reasoning_text.delta", b'"content_index":0,')
         item.content.append(ReasoningText(text=""))
         return ended + added + self._part("response.content_part.added", item.content[0])
@@ -136,6 +144,11 @@ class ResponsesStream:
                 done = self._event(
                     "response.reasoning_text.done", **self._place, content_index=0, text=text
                 ) + self._part("response.content_part.done", part)
+            case ReasoningItem(summary=[summary]):
+                summary.text = text
+                done = self._summary("response.reasoning_summary_text.done", text=text) + self._summary(
+                    "response.reasoning_summary_part.done", part=summary
+                )
             case FunctionCallItem():
                 item.arguments = text
                 done = self._event(
@@ -147,6 +160,9 @@ class ResponsesStream:
 
     def _part(self, event: str, part: OutputText | ReasoningText) -> bytes:
         return self._event(event, **self._place, content_index=0, part=part)
+
+    def _summary(self, event: str, **fields: Any) -> bytes:
+        return self._event(event, **self._place, summary_index=0, **fields)
 
     def _whole(self, event: str) -> bytes:
         return self._event(event, response=self._response)
@@ -202,7 +218,7 @@ class ResponsesWriter:
         self._tokens += tokens
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:
-        """A response has no place for them."""
+        """A response has no field for them."""
 
     def finish(self, finish: Finish) -> None:
         usage = CompletionUsage.of(finish.usage)

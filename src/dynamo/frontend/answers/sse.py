@@ -1,8 +1,8 @@
 """Server-sent events straight onto the socket.
 
 Once an answer is open its events are framed here and written to the transport by plain calls: no task is woken per
-event, and what one turn of the loop writes to a stream leaves in one system call, the first event together with the
-headers and the last one together with the end. This is the one place that knows how bytes leave an answer that streams.
+event, and all events of one turn of the loop leave a stream in one system call, the first together with the headers and
+the last together with the end. Only this module knows how the bytes of a stream are sent.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from aiohttp import web
 log = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
+EVENTS = "text/event-stream"
 KEEP_ALIVE = b": keep-alive\n\n"
 MAX_UNSENT = 4 * 1024 * 1024
 """A client that does not read is cut off when this much waits for it."""
 
 
 class Cork:
-    """Joins what one turn of the loop writes: uvloop makes a system call of every write."""
+    """Joins the writes of one turn of the loop: uvloop makes a system call of each."""
 
     __slots__ = ("_dirty", "_loop")
 
@@ -45,11 +46,11 @@ CORK = web.AppKey("cork", Cork)
 
 
 class EventStream:
-    """Events wait until the answer has been opened, so that a failure before the first one can still be a status."""
+    """Holds events back until the answer is opened, so that an earlier failure can still become a status."""
 
-    __slots__ = ("_begun", "_cork", "_response", "_transport", "_waiting", "chunked", "ended")
+    __slots__ = ("_begun", "_cork", "_response", "_transport", "_waiting", "chunked", "content_type", "ended")
 
-    def __init__(self) -> None:
+    def __init__(self, content_type: str = EVENTS) -> None:
         loop = asyncio.get_running_loop()
         self._begun: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -58,6 +59,7 @@ class EventStream:
         self._transport: asyncio.Transport | None = None
         self._response: web.StreamResponse | None = None
         self.chunked = True
+        self.content_type = content_type
 
     def write(self, data: bytes) -> None:
         """Send one or more whole events."""
@@ -70,7 +72,7 @@ class EventStream:
             self._cork.add(self)
 
     def flush(self) -> None:
-        """Send what this turn wrote; what is last waits for `close`, which sends the end with it."""
+        """Send the events of this turn. The last ones of a stream wait for `close`, which sends the end with them."""
         waiting, transport = self._waiting, self._transport
         if not waiting or self.ended.done():
             return
@@ -88,7 +90,7 @@ class EventStream:
             self._cut_off(transport)
 
     def end(self, data: bytes = b"") -> None:
-        """Send what is last; nothing may follow."""
+        """Send the last events; nothing may follow."""
         if not self.ended.done():
             self.ended.set_result(None)
         if data:
@@ -106,16 +108,18 @@ class EventStream:
         await self._begun
 
     async def kept_alive(self, request: web.Request, headers: dict[str, str], every: float) -> None:
-        """Wait like `begun`; as long as that takes, send a comment every so many seconds.
+        """Wait like `begun`, and meanwhile send a comment `every` so many seconds.
 
         The first comment sends the headers too, so from then on an error can only be an event.
         """
         while not (await asyncio.wait((self._begun,), timeout=every))[0]:
+            if self.content_type != EVENTS:  # no other format has comments
+                continue
             response = self._response or await self._prepare(request, headers)
             await response.write(KEEP_ALIVE)
 
     async def open(self, request: web.Request, headers: dict[str, str], before: bytes = b"") -> None:
-        """Send the headers, if they are not out yet, what comes before all events, and everything that waits."""
+        """Send the headers if they were not sent yet, then `before` and all waiting events."""
         response = self._response or await self._prepare(request, headers)
         if before:
             self._waiting.insert(0, before)
@@ -128,16 +132,19 @@ class EventStream:
 
     async def _prepare(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
         response = _Response(headers=headers)
-        response.content_type = "text/event-stream"
+        response.content_type = self.content_type
         self.chunked = request.version >= (1, 1)
         if self.chunked:
             response.enable_chunked_encoding()
+        else:
+            # HTTP/1.0 knows no chunks: only the end of the connection ends the stream.
+            response.force_close()
         await response.prepare(request)
         self._response = response
         return response
 
     async def close(self) -> web.StreamResponse:
-        """Send what is left, and the end."""
+        """Send the last events and the end."""
         assert self._response
         self._transport = None
         with contextlib.suppress(ConnectionError):  # the client left while the last event was written
@@ -152,6 +159,6 @@ class EventStream:
 
 
 class _Response(web.StreamResponse):
-    # aiohttp holds back the headers of whole answers to send them with the first bytes, by this switch; it is right
-    # here too, as an answer is opened when its first event is there. Where the switch is gone, they go out alone.
+    # With this private switch of aiohttp the headers leave together with the first bytes, which are there when a stream
+    # is opened. If a version of aiohttp lacks the switch, the headers leave alone.
     _send_headers_immediately = False

@@ -1,4 +1,4 @@
-"""What the frontend counts, under the names dashboards already know. `/metrics` shows it."""
+"""The frontend's metrics, under the names dashboards already know."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from dynamo.frontend.measure.stages import Stages
-from dynamo.frontend.measure.worker_metrics import LastSeen
+from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.protocols.card import ModelCard
 from dynamo.router.delivery import DeliveryHistory
 from dynamo.runtime.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
@@ -91,7 +91,7 @@ class FrontendMetrics:
         )
         self.disconnected.at()
         self.stages = Stages(prefix)
-        self.last_seen: LastSeen = {}
+        self.last_requests: LastRequests = {}
 
     def _number(self, name: str, kind: Kind, help: str, labels: tuple[str, ...]) -> Family[Number]:
         family = Family(f"{self.prefix}_{name}", help, kind, labels, Number)
@@ -112,19 +112,19 @@ class FrontendMetrics:
             known = self._models[name] = ModelMetrics(self, name)
         return known
 
-    def moved(self, model: str, history: DeliveryHistory) -> None:
-        """A request is over that changed its worker."""
+    def count_migrations(self, model: str, history: DeliveryHistory) -> None:
+        """Count the migrations of a request that is over."""
         self.migrations.at(model, "new_request").value += history.restarts
         self.migrations.at(model, "ongoing_request").value += history.migrations - history.restarts
-        for move in history.moves:
-            self.migration_duration.at(model, move.kind, move.outcome).observe(move.seconds)
+        for migration in history.finished:
+            self.migration_duration.at(model, migration.kind, migration.outcome).observe(migration.seconds)
 
     def snapshot(self, cards: Iterable[ModelCard]) -> list[MetricFamily]:
         return [*(family.snapshot() for family in self._families), *card_gauges(self.prefix, cards)]
 
 
 def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[MetricFamily]:
-    """What the cards of the served models say."""
+    """Gauges with the values on the cards of the served models."""
     cards = list(cards)
     gauges: tuple[tuple[str, str, Callable[[ModelCard], int | None]], ...] = (
         ("model_context_length", "Longest sequence the model takes", lambda card: card.context_length),
@@ -146,7 +146,7 @@ def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[MetricFamil
 
 
 def clean_prefix(text: str) -> str:
-    """A prefix as Prometheus allows it; what it does not allow becomes `_`."""
+    """The prefix with `_` for every character that Prometheus does not allow."""
     cleaned = re.sub(r"[^a-zA-Z0-9_:]", "_", text).strip("_")
     if not cleaned:
         raise ValueError(f"--metrics-prefix must contain a letter or digit, not '{text}'")

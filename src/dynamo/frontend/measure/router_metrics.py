@@ -44,7 +44,7 @@ _NUMBERS: tuple[tuple[str, str, Callable[[Router], int]], ...] = (
         "KV blocks believed to be cached, counted once per worker",
         lambda router: router.known_blocks,
     ),
-    ("replica_requests_total", "Requests that other frontends placed", lambda router: router.stats.heard),
+    ("replica_requests_total", "Requests that other frontends placed", lambda router: router.stats.replica_requests),
 )
 _OVERHEAD: tuple[tuple[str, str, Callable[[Overhead], Histogram]], ...] = (
     ("block_hashing", "Hashing a prompt's blocks", lambda overhead: overhead.hashing),
@@ -86,7 +86,7 @@ def _hit_rate(router: Router) -> Histogram:
 
 
 def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
-    """What KV-aware routing costs, by part; routers that ignore caches have none."""
+    """The time KV-aware routing takes, by part; routers that ignore caches have no such metrics."""
     overheads = [
         ({"model": model.name, "router_id": str(router_id)}, overhead)
         for model in models

@@ -1,6 +1,6 @@
 """The stages of a request: how long they take, and how many requests are in each right now.
 
-All of this is measured in the pipeline and named here. No histogram has a model label: the dashboards that know these
+The pipeline measures them; the metrics' names are here. No histogram has a model label: the dashboards that know these
 names do not expect one.
 """
 
@@ -28,26 +28,26 @@ class Stages:
         self.preprocess = Histogram(STAGE_BOUNDS)
         """From the moment the model is known to the call of the router."""
         self.route = Histogram(STAGE_BOUNDS)
-        """Until a worker is chosen, waiting for a free one included."""
-        # What is exported under two names has the bounds of both.
+        """From there until a worker is chosen, waiting for a free one included."""
+        # These two are exported under two names each, with the bounds of both.
         self.prompts = PromptTimes(
             template=Histogram(TEMPLATE_BOUNDS),
             tokenize=Histogram(sorted({*SHORT_BOUNDS, *(bound / 1000 for bound in TOKENIZER_BOUNDS_MS)})),
         )
         self.roundtrip = Histogram(sorted({*STAGE_BOUNDS, *ROUNDTRIP_BOUNDS}))
-        """From that choice to the first token."""
+        """From the choice of the worker to the first token."""
 
-    def passed(self, preprocess: float, route: float, roundtrip: float) -> None:
-        """A request has its first token."""
+    def observe(self, preprocess: float, route: float, roundtrip: float) -> None:
+        """Observe the stages of a request that has its first token."""
         self.preprocess.observe(preprocess)
         self.route.observe(route)
         self.roundtrip.observe(roundtrip)
 
-    def snapshot(self, inside: Counter[str], streams: int) -> list[MetricFamily]:
-        """`inside` counts the running requests by stage, `streams` those open at workers."""
+    def snapshot(self, by_stage: Counter[str], streams: int) -> list[MetricFamily]:
+        """`by_stage` counts the running requests by stage, `streams` those open at workers."""
         return [
             self._durations(),
-            self._inside(inside),
+            self._requests_by_stage(by_stage),
             self._one(f"{self._prefix}_template_seconds", "Messages into a prompt", self.prompts.template),
             self._one(f"{self._prefix}_tokenize_seconds", "A prompt into token ids", self.prompts.tokenize),
             self._tokenizer(),
@@ -68,9 +68,9 @@ class Stages:
         samples = [sample for stage, times in stages.items() for sample in times.samples(name, {"stage": stage})]
         return MetricFamily(name, "How long a stage of a request takes", "histogram", samples)
 
-    def _inside(self, inside: Counter[str]) -> MetricFamily:
+    def _requests_by_stage(self, by_stage: Counter[str]) -> MetricFamily:
         name = f"{self._prefix}_stage_requests"
-        samples = [Sample(name, {"stage": stage, "phase": phase}, inside[stage]) for stage, phase in PHASES.items()]
+        samples = [Sample(name, {"stage": stage, "phase": phase}, by_stage[stage]) for stage, phase in PHASES.items()]
         return MetricFamily(name, "Requests in a stage", "gauge", samples)
 
     def _tokenizer(self) -> MetricFamily:

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from dynamo.frontend.measure.exchange import Exchange, error_type
-from dynamo.runtime.logging import truthy
+from msgspec import Meta
+
+from dynamo.frontend.measure.request_record import RequestRecord, error_type
+from dynamo.settings import Setting, Settings
+from dynamo.settings.setting import truthy
 
 
-class TracingError(Exception):
-    """Spans were asked for and cannot be sent; the message names the fix."""
+class ExportSettings(Settings, frozen=True, kw_only=True):
+    enabled: Annotated[
+        bool, Setting(variables="OTEL_EXPORT_ENABLED", help="send spans to a collector", parse=truthy)
+    ] = False
+
+
+class SpanSettings(Settings, frozen=True, kw_only=True):
+    """Read only when spans are exported: a host may set these for other programs."""
+
+    # fmt: off
+    protocol: Annotated[Literal["http/protobuf"], Setting(
+        variables=("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
+        help="how spans are sent")] = "http/protobuf"
+    service_name: Annotated[str, Setting(variables="OTEL_SERVICE_NAME", help="`service.name` of the spans")] = "dynamo"
+    ratio: Annotated[float, Meta(ge=0, le=1), Setting(
+        variables="OTEL_TRACES_SAMPLE_RATIO", help="share of the traces begun here that are sent, 0..1")] = 1.0
+    # fmt: on
 
 
 class Tracing:
@@ -25,41 +43,41 @@ class Tracing:
         self._tracer = provider.get_tracer("dynamo.frontend")
         self._propagator = TraceContextTextMapPropagator()
 
-    def begin(self, exchange: Exchange) -> None:
-        """The span continues the client's trace; workers get it as their parent."""
-        if exchange.endpoint is None:
+    def begin(self, record: RequestRecord) -> None:
+        """Start a span in the client's trace; workers get it as their parent."""
+        if record.endpoint is None:
             return
-        carrier = {"traceparent": exchange.traceparent} if exchange.traceparent else {}
-        exchange.span = self._tracer.start_span(
-            f"{exchange.method} {exchange.path}",
+        carrier = {"traceparent": record.traceparent} if record.traceparent else {}
+        record.span = self._tracer.start_span(
+            f"{record.method} {record.path}",
             context=self._propagator.extract(carrier),
             kind=self._trace.SpanKind.SERVER,
             attributes={
-                "http.request.method": exchange.method,
-                "url.path": exchange.path,
-                "dynamo.x_request_id": exchange.request_id,
+                "http.request.method": record.method,
+                "url.path": record.path,
+                "dynamo.x_request_id": record.request_id,
             },
         )
         carried: dict[str, str] = {}
-        self._propagator.inject(carried, self._trace.set_span_in_context(exchange.span))
-        exchange.traceparent = carried.get("traceparent", exchange.traceparent)
+        self._propagator.inject(carried, self._trace.set_span_in_context(record.span))
+        record.traceparent = carried.get("traceparent", record.traceparent)
 
-    def end(self, exchange: Exchange, status: int) -> None:
-        span = exchange.span
+    def end(self, record: RequestRecord, status: int) -> None:
+        span = record.span
         if span is None:
             return
         span.set_attributes(
             {
                 "http.response.status_code": status,
-                "gen_ai.request.model": exchange.model,
-                "gen_ai.usage.input_tokens": exchange.input_tokens,
-                "gen_ai.usage.output_tokens": exchange.output_tokens,
-                "dynamo.workers": [f"{worker:x}" for worker in exchange.workers],
+                "gen_ai.request.model": record.model,
+                "gen_ai.usage.input_tokens": record.input_tokens,
+                "gen_ai.usage.output_tokens": record.output_tokens,
+                "dynamo.workers": [f"{worker:x}" for worker in record.workers],
             }
         )
-        if exchange.time_to_first is not None:
-            span.set_attribute("dynamo.time_to_first_token_seconds", exchange.time_to_first)
-        failure = error_type(status, exchange.error)
+        if record.time_to_first_token is not None:
+            span.set_attribute("dynamo.time_to_first_token_seconds", record.time_to_first_token)
+        failure = error_type(status, record.error)
         if failure:
             span.set_attribute("error.type", failure)
             if failure not in ("validation", "not_found", "cancelled"):
@@ -72,9 +90,10 @@ class Tracing:
 
 
 def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
-    """None unless OTEL_EXPORT_ENABLED; the exporter itself reads OTEL_EXPORTER_OTLP_*, as the standard says."""
-    if not truthy(environ.get("OTEL_EXPORT_ENABLED")):
+    """None unless enabled; the exporter itself reads OTEL_EXPORTER_OTLP_*, as the standard says."""
+    if not ExportSettings.from_env(environ).enabled:
         return None
+    settings = SpanSettings.from_env(environ)
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -82,26 +101,12 @@ def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
     except ImportError as error:
-        raise TracingError(
+        raise ValueError(
             "OTEL_EXPORT_ENABLED is set but OpenTelemetry is not installed: pip install 'dynamo-py[otel]'"
         ) from error
-    protocol = environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    if protocol not in (None, "", "http/protobuf"):
-        raise TracingError(f"OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf here, not '{protocol}'")
     provider = TracerProvider(
-        resource=Resource.create({"service.name": environ.get("OTEL_SERVICE_NAME") or "dynamo"}),
-        sampler=ParentBased(TraceIdRatioBased(_ratio(environ))),
+        resource=Resource.create({"service.name": settings.service_name}),
+        sampler=ParentBased(TraceIdRatioBased(settings.ratio)),
     )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Tracing(provider)
-
-
-def _ratio(environ: Mapping[str, str]) -> float:
-    text = environ.get("OTEL_TRACES_SAMPLE_RATIO") or "1"
-    try:
-        ratio = float(text)
-    except ValueError:
-        ratio = -1.0
-    if not 0 <= ratio <= 1:
-        raise TracingError(f"OTEL_TRACES_SAMPLE_RATIO must be 0..1, not '{text}'")
-    return ratio

@@ -21,7 +21,7 @@ from dynamo.serving.models import ServedModel
 from dynamo.serving.one_item import OneItem
 
 CLEAR_SECONDS = 30.0
-"""A worker empties its cache at once; one that has not answered by then will not."""
+"""Emptying a cache takes no time: a worker that has not answered by then will not."""
 
 
 class WorkerResult(Struct, kw_only=True):
@@ -71,19 +71,19 @@ async def clear_kv_blocks(frontend: Frontend, call: HttpCall[None]) -> web.Strea
         return json_response(ClearedBlocks(message="No active worker groups found"))
     cleared: list[WorkerResult] = []
     failed: list[WorkerResult] = []
-    asked = []
+    clearing = []
     for (namespace, component), name in sorted(groups.items()):
         here = [
             one
             for one in everything
             if (one.namespace, one.component, one.endpoint) == (namespace, component, CLEAR_ENDPOINT)
         ]
-        asked += [_clear(frontend, name, one) for one in here]
+        clearing += [_clear(frontend, name, one) for one in here]
         if not here:
             place = f"{namespace}/{component}/{CLEAR_ENDPOINT}"
             why = "this worker group serves no such endpoint"
             failed.append(WorkerResult(name=name, endpoint=place, status="unsupported", error=why))
-    for result in await asyncio.gather(*asked):
+    for result in await asyncio.gather(*clearing):
         (failed if result.error else cleared).append(result)
     return json_response(ClearedBlocks(cleared_workers=cleared, failed_workers=failed))
 
@@ -115,9 +115,9 @@ async def get_thresholds(frontend: Frontend, call: HttpCall[None]) -> web.Stream
 
 
 async def set_thresholds(frontend: Frontend, call: HttpCall[ThresholdRequest]) -> web.StreamResponse:
-    asked = call.body
-    model = frontend.models.get(asked.model)
-    given = {name: value for name in BusyThresholds.__struct_fields__ if (value := getattr(asked, name)) is not None}
+    body = call.body
+    model = frontend.models.get(body.model)
+    given = {name: value for name in BusyThresholds.__struct_fields__ if (value := getattr(body, name)) is not None}
     if given:
         await frontend.set_thresholds(model.name, given)
     return json_response(_thresholds(model))

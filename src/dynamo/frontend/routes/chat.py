@@ -16,23 +16,23 @@ from dynamo.serving.conversation import Conversation
 
 
 async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamResponse:
-    asked = call.body
-    validate_chat(asked)
-    call.apply_headers(asked)
-    model = frontend.models.get(asked.model)
+    body = call.body
+    validate_chat(body)
+    call.apply_headers(body)
+    model = frontend.models.get(body.model)
     conversation = Conversation(
-        model, asked, call.context(), call.exchange, call.raw_body, tool_finish_reason=tool_finish_reason(asked)
+        model, body, call.context(), call.record, call.raw_body, tool_finish_reason=tool_finish_reason(body)
     )
     try:
         await conversation.prepare()
-        if not asked.stream:
+        if not body.stream:
             return json_response(await conversation.answer())
         stream: RelayedStream | Chunks
         if conversation.takes_text:
             stream = RelayedStream(call.request_id)
             await conversation.relay(stream)
         else:
-            stream = chunks_of(conversation, "chat.completion.chunk", asked.top_logprobs, call.request_id)
+            stream = chunks_of(conversation, "chat.completion.chunk", body.top_logprobs, call.request_id)
             await conversation.send([ChatChoiceWriter(stream, index) for index in range(conversation.n)])
         return await stream_response(call, stream, annotation_events(conversation, conversation.prepared))
     finally:

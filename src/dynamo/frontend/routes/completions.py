@@ -15,20 +15,20 @@ from dynamo.serving.completion import Completion
 
 
 async def completions(frontend: Frontend, call: HttpCall[CompletionRequest]) -> web.StreamResponse:
-    asked = call.body
-    validate_completion(asked)
-    call.apply_headers(asked)
-    model = frontend.models.get(asked.model)
-    completion = Completion(model, asked, call.context(), call.exchange, call.raw_body)
+    body = call.body
+    validate_completion(body)
+    call.apply_headers(body)
+    model = frontend.models.get(body.model)
+    completion = Completion(model, body, call.context(), call.record, call.raw_body)
     try:
         await completion.prepare()
-        if not asked.stream:
+        if not body.stream:
             return json_response(await completion.answer())
         if completion.takes_text:
             relayed = RelayedStream(call.request_id)
             await completion.relay(relayed)
             return await stream_response(call, relayed, annotation_events(completion, None))
-        chunks = chunks_of(completion, "text_completion", asked.logprobs, call.request_id)
+        chunks = chunks_of(completion, "text_completion", body.logprobs, call.request_id)
         writers = [
             TextChoiceWriter(chunks, index, echo=completion.echo(index), echoed=completion.echoed_logprobs(index))
             for index in range(completion.choice_count)

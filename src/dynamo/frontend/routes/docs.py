@@ -1,4 +1,4 @@
-"""GET /openapi.json and /docs: what this server offers, for programs and for people."""
+"""GET /openapi.json and /docs: the API of this server, for programs and for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamo.frontend.state import Frontend
 
 
 class Documents:
-    """Both, built once."""
+    """The OpenAPI document and the page that shows it, built once."""
 
     def __init__(self, openapi: dict[str, Any]) -> None:
         self.openapi = msgspec.json.encode(openapi)

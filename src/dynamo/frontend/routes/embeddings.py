@@ -13,10 +13,10 @@ from dynamo.serving.embedding import Embeddings
 
 
 async def embeddings(frontend: Frontend, call: HttpCall[EmbeddingRequest]) -> web.StreamResponse:
-    asked = call.body
-    validate_embedding(asked)
-    call.apply_headers(asked)
-    served = Embeddings(frontend.models.get(asked.model), asked, call.context(), call.exchange)
+    body = call.body
+    validate_embedding(body)
+    call.apply_headers(body)
+    served = Embeddings(frontend.models.get(body.model), body, call.context(), call.record)
     try:
         return json_response(await served.answer())
     finally:

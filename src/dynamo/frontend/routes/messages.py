@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: a chat in the words of Anthropic's API."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API, served as a chat."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from dynamo.serving.request import require_type
 
 
 async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.StreamResponse:
-    asked = call.body
-    chat = anthropic_to_chat(asked)
+    body = call.body
+    chat = anthropic_to_chat(body)
     validate_chat(chat)
     call.apply_headers(chat)
-    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.exchange)
+    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.record)
     try:
         await conversation.prepare()
         id = f"msg_{conversation.context.id().replace('-', '')}"
-        if not asked.stream:
+        if not body.stream:
             collected = await conversation.collect()
             sequence = stop_sequence(collected.stop_reason)
-            return json_response(message_of(conversation.completion(collected), id, sequence, hides_thinking(asked)))
-        stream = AnthropicStream(id, conversation.model.name, conversation.prompt_tokens, hides_thinking(asked))
+            return json_response(message_of(conversation.completion(collected), id, sequence, hides_thinking(body)))
+        stream = AnthropicStream(id, conversation.model.name, conversation.prompt_tokens, hides_thinking(body))
         writer = MessagesWriter(stream, call.request_id)
         await conversation.send([writer])
         return await stream_response(call, writer, annotation_events(conversation, conversation.prepared))
@@ -40,7 +40,7 @@ async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.S
 
 
 async def count_tokens(frontend: Frontend, call: HttpCall[CountTokensRequest]) -> web.StreamResponse:
-    """Exact: the prompt is rendered and tokenized as for an answer."""
+    """The exact count: the prompt is rendered and tokenized as for an answer."""
     chat = anthropic_to_chat(call.body)
     validate_chat(chat)
     model = frontend.models.get(chat.model)

@@ -1,28 +1,35 @@
-"""POST /v1/responses: a chat in the words of OpenAI's Responses API."""
+"""/v1/responses: OpenAI's Responses API, served as a chat, and the stored responses."""
 
 from __future__ import annotations
 
 from aiohttp import web
+from msgspec import structs
 
 from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
+from dynamo.frontend.answers.paging import page
 from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat
+from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
-from dynamo.protocols.responses_answers import response_of
+from dynamo.protocols.openai_responses import InputTokensRequest, ResponsesRequest
+from dynamo.protocols.responses_answers import DeletedResponse, InputTokens, response_of
 from dynamo.serving.conversation import Conversation
+from dynamo.serving.request import require_type
+from dynamo.serving.store.items import item_ids
 
 
 async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web.StreamResponse:
-    asked = call.body
-    chat = responses_to_chat(asked)
+    store = frontend.state.responses
+    turn = await store.turn(call.body)
+    body = structs.replace(call.body, input=turn.input, store=store.enabled and call.body.store is not False)
+    chat = responses_to_chat(body, turn.past())
     try:
         validate_chat(chat)
         call.apply_headers(chat)
-        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.exchange)
+        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.record)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     try:
@@ -31,12 +38,58 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
         except InvalidRequest as error:
             raise with_responses_names(error) from None
         id = f"resp_{conversation.context.id().replace('-', '')}"
-        if not asked.stream:
+        if not body.stream:
             completion = conversation.completion(await conversation.collect())
-            return json_response(response_of(asked, id, completion))
-        stream = ResponsesStream(asked, id, conversation.model.name, conversation.created)
+            response = response_of(body, id, completion)
+            await store.save(body, turn, response)
+            return json_response(response)
+        stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
         writer = ResponsesWriter(stream, conversation.tokenizer, chat.top_logprobs or 0)
+
+        async def save() -> None:
+            await store.save(body, turn, stream.response)
+
         await conversation.send([writer])
-        return await stream_response(call, writer, annotation_events(conversation, conversation.prepared))
+        return await stream_response(call, writer, annotation_events(conversation, conversation.prepared), save)
     finally:
         await conversation.close()
+
+
+async def input_tokens(frontend: Frontend, call: HttpCall[InputTokensRequest]) -> web.StreamResponse:
+    """Exact: the prompt is rendered and tokenized as for an answer."""
+    turn = await frontend.state.responses.turn(call.body)
+    chat = responses_to_chat(structs.replace(call.body, input=turn.input).as_response(), turn.past())
+    try:
+        validate_chat(chat)
+    except InvalidRequest as error:
+        raise with_responses_names(error) from None
+    model = frontend.models.get(chat.model)
+    require_type(model, ModelType.Chat)
+    if model.preprocessor is None:
+        raise InvalidRequest(
+            f"The model '{model.name}' reads text: its tokens are known to its worker only.", "model", "no_tokenizer"
+        )
+    return json_response(InputTokens(input_tokens=await model.preprocessor.count_tokens(chat)))
+
+
+async def show_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    if call.request.query.get("stream", "false").lower() in ("true", "1"):
+        raise InvalidRequest.unsupported("stream", "a stored response is not streamed again")
+    stored = await frontend.state.responses.get(call.request.match_info["id"])
+    return json_response(stored.response)
+
+
+async def delete_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    id = call.request.match_info["id"]
+    await frontend.state.responses.delete(id)
+    return json_response(DeletedResponse(id=id))
+
+
+async def cancel_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    await frontend.state.responses.get(call.request.match_info["id"])
+    raise InvalidRequest("Cannot cancel a synchronous response.")
+
+
+async def input_items(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    items = (await frontend.state.responses.get(call.request.match_info["id"])).context
+    return json_response(page(call.request, item_ids(items), items))

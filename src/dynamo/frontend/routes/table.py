@@ -1,4 +1,4 @@
-"""All routes of the server. Whatever depends on the route of a request reads it here."""
+"""All routes of the server, in one table."""
 
 from __future__ import annotations
 
@@ -7,21 +7,56 @@ from typing import Any
 from aiohttp import web
 
 from dynamo.frontend.answers.errors import error_response
+from dynamo.frontend.answers.ollama_stream import NDJSON
 from dynamo.frontend.call import Body, HttpCall
 from dynamo.frontend.route import Access, Handler, HttpRoute
-from dynamo.frontend.routes import admin, chat, completions, decisions, docs, embeddings, listing, messages, responses
+from dynamo.frontend.routes import (
+    admin,
+    batches,
+    chat,
+    completions,
+    conversations,
+    decisions,
+    docs,
+    embeddings,
+    files,
+    listing,
+    messages,
+    ollama,
+    responses,
+    tokens,
+)
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.anthropic_answers import AnthropicError, AnthropicMessage, TokenCount
 from dynamo.protocols.errors import HttpError
+from dynamo.protocols.ollama import (
+    OllamaAnswer,
+    OllamaChatRequest,
+    OllamaError,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from dynamo.protocols.openai_answers import ChatCompletion, Model, ModelList, TextCompletion
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.protocols.openai_conversations import (
+    ConversationObject,
+    CreateConversationRequest,
+    CreateItemsRequest,
+    DeletedConversation,
+    Page,
+    UpdateConversationRequest,
+)
 from dynamo.protocols.openai_embeddings import EmbeddingList, EmbeddingRequest
-from dynamo.protocols.openai_responses import ResponsesRequest
-from dynamo.protocols.responses_answers import ResponseObject
+from dynamo.protocols.openai_files import BatchObject, CreateBatchRequest, DeletedFile, FileObject
+from dynamo.protocols.openai_responses import InputTokensRequest, ResponsesRequest
+from dynamo.protocols.responses_answers import DeletedResponse, InputTokens, ResponseObject
+from dynamo.protocols.tokenize import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
 _INFERENCE_ERRORS = (400, 401, 404, 413, 415, 500, 502, 503, 504)
+_STORED_ERRORS = (400, 401, 404)
+_WRITTEN_ERRORS = (400, 401, 404, 413, 415)
 
 
 def _inference(
@@ -49,6 +84,82 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
         "/v1/responses", responses.responses, ResponsesRequest, ResponseObject, "responses",
         "Answer, as OpenAI's Responses", streams=True,
     ),
+    HttpRoute(
+        "POST", "/v1/responses/input_tokens", responses.input_tokens, InputTokensRequest,
+        summary="Count the tokens of a Responses request", answer=InputTokens, statuses=_INFERENCE_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/responses/{id}", responses.show_response,
+        summary="A stored response", answer=ResponseObject, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "DELETE", "/v1/responses/{id}", responses.delete_response,
+        summary="Delete a stored response", answer=DeletedResponse, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute("POST", "/v1/responses/{id}/cancel", responses.cancel_response),
+    HttpRoute(
+        "GET", "/v1/responses/{id}/input_items", responses.input_items,
+        summary="What a stored response answers to", answer=Page, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "POST", "/v1/conversations", conversations.create_conversation, CreateConversationRequest,
+        summary="Start a conversation", answer=ConversationObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/conversations/{id}", conversations.show_conversation,
+        summary="A conversation", answer=ConversationObject, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "POST", "/v1/conversations/{id}", conversations.update_conversation, UpdateConversationRequest,
+        summary="Replace a conversation's metadata", answer=ConversationObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute(
+        "DELETE", "/v1/conversations/{id}", conversations.delete_conversation,
+        summary="Delete a conversation", answer=DeletedConversation, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "POST", "/v1/conversations/{id}/items", conversations.create_items, CreateItemsRequest,
+        summary="Add items to a conversation", answer=Page, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/conversations/{id}/items", conversations.list_items,
+        summary="The items of a conversation", answer=Page, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/conversations/{id}/items/{item_id}", conversations.show_item,
+        summary="One item of a conversation", statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "DELETE", "/v1/conversations/{id}/items/{item_id}", conversations.delete_item,
+        summary="Delete an item of a conversation", answer=ConversationObject, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute(
+        "POST", "/v1/files", files.create_file,
+        summary="Upload a file (multipart/form-data: file, purpose)", answer=FileObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute("GET", "/v1/files", files.list_files, summary="List the files", answer=Page, statuses=(400, 401)),
+    HttpRoute(
+        "GET", "/v1/files/{id}", files.show_file, summary="One file", answer=FileObject, statuses=_STORED_ERRORS
+    ),
+    HttpRoute(
+        "DELETE", "/v1/files/{id}", files.delete_file,
+        summary="Delete a file", answer=DeletedFile, statuses=_STORED_ERRORS,
+    ),
+    HttpRoute("GET", "/v1/files/{id}/content", files.file_content),
+    HttpRoute(
+        "POST", "/v1/batches", batches.create_batch, CreateBatchRequest,
+        summary="Answer the requests of a file", answer=BatchObject, statuses=_WRITTEN_ERRORS,
+    ),
+    HttpRoute(
+        "GET", "/v1/batches", batches.list_batches, summary="List the batches", answer=Page, statuses=(400, 401)
+    ),
+    HttpRoute(
+        "GET", "/v1/batches/{id}", batches.show_batch, summary="One batch", answer=BatchObject, statuses=_STORED_ERRORS
+    ),
+    HttpRoute(
+        "POST", "/v1/batches/{id}/cancel", batches.cancel_batch,
+        summary="Cancel a batch", answer=BatchObject, statuses=_STORED_ERRORS,
+    ),
     _inference(
         "/v1/messages", messages.messages, MessagesRequest, AnthropicMessage, "anthropic_messages",
         "Continue a conversation, as Anthropic's Messages", streams=True, error=AnthropicError,
@@ -57,6 +168,25 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
         "/v1/messages/count_tokens", messages.count_tokens, CountTokensRequest, TokenCount, None,
         "Count the tokens of a prompt", error=AnthropicError,
     ),
+    _inference(
+        "/api/chat", ollama.chat, OllamaChatRequest, OllamaAnswer, "ollama_chat",
+        "Continue a conversation, as Ollama", streams=True, stream_type=NDJSON, error=OllamaError,
+    ),
+    _inference(
+        "/api/generate", ollama.generate, OllamaGenerateRequest, OllamaAnswer, "ollama_generate",
+        "Answer a prompt, as Ollama", streams=True, stream_type=NDJSON, error=OllamaError,
+    ),
+    HttpRoute(
+        "POST", "/api/show", ollama.show, OllamaShowRequest,
+        summary="One model, as Ollama", error=OllamaError, statuses=(400, 401, 404, 413, 415, 503),
+    ),
+    HttpRoute(
+        "GET", "/api/tags", ollama.tags, summary="List the models, as Ollama", error=OllamaError, statuses=(401,)
+    ),
+    HttpRoute("GET", "/api/version", tokens.version, error=OllamaError),
+    _inference("/tokenize", tokens.tokenize, TokenizeRequest, TokenizeAnswer, None, "The tokens of a text or a chat"),
+    _inference("/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeAnswer, None, "The text of tokens"),
+    HttpRoute("GET", "/version", tokens.version, summary="The version of this server"),
     HttpRoute("GET", "/v1/models", listing.list_models, summary="List the models", answer=ModelList, statuses=(401,)),
     HttpRoute(
         "GET", "/v1/models/{id:.+}", listing.show_model, summary="One model", answer=Model, statuses=(401, 404)
@@ -92,13 +222,14 @@ async def not_found(frontend: Frontend, call: HttpCall[None]) -> web.StreamRespo
 
 UNKNOWN_PATHS = (
     HttpRoute("*", r"/v1/messages{rest:[\s\S]*}", not_found, error=AnthropicError),
+    HttpRoute("*", r"/api/{rest:[\s\S]*}", not_found, error=OllamaError),
     HttpRoute("*", r"/{rest:[\s\S]*}", not_found),
 )
 """Matched after all others, and with all methods."""
 
 
 def wrong_method(routes: list[HttpRoute[Any]]) -> HttpRoute[None]:
-    """Answers whatever method the routes of one path leave."""
+    """The route for all methods that a path does not have."""
     first, allowed = routes[0], ", ".join(sorted(route.method for route in routes))
 
     async def refuse(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:

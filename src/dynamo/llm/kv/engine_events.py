@@ -69,7 +69,6 @@ class EngineCleared(Struct, frozen=True):
 
 
 class EngineBatch(Struct, frozen=True, kw_only=True):
-    timestamp: float
     events: list[EngineStored | EngineRemoved | EngineCleared]
     """Without events of unknown types."""
     dp_rank: int | None
@@ -92,9 +91,7 @@ def decode_batch(payload: bytes) -> EngineBatch:
     if rank is not None:
         rank = _integer(rank, "data parallel rank", 0, 1 << 32)
     decoded = [_event(event) for event in events]
-    return EngineBatch(
-        timestamp=float(timestamp), events=[event for event in decoded if event is not None], dp_rank=rank
-    )
+    return EngineBatch(events=[event for event in decoded if event is not None], dp_rank=rank)
 
 
 def decode_sequence(frame: bytes) -> int:
@@ -167,14 +164,10 @@ def _removed(fields: Mapping[str, Any]) -> EngineRemoved:
     )
 
 
-def _cleared(fields: Mapping[str, Any]) -> EngineCleared:
-    return EngineCleared()
-
-
 _DECODERS: dict[str, Callable[[Mapping[str, Any]], EngineStored | EngineRemoved | EngineCleared]] = {
     "BlockStored": _stored,
     "BlockRemoved": _removed,
-    "AllBlocksCleared": _cleared,
+    "AllBlocksCleared": lambda _: EngineCleared(),
 }
 
 

@@ -1,8 +1,8 @@
 """Listens to an engine that publishes its KV events over ZMQ, as vLLM and SGLang do.
 
-The engine numbers its batches. A missing number is asked for again where the engine offers a replay endpoint. Where it
-does not, or no longer has it, and whenever the connection is lost, all blocks of the engine are withdrawn: an index may
-know too little, never too much.
+The engine numbers its batches. A missing batch is requested from the engine's replay endpoint. If there is none, or it
+no longer has the batch, and whenever the connection is lost, all blocks of the engine are withdrawn: an index may know
+too little, never too much.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"tcp://.+:\d+|ipc://.+")
 
 
 def engine_address(name: str, address: str) -> str:
-    """Where to connect to what an engine binds: its `*` is this machine."""
+    """The address to connect to, given the one an engine binds: its `*` is this machine."""
     address = address.replace("*", "127.0.0.1")
     if not _ADDRESS.fullmatch(address):
         raise ValueError(f"{name} must be a ZMQ address such as tcp://127.0.0.1:5557, not {address!r}")
@@ -122,10 +122,8 @@ class EngineListener:
             if self._next is not None:
                 log.warning(
                     "KV events %d to %d of the engine at %s are lost; forgetting its blocks",
-                    start,
-                    number - 1,
-                    self._address,
-                )
+                    start, number - 1, self._address,
+                )  # fmt: skip
             self._forget()
         for taken, (at, payload) in enumerate(missed, 1):
             self._take(at, payload)

@@ -1,4 +1,4 @@
-"""One rank of an engine: its events are translated and published, and what does not fit is logged."""
+"""One rank of an engine: translates and publishes its events, and logs those that cannot be expressed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class EngineRank:
         self._block_size = block_size
         self._refusals = 0
         self.stopped = False
-        """Nothing more is published: the engine's blocks are not the model card's."""
+        """Nothing more is published: the engine's block size is not the model card's."""
         self._size_confirmed = False
-        """The engine has stored blocks of the model card's size: others are exceptions."""
+        """The engine has stored blocks of the model card's size, so that other sizes are exceptions."""
         self._translator = Translator(block_size)
 
     def take(self, batch: EngineBatch) -> None:
@@ -40,7 +40,7 @@ class EngineRank:
             self._rank.publish(change, tier)
 
     def forget(self) -> None:
-        """What the engine holds is unknown from here on: claim nothing."""
+        """Publish that the rank holds nothing: what the engine holds is unknown from now on."""
         self._rank.publish(Cleared())
         self._translator = Translator(self._block_size)
 
@@ -48,18 +48,14 @@ class EngineRank:
         self._refusals += 1
         log.log(
             logging.WARNING if self._refusals <= _WARNINGS else logging.DEBUG,
-            "blocks of worker %x rank %d are left out: %s",
-            *self._rank.worker,
-            reason,
-        )
+            "blocks of worker %x rank %d are left out: %s", *self._rank.worker, reason,
+        )  # fmt: skip
 
     def _stop(self, block_size: int) -> None:
         self.stopped = True
         log.warning(
             "worker %x rank %d stops publishing KV events, and is routed by load only: its engine has blocks of %d "
             "tokens, the model card says %d. Give the engine and the model card the same block size.",
-            *self._rank.worker,
-            block_size,
-            self._block_size,
-        )
+            *self._rank.worker, block_size, self._block_size,
+        )  # fmt: skip
         self.forget()

@@ -1,4 +1,4 @@
-"""`KvEventPublisher`: how an engine author reports to routers which KV blocks a worker holds."""
+"""`KvEventPublisher`, with which an engine author reports to routers which KV blocks a worker holds."""
 
 from __future__ import annotations
 
@@ -82,21 +82,14 @@ class KvEventPublisher:
         is_eagle: bool | None = None,
         cache_salt: str | None = None,
     ) -> None:
-        """Consecutive blocks of one chain are in the cache now; from the first that is not full on they are left out.
+        """Consecutive blocks of a prompt are now cached. The first one that is not full and all after it are left out.
 
-        `token_ids` are the tokens of all of them, `num_block_tokens` how many each has. Hashes are the engine's own
-        names, signed or unsigned. A chain that does not start at the first token names the block before it.
+        `token_ids` are the tokens of all blocks, `num_block_tokens` how many each has. Hashes are the engine's own
+        names, signed or unsigned. `parent_hash` is the block before the first; None at the start of the prompt.
         """
         self._submit(
             self._stored(
-                token_ids,
-                num_block_tokens,
-                block_hashes,
-                parent_hash,
-                block_mm_infos,
-                lora_name,
-                is_eagle,
-                cache_salt,
+                token_ids, num_block_tokens, block_hashes, parent_hash, block_mm_infos, lora_name, is_eagle, cache_salt
             )
         )
 
@@ -131,7 +124,7 @@ class KvEventPublisher:
         self._submit(*engine_events)
 
     def shutdown(self) -> None:
-        """Claim nothing any more, and stop listening."""
+        """Publish that this rank holds nothing, and stop listening to the engine."""
         if self._closed:
             return
         self._closed = True
@@ -184,7 +177,7 @@ class KvEventPublisher:
     def _submit(self, *events: EngineStored | EngineRemoved | EngineCleared) -> None:
         if self._closed:
             raise RuntimeError("this KvEventPublisher was shut down")
-        batch = EngineBatch(timestamp=0.0, events=list(events), dp_rank=self.dp_rank)
+        batch = EngineBatch(events=list(events), dp_rank=self.dp_rank)
         self._on_loop(lambda: self._rank.take(batch))
 
     def _on_loop(self, action: Callable[[], None]) -> None:

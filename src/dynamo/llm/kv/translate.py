@@ -2,7 +2,7 @@
 
 An engine names blocks as it likes and may have several names for one block; only this module knows those names. A block
 is announced with its first name and removed with its last. What cannot be expressed in sequence hashes is left out, and
-so is everything that follows it in the chain.
+so are all blocks after it in the same prompt.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class NamedBlocks:
 
 
 class Translator:
-    """Keeps what a rank's events say only once: names, the kinds of cache groups, salts along a chain."""
+    """Keeps what a rank's events say only once: names, the kinds of cache groups, salts along a prompt."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -127,16 +127,16 @@ class Translator:
         if salt:
             self._salts.update(dict.fromkeys(names, salt))
         local = local_hashes(event.token_ids, self._block_size, salt_seed(event.lora_name, salt), eagle=event.eagle)
-        chain = sequence_hashes(local[:fitting], parent)
+        hashes = sequence_hashes(local[:fitting], parent)
         new, gone = [], []
-        for name, block in zip(names, chain, strict=True):
+        for name, block in zip(names, hashes, strict=True):
             is_new, replaced = held.store(name, block)
             new.append(is_new)
             if replaced is not None:
                 gone.append(replaced)
         if gone:
             changes.append((tier, Removed(gone)))
-        changes += [(tier, stored) for stored in _runs(chain, new, parent)]
+        changes += [(tier, stored) for stored in _runs(hashes, new, parent)]
         return reason
 
     def _fitting(self, event: EngineStored) -> tuple[int, str | None]:
@@ -194,15 +194,15 @@ class Translator:
         return any(name in names for names in self._left_out.values()) and self._meaning(name) is None
 
 
-def _runs(chain: list[int], new: list[bool], parent: int | None) -> list[Stored]:
+def _runs(hashes: list[int], new: list[bool], parent: int | None) -> list[Stored]:
     """One event per stretch of new blocks."""
     if all(new):
-        return [Stored(chain, parent)]
+        return [Stored(hashes, parent)]
     events: list[Stored] = []
     begin = 0
-    for at in range(len(chain) + 1):
-        if at == len(chain) or not new[at]:
+    for at in range(len(hashes) + 1):
+        if at == len(hashes) or not new[at]:
             if at > begin:
-                events.append(Stored(chain[begin:at], chain[begin - 1] if begin else parent))
+                events.append(Stored(hashes[begin:at], hashes[begin - 1] if begin else parent))
             begin = at + 1
     return events

@@ -1,4 +1,4 @@
-"""Ranks numbered densely, so that a set of ranks is the bits of one int."""
+"""Numbers ranks densely, so that the bits of an int are a set of ranks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ _BITS = bytes(int(char == ord("1")) for char in range(256))
 
 
 class Slots:
-    """Gives each rank the lowest free slot, so that a bitmask is only as wide as there are ranks."""
+    """Assigns each rank the lowest free slot, so that bitmasks stay as narrow as possible."""
 
     def __init__(self) -> None:
         self.workers: tuple[WorkerRank | None, ...] = ()
-        """By slot. A new object after every change, so that identity tells whether anything changed."""
+        """By slot. Replaced at every change: the same object means that nothing has changed."""
         self._slot: dict[tuple[int, int], int] = {}
         self._free: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self._slot)
 
     def __iter__(self) -> Iterator[WorkerRank]:
         return filter(None, self.workers)
@@ -34,18 +31,18 @@ class Slots:
         slot = self._slot.get(worker)
         if slot is None:
             slot = heapq.heappop(self._free) if self._free else len(self.workers)
-            self._put(slot, worker)
+            self._assign(slot, worker)
             self._slot[worker] = slot
         return slot
 
     def release(self, worker: WorkerRank) -> int | None:
         slot = self._slot.pop(worker, None)
         if slot is not None:
-            self._put(slot, None)
+            self._assign(slot, None)
             heapq.heappush(self._free, slot)
         return slot
 
-    def _put(self, slot: int, worker: WorkerRank | None) -> None:
+    def _assign(self, slot: int, worker: WorkerRank | None) -> None:
         self.workers = (*self.workers[:slot], worker, *self.workers[slot + 1 :])
 
 
@@ -61,8 +58,8 @@ def slots_in(mask: int) -> Iterable[int]:
     return found
 
 
-def put(column: list[int], mask: int, value: int) -> None:
-    """Write a value for all slots of a mask."""
+def fill(column: list[int], mask: int, value: int) -> None:
+    """Write `value` at all slots of a mask."""
     count = mask.bit_count()
     if count == 1:
         column[mask.bit_length() - 1] = value

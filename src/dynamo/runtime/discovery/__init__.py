@@ -1,10 +1,10 @@
-"""Who is alive, and what they serve."""
+"""Discovery: which processes are alive, and what they serve."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from msgspec import Struct
 
@@ -13,6 +13,7 @@ from dynamo.runtime.discovery.etcd import EtcdConfig, EtcdDiscovery
 from dynamo.runtime.discovery.file import FileDiscovery
 from dynamo.runtime.discovery.folder import default_folder
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
+from dynamo.settings.network import NetworkSettings
 
 __all__ = [
     "Change",
@@ -32,7 +33,6 @@ __all__ = [
 ]
 
 Backend = Literal["memory", "file", "etcd"]
-_ALIASES = {"mem": "memory"}
 
 
 class DiscoveryConfig(Struct, frozen=True):
@@ -43,23 +43,12 @@ class DiscoveryConfig(Struct, frozen=True):
     etcd: EtcdConfig
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str], backend: str | None = None) -> DiscoveryConfig:
-        """The flag, else DYN_DISCOVERY_BACKEND, else etcd where ETCD_ENDPOINTS names one, else a folder."""
-        source = "--discovery-backend" if backend else "DYN_DISCOVERY_BACKEND"
-        named = backend or environ.get("DYN_DISCOVERY_BACKEND") or ("etcd" if environ.get("ETCD_ENDPOINTS") else "file")
-        chosen: Backend
-        match _ALIASES.get(named.lower(), named.lower()):
-            case "memory":
-                chosen = "memory"
-            case "file":
-                chosen = "file"
-            case "etcd":
-                chosen = "etcd"
-            case _:
-                raise DiscoveryError(f"{source} must be one of {', '.join(get_args(Backend))}, not {named!r}")
+    def from_env(cls, environ: Mapping[str, str], network: NetworkSettings) -> DiscoveryConfig:
+        """Without a chosen backend, etcd where ETCD_ENDPOINTS is set, else a folder."""
+        backend = network.discovery_backend or ("etcd" if environ.get("ETCD_ENDPOINTS") else "file")
         # A broken ETCD_* variable is no concern of those who do not use etcd.
-        etcd = EtcdConfig.from_env(environ if chosen == "etcd" else {})
-        return cls(chosen, default_folder(environ), etcd)
+        etcd = EtcdConfig.from_env(environ if backend == "etcd" else {})
+        return cls(backend, network.file_folder or default_folder(environ), etcd)
 
 
 def connect(config: DiscoveryConfig, store: MemoryStore | None = None) -> Discovery:

@@ -1,8 +1,8 @@
-"""The discovery seam: a small key-value store with leases and prefix watches.
+"""The interface of discovery: a small key-value store with leases and prefix watches.
 
 Keys are `/`-separated paths of printable ASCII (`v1/instances/ns/comp/ep/1f…`), values are bytes.
 Every record belongs to the one lease of its `Discovery`: it disappears, for everyone, when the process that put it
-dies, and comes back by itself after an outage of the store. `put` therefore never fails for an outage that may end.
+dies, and is put back after an outage of the store. `put` therefore never fails for an outage that may end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Delete(Struct, frozen=True):
 
 
 class Synced(Struct, frozen=True):
-    """Everything that stood in the store when the watch began has been told."""
+    """Every record that was in the store when the watch began has been reported."""
 
 
 Change = Put | Delete | Synced
@@ -45,14 +45,8 @@ class Discovery(Protocol):
     async def put(self, key: str, value: bytes) -> None:
         """Write a record under this process's lease, and keep it there until `delete` or `close`."""
 
-    async def create(self, key: str, value: bytes) -> bytes | None:
-        """Like `put` if no one holds the key; otherwise change nothing and return the value that stands there.
-
-        It needs the store's answer, so unlike `put` it raises `DiscoveryError` during an outage.
-        """
-
     async def delete(self, key: str) -> None:
-        """Remove a record of this process; removing what is not there is fine."""
+        """Remove a record of this process, if it exists."""
 
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
         """All live records whose key starts with `prefix`; raises `DiscoveryError` during an outage."""
@@ -60,9 +54,9 @@ class Discovery(Protocol):
     def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
         """First every live record as Put, then Synced, then changes as they happen, until `close`.
 
-        Quick changes of one key may be told as one, and a Put of the value already told is not repeated.
-        During an outage of the store it is silent: the last known view stays in use. After one it tells only the
-        differences. Closing the generator (or cancelling its consumer) ends the watch.
+        Quick changes of one key may be reported as one, and a Put of the value last reported is not repeated.
+        During an outage of the store nothing is reported: the last known view stays in use. After it only the
+        differences are reported. Closing the generator (or cancelling its consumer) ends the watch.
         """
 
     async def close(self) -> None:
@@ -77,6 +71,6 @@ _KEY = re.compile(r"[ -~]+")
 
 
 def check_key(key: str) -> None:
-    """Refuse with a ValueError what no backend could store alike."""
+    """Raise ValueError for a key that not every backend can store."""
     if not _KEY.fullmatch(key):
         raise ValueError(f"a discovery key is one or more printable ASCII characters, not {key!r}")

@@ -10,38 +10,33 @@ from pathlib import Path
 
 from dynamo.runtime.discovery.base import Change, DiscoveryError, check_key
 from dynamo.runtime.discovery.folder import LARGEST_RECORD, Folder
-from dynamo.runtime.discovery.view import View, Watch
+from dynamo.runtime.discovery.view import View
 
 log = logging.getLogger("dynamo.runtime.discovery.file")
 
-LOOK = 0.15  # seconds between looks at the records
-PROBE = 0.5  # seconds between looks at the leases, ours and theirs
+POLL = 0.15  # seconds between looks at the records
+PROBE = 0.5  # seconds between looks at all leases
 SWEEP = 60.0
 WIPED_GRACE = 2.0  # after the folder was deleted, how long its records' owners have to put them back
 
 
 class FileDiscovery:
-    """One process's view of a folder; see `folder` for what stands in it."""
+    """One process's view of a folder, whose layout is described in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = Folder(folder)
         self._view = View()
-        self._watches: set[Watch] = set()
         self._refreshing = asyncio.Lock()
         self._keep_missing_until = 0.0
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await asyncio.to_thread(self._folder.open)
-        self._task = asyncio.create_task(self._tend(), name="file discovery")
+        self._task = asyncio.create_task(self._run(), name="file discovery")
 
     async def put(self, key: str, value: bytes) -> None:
         _check(key, value)
         await asyncio.to_thread(self._folder.put, key, value)
-
-    async def create(self, key: str, value: bytes) -> bytes | None:
-        _check(key, value)
-        return await asyncio.to_thread(self._folder.create, key, value)
 
     async def delete(self, key: str) -> None:
         await asyncio.to_thread(self._folder.delete, key)
@@ -54,37 +49,31 @@ class FileDiscovery:
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
         self._refuse_unless_running()
         await self._refresh()
-        watch = self._view.watch(prefix)
-        self._watches.add(watch)
-        try:
-            async with aclosing(watch.changes()) as changes:
-                async for change in changes:
-                    yield change
-        finally:
-            self._watches.discard(watch)
+        async with aclosing(self._view.watch(prefix).changes()) as changes:
+            async for change in changes:
+                yield change
 
     async def close(self) -> None:
         task, self._task = self._task, None
         if task:
             task.cancel()
             await asyncio.wait([task])
-        for watch in self._watches:
-            watch.end()
+        self._view.end_watches()
         await asyncio.to_thread(self._folder.close)
 
-    async def _tend(self) -> None:
+    async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         probe_at = sweep_at = clock()
         failing = False
         while True:
-            await asyncio.sleep(LOOK if self._view.watched else PROBE)
+            await asyncio.sleep(POLL if self._view.watched else PROBE)
             try:
                 probing = clock() >= probe_at
                 if probing:
                     probe_at = clock() + PROBE
                     if await asyncio.to_thread(self._folder.mend):
                         self._keep_missing_until = clock() + WIPED_GRACE
-                        log.warning("%s was deleted: it stands again, with our records", self._folder.root)
+                        log.warning("%s was deleted: it was created again, with our records", self._folder.root)
                 if self._view.watched:
                     if probing or await asyncio.to_thread(self._folder.has_changed):
                         await self._refresh()
@@ -93,7 +82,7 @@ class FileDiscovery:
                         await asyncio.to_thread(self._folder.sweep)
                 failing = False
             except Exception as why:
-                # Without this task watches would freeze, so nothing may end it.
+                # Without this task watches would freeze: no error may end it.
                 if not failing:
                     expected = isinstance(why, OSError | DiscoveryError)
                     log.warning("discovery folder %s: %s; trying again", self._folder.root, why, exc_info=not expected)

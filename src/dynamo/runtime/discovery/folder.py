@@ -2,8 +2,8 @@
 
     leases/<hex id>       its owner holds an exclusive flock on it for life; the kernel drops it with the process
     records/<file name>   msgpack {key, lease, value}; the name is the percent-encoded key
-    tmp/                  where both are made before they are renamed in, whole
-    lock                  held for the moment of a change, so that a check and the write it permits are one
+    tmp/                  where both are written before they are renamed into place
+    lock                  held during a change, so that a check and the write that follows it are atomic
 
 Everything here blocks; every method may be called from any thread.
 """
@@ -21,10 +21,9 @@ import stat
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -35,13 +34,12 @@ log = logging.getLogger("dynamo.runtime.discovery.file")
 
 LARGEST_RECORD = 64 * 1024 * 1024
 LONGEST_NAME = 200  # of the 255 bytes most file systems allow
-FORGOTTEN_AFTER = 3600.0  # seconds until a file left in tmp/ by a killed process is swept
+STALE_AFTER = 3600.0  # seconds until a file left in tmp/ by a killed process is removed
 
 _LEASE = re.compile(r"[0-9a-f]{16}")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO or a link someone put there must not block
 
 Stamp = tuple[int, int, int]
-T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -51,9 +49,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def default_folder(environ: Mapping[str, str]) -> Path:
-    """DYN_FILE_KV, else this user's runtime folder, else one of this user's own in the temporary folder."""
-    if chosen := environ.get("DYN_FILE_KV"):
-        return Path(chosen).expanduser()
+    """In this user's runtime folder, else one of this user's own in the temporary folder."""
     if runtime := environ.get("XDG_RUNTIME_DIR"):
         return Path(runtime) / "dynamo"
     return Path(environ.get("TMPDIR") or "/tmp") / f"dynamo-{os.getuid()}"
@@ -101,33 +97,29 @@ class Folder:
                     self._remove_own(key)
                 (self._leases / self.lease).unlink(missing_ok=True)
             self._own.clear()
-            self.let_go()
+            self.release_lease()
 
-    def let_go(self) -> None:
-        """Close the lease's file: with it goes this process's hold on the lease."""
+    def release_lease(self) -> None:
+        """Close the lease's file, which releases the lock that is the lease."""
         if self._lock_fd is not None:
             fd, self._lock_fd = self._lock_fd, None
             os.close(fd)
 
     def put(self, key: str, value: bytes) -> None:
         with self._mutex:
+            if self._lock_fd is None:
+                raise DiscoveryError("this discovery is closed")
             self._own[key] = value
-            self._mended(lambda: self._write(key, value))
-
-    def create(self, key: str, value: bytes) -> bytes | None:
-        def attempt() -> bytes | None:
-            with self._locked():
-                standing = self._standing(key)
-                if standing is not None:
-                    return standing.value
-                self._write_locked(key, value)
-                return None
-
-        with self._mutex:
-            standing = self._mended(attempt)
-            if standing is None:
-                self._own[key] = value
-            return standing
+            try:
+                try:
+                    self._write(key, value)
+                except FileNotFoundError:  # the folder was deleted
+                    self._make()
+                    if not self.in_place():
+                        self._take_lease()
+                    self._write(key, value)
+            except OSError as why:
+                raise self._unusable(why.strerror or str(why)) from why
 
     def delete(self, key: str) -> None:
         with self._mutex:
@@ -150,7 +142,7 @@ class Folder:
                     dead.append(record)
             if dead:
                 with suppress(OSError):
-                    self._bury(dead)
+                    self._remove_dead(dead)
             return live
 
     def has_changed(self) -> bool:
@@ -159,11 +151,11 @@ class Folder:
             changed_at = os.stat(self._records).st_mtime_ns
         except OSError:
             return True
-        # Two changes within one tick of the file system's clock leave the same time, so a young one proves nothing.
+        # Two changes within one tick of the file system's clock leave the same time: a recent time proves nothing.
         return changed_at != self._listed_at or time.time_ns() - changed_at < 2_000_000_000
 
     def in_place(self) -> bool:
-        """Whether the folder is whole and our lease still stands in it under its name."""
+        """Whether the folder is complete and still has our lease."""
         fd = self._lock_fd
         try:
             return (
@@ -176,7 +168,7 @@ class Folder:
             return False
 
     def mend(self) -> bool:
-        """Put back what was taken from us: folder, lease, records. True if the folder or the lease was gone."""
+        """Restore what others deleted: folder, lease, our records. True if the folder or the lease was gone."""
         with self._mutex:
             if self._lock_fd is None:
                 return False
@@ -187,8 +179,8 @@ class Folder:
             for key, value in list(self._own.items()):
                 if _stamp(self._records / file_name(key)) != self._stamps.get(key):
                     with self._locked():
-                        standing = self._standing(key)
-                        if standing and standing.lease != self.lease:
+                        current = self._live_record(key)
+                        if current and current.lease != self.lease:
                             del self._own[key]  # someone alive took it over
                         else:
                             self._write_locked(key, value)
@@ -199,7 +191,7 @@ class Folder:
         with suppress(OSError):
             for entry in os.scandir(self._tmp):
                 with suppress(OSError):
-                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > FORGOTTEN_AFTER:
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > STALE_AFTER:
                         os.unlink(entry.path)
             for entry in os.scandir(self._leases):
                 if _LEASE.fullmatch(entry.name) and entry.name != self.lease and not self._is_held(entry.name):
@@ -234,7 +226,7 @@ class Folder:
         except BaseException:
             os.close(fd)
             raise
-        self.let_go()
+        self.release_lease()
         self._lock_fd = fd
 
     def _is_held(self, lease: str) -> bool:
@@ -243,7 +235,7 @@ class Folder:
         except OSError:
             return False
         try:
-            # Shared, so that two processes looking at once do not take each other for the owner.
+            # Shared, so that two processes that check at once do not take each other for the owner.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -259,7 +251,7 @@ class Folder:
             fd = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Whoever deletes the folder deletes this lock with it, and others then lock the next one.
+                # If the folder was deleted meanwhile, so was this file, and others lock the new one.
                 if os.path.samestat(os.fstat(fd), os.lstat(self.root / "lock")):
                     yield
                     return
@@ -269,21 +261,6 @@ class Folder:
             finally:
                 os.close(fd)
             time.sleep(0.002)
-
-    def _mended(self, attempt: Callable[[], T]) -> T:
-        """Run a change; if the folder was deleted under it, make the folder again and run it once more."""
-        if self._lock_fd is None:
-            raise DiscoveryError("this discovery is closed")
-        try:
-            try:
-                return attempt()
-            except FileNotFoundError:
-                self._make()
-                if not self.in_place():
-                    self._take_lease()
-                return attempt()
-        except OSError as why:
-            raise self._unusable(why.strerror or str(why)) from why
 
     def _write(self, key: str, value: bytes) -> None:
         with self._locked():
@@ -300,20 +277,20 @@ class Folder:
     def _remove_own(self, key: str) -> None:
         self._stamps.pop(key, None)
         place = self._records / file_name(key)
-        record = self._decoded(place, _stamp(place))
+        record = self._read_record(place, _stamp(place))
         if record and record.lease == self.lease:
             place.unlink(missing_ok=True)
 
-    def _standing(self, key: str) -> Record | None:
+    def _live_record(self, key: str) -> Record | None:
         place = self._records / file_name(key)
-        record = self._decoded(place, _stamp(place))
+        record = self._read_record(place, _stamp(place))
         return record if record and (record.lease == self.lease or self._is_held(record.lease)) else None
 
-    def _bury(self, dead: list[Record]) -> None:
+    def _remove_dead(self, dead: list[Record]) -> None:
         with self._locked(patience=0.0):
             for record in dead:
                 place = self._records / file_name(record.key)
-                there = self._decoded(place, _stamp(place))
+                there = self._read_record(place, _stamp(place))
                 if there and there.lease == record.lease and not self._is_held(record.lease):
                     place.unlink(missing_ok=True)
             for lease in {record.lease for record in dead}:
@@ -322,7 +299,7 @@ class Folder:
 
     def _listed(self) -> list[Record]:
         try:
-            # Taken before the listing: a change during it makes the next look differ.
+            # Read before the listing: after a change during it the next check sees a difference.
             self._listed_at = os.stat(self._records).st_mtime_ns
             entries = list(os.scandir(self._records))
         except OSError:
@@ -337,14 +314,14 @@ class Folder:
             if known and known[0] == stamp:
                 read[entry.name] = known
             else:
-                record = self._decoded(Path(entry.path), stamp)
+                record = self._read_record(Path(entry.path), stamp)
                 if record is None and _stamp(entry.path) == stamp:
                     log.warning("ignoring %s: it is not a discovery record", ascii(entry.path))
                 read[entry.name] = (stamp, record)
         self._read = read
         return [record for _, record in read.values() if record]
 
-    def _decoded(self, place: Path, stamp: Stamp | None) -> Record | None:
+    def _read_record(self, place: Path, stamp: Stamp | None) -> Record | None:
         if stamp is None or stamp[2] > LARGEST_RECORD:
             return None
         try:
@@ -370,8 +347,8 @@ def _close_in_forked_children(folder: Folder) -> None:
     # A forked child inherits the open lease file, and would keep a killed parent's lease alive.
     reference = weakref.ref(folder)
 
-    def let_go() -> None:
+    def release_lease() -> None:
         if inherited := reference():
-            inherited.let_go()
+            inherited.release_lease()
 
-    os.register_at_fork(after_in_child=let_go)
+    os.register_at_fork(after_in_child=release_lease)

@@ -34,14 +34,6 @@ class MemoryDiscovery:
         self._store.owners[key] = self
         self._store.view.put(key, value)
 
-    async def create(self, key: str, value: bytes) -> bytes | None:
-        check_key(key)
-        self._refuse_if_closed()
-        standing = self._store.view.records.get(key)
-        if standing is None:
-            await self.put(key, value)
-        return standing
-
     async def delete(self, key: str) -> None:
         if self._store.owners.get(key) is self:
             del self._store.owners[key]

@@ -1,4 +1,4 @@
-"""What a process knows of the store, and the watches that follow it."""
+"""A process's copy of the store's records, and the watches on it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class View:
     def put(self, key: str, value: bytes) -> None:
         if self.records.get(key) != value:
             self.records[key] = value
-            self._notice(key)
+            self._notify(key)
 
     def delete(self, key: str) -> None:
         if self.records.pop(key, None) is not None:
-            self._notice(key)
+            self._notify(key)
 
     def replace(self, records: Mapping[str, bytes]) -> None:
         for key in self.records.keys() - records.keys():
@@ -42,12 +42,16 @@ class View:
         self._watches.add(watch)
         return watch
 
+    def end_watches(self) -> None:
+        for watch in self._watches:
+            watch.end()
+
     def forget(self, watch: Watch) -> None:
         self._watches.discard(watch)
 
-    def _notice(self, key: str) -> None:
+    def _notify(self, key: str) -> None:
         for watch in self._watches:
-            watch.notice(key)
+            watch.changed(key)
 
 
 class Watch:
@@ -60,7 +64,7 @@ class Watch:
         self._wake = asyncio.Event()
         self._ended = False
 
-    def notice(self, key: str) -> None:
+    def changed(self, key: str) -> None:
         if key.startswith(self._prefix):
             self._changed[key] = None
             self._wake.set()

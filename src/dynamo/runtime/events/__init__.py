@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 from msgspec import Struct
 
@@ -37,17 +36,6 @@ class EventPlaneConfig(Struct, frozen=True):
     """Where ZMQ publishers listen; routers on other machines need an address they reach (0.0.0.0 finds one)."""
     peers: tuple[str, ...] = ()
     """Hosts that everyone reaches: the way to them decides which address a wildcard `host` is known by."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(EventPlaneKind):
-            raise ValueError(f"unknown event plane {self.kind!r}: choose one of {', '.join(get_args(EventPlaneKind))}")
-
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str], kind: str | None = None) -> EventPlaneConfig:
-        """`kind` is the flag's value; without it DYN_EVENT_PLANE counts, then the default."""
-        chosen = kind or environ.get("DYN_EVENT_PLANE") or "zmq"
-        host = environ.get("DYN_EVENT_PLANE_HOST") or "127.0.0.1"
-        return cls(kind=chosen, host=host)  # type: ignore[arg-type]  # __post_init__ checks it
 
 
 def event_plane(

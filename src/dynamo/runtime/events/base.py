@@ -1,11 +1,11 @@
-"""The event plane seam: KV events and load, from workers to routers.
+"""The interface of event planes: KV events and load, from workers to routers.
 
 Subjects are dot-separated words of printable ASCII (`namespace.X.component.Y.kv-events`). A subscriber asks for one
 subject, or for all below one: `namespace.X.>` (what lies deeper than `namespace.X`), `>` (everything).
 
-The plane is lossy: an event is lost when it was published before the subscriber joined, during an outage, or faster
-than someone reads. Events of one publisher on one subject arrive in their order and at most once; a reader that must
-not miss any numbers them in the data and asks the publisher again when it sees a gap.
+The plane is lossy: a subscriber misses events published before it joined, during an outage, or faster than it reads.
+Events of one publisher on one subject arrive in order and at most once. Where none may be missed, the publisher numbers
+them in the data and the reader asks it again after a gap.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dynamo.protocols.errors import StartError
 logger = logging.getLogger(__name__)
 
 Callback = Callable[[str, bytes], None]
-"""Called on the event loop with the subject and the data; what it raises is logged and harms no other subscriber."""
+"""Called on the event loop with subject and data; an exception is logged and affects no other subscriber."""
 
 _WORD = r"[!-)+-\-/-=?-~]+"  # printable ASCII without space, `*`, `.` and `>`
 _SUBJECT = re.compile(rf"{_WORD}(?:\.{_WORD})*")
@@ -28,7 +28,7 @@ _PATTERN = re.compile(rf"(?:{_WORD}\.)*(?:{_WORD}|>)")
 
 
 class EventPlaneError(StartError):
-    """The plane cannot be used as asked; the message names the fix."""
+    """The plane cannot be used as configured; the message names the fix."""
 
 
 class Subscription(Protocol):
@@ -43,13 +43,13 @@ class EventPlane(Protocol):
         """Make the plane ready; raises `EventPlaneError` when it cannot be used as configured."""
 
     async def announce(self) -> None:
-        """This process will publish: who subscribes from now on is there for its first event."""
+        """Prepare to publish: a subscriber that joins after this returns gets the first event."""
 
     def publish(self, subject: str, data: bytes) -> None:
-        """Send to all who listen now. Never blocks, and fails only for what is no subject."""
+        """Send to all current subscribers. Never blocks; raises only for an invalid subject."""
 
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
-        """Once it returns, what publishers known by then publish next will arrive."""
+        """After this returns, new events of all publishers known by then will arrive."""
 
     async def close(self) -> None:
         """End all subscriptions and leave nothing behind."""
@@ -66,7 +66,7 @@ def check_pattern(pattern: str) -> None:
 
 
 class Subscribers:
-    """Who of one process listens to what."""
+    """The subscriptions of one process, by subject."""
 
     def __init__(self) -> None:
         self._exact: dict[str, tuple[LocalSubscription, ...]] = {}
@@ -118,12 +118,12 @@ class LocalSubscription:
 
     @property
     def prefix(self) -> str:
-        """What every subject it listens to begins with."""
+        """The common prefix of the subjects it receives."""
         return self.pattern.removesuffix(">")
 
     def deliver(self, subject: str, data: bytes) -> None:
         if not self.active:
-            return  # ended by a callback for this same event
+            return  # another callback for this event ended it
         try:
             self._callback(subject, data)
         except Exception:

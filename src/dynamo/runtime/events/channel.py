@@ -2,12 +2,12 @@
 
 An event is three frames: subject, number (u64 big-endian, counted from 1 per subject), data.
 
-A new ZMQ subscription takes effect some time after the subscriber asked. To know when, the subscriber also subscribes
-to a topic that it has just invented (a zero byte, then random bytes); the publisher sees that, because XPUB shows
-subscriptions, and sends one message on it. Subscriptions travel in order: when it arrives, all earlier ones stand.
+A new ZMQ subscription takes effect with a delay. To know when, the subscriber also subscribes to a random topic of its
+own (a zero byte, then random bytes). The publisher sees that subscription, because XPUB shows subscriptions, and sends
+one message on it. Subscriptions travel in order: when that message arrives, all earlier ones are in effect.
 
 The sockets are plain ones whose file descriptor the event loop watches. That descriptor signals new work only once,
-and any call on the socket may consume the signal, so both ends poll again after every call (`_look_soon`).
+and any call on the socket may consume the signal, so both ends poll again after every call (`_poll_soon`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _End:
         self._loop = asyncio.get_running_loop()
         self.socket = context.socket(kind)
         self.closed = False
-        self._looking = False
+        self._poll_scheduled = False
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.SNDHWM, HIGH_WATER),
@@ -53,7 +53,7 @@ class _End:
             (zmq.HEARTBEAT_TIMEOUT, 15000),
         ):
             self.socket.setsockopt(option, value)
-        self._loop.add_reader(self.socket.FD, self._look)
+        self._loop.add_reader(self.socket.FD, self._poll)
 
     def close(self) -> None:
         if not self.closed:
@@ -61,13 +61,13 @@ class _End:
             self._loop.remove_reader(self.socket.FD)
             self.socket.close()
 
-    def _look_soon(self) -> None:
-        if not self._looking:
-            self._looking = True
-            self._loop.call_soon(self._look)
+    def _poll_soon(self) -> None:
+        if not self._poll_scheduled:
+            self._poll_scheduled = True
+            self._loop.call_soon(self._poll)
 
-    def _look(self) -> None:
-        self._looking = False
+    def _poll(self) -> None:
+        self._poll_scheduled = False
         for _ in range(BATCH):
             if self.closed:
                 return
@@ -76,14 +76,14 @@ class _End:
             except zmq.Again:
                 return
             self._receive(frames)
-        self._look_soon()
+        self._poll_soon()
 
     def _receive(self, frames: list[bytes]) -> None:
         raise NotImplementedError
 
 
 class PublishingEnd(_End):
-    """Sends events to all connected subscribers; what a slow one does not read is lost to it alone."""
+    """Sends events to all connected subscribers; a slow one loses the events it does not read."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str) -> None:
         address = channel_address(host, 0)
@@ -104,7 +104,7 @@ class PublishingEnd(_End):
         frames = (topic.name, topic.next_number.to_bytes(8, "big"), data)
         topic.next_number += 1
         self.socket.send_multipart(frames, zmq.NOBLOCK)
-        self._look_soon()
+        self._poll_soon()
 
     def _receive(self, frames: list[bytes]) -> None:
         # b"\x01" + topic is a subscription; anything else a peer sends is ignored.
@@ -141,23 +141,23 @@ class SubscribingEnd(_End):
             self.listen(prefix)
 
     def listen(self, prefix: str) -> None:
-        """ZMQ counts: as many `ignore` as `listen` end it."""
+        """ZMQ counts subscriptions: each `listen` needs its own `ignore`."""
         self.socket.subscribe(prefix)
-        self._look_soon()
+        self._poll_soon()
 
     def ignore(self, prefix: str) -> None:
         self.socket.unsubscribe(prefix)
-        self._topics.clear()  # numbers that go by unheard are not lost
-        self._look_soon()
+        self._topics.clear()  # numbers skipped while not subscribed are not losses
+        self._poll_soon()
 
     def join(self) -> asyncio.Future[None]:
-        """Done once the publisher knows everything listened to so far."""
+        """Done once the publisher knows all subscriptions made so far."""
         joined: asyncio.Future[None] = self._loop.create_future()
         topic = _JOIN + os.urandom(_JOIN_BYTES)
         self._joins[topic] = joined
         joined.add_done_callback(partial(self._end_join, topic))
         self.socket.subscribe(topic)
-        self._look_soon()
+        self._poll_soon()
         return joined
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ class SubscribingEnd(_End):
         del self._joins[topic]
         if not self.closed:
             self.socket.unsubscribe(topic)
-            self._look_soon()
+            self._poll_soon()
 
     def _receive(self, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[1]) != 8:

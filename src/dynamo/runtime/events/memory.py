@@ -20,7 +20,7 @@ class MemoryBus:
 
     def publish(self, subject: str, data: bytes) -> None:
         if not self._waiting:
-            # A subscriber must not run inside the publisher: elsewhere it does not either.
+            # As on other planes, a subscriber must not run inside `publish`.
             asyncio.get_running_loop().call_soon(self._deliver)
         if len(self._waiting) < CAPACITY:
             self._waiting.append((subject, data))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from weakref import WeakSet
 
 from dynamo.runtime.events.base import Callback, EventPlaneError, Subscription, check_pattern, check_subject
 from dynamo.runtime.nats import NatsConnection, NatsError, NatsSubscription
@@ -11,16 +12,17 @@ from dynamo.runtime.nats import NatsConnection, NatsError, NatsSubscription
 logger = logging.getLogger(__name__)
 
 ROOT = "dynamo.events."
-"""Keeps `>` to events: requests and other users share the server."""
+"""With this prefix `>` matches events only: requests and other users share the server."""
 
 
 class NatsEventPlane:
-    """Uses a connection that someone else starts and closes. `dropped` counts the events NATS did not take."""
+    """Uses a connection that its owner starts and closes. `dropped` counts the events that NATS did not accept."""
 
     def __init__(self, connection: NatsConnection) -> None:
         self.dropped = 0
         self._connection = connection
-        self._subscriptions: set[NatsSubscription] = set()
+        # Weak, so that one that was ended disappears here too: the connection holds each until it is unsubscribed.
+        self._subscriptions: WeakSet[NatsSubscription] = WeakSet()
         self._warned = False
         self._closed = False
         self._stop_listening: Callable[[], None] | None = None
@@ -54,15 +56,14 @@ class NatsEventPlane:
         except NatsError as error:
             raise EventPlaneError(str(error)) from error
         self._subscriptions.add(subscription)
-        ending = _Ending(subscription, self._subscriptions)
         try:
             await self._connection.flush()
         except NatsError:
-            pass  # an outage: the connection asks for the subject again at its end
+            pass  # an outage: the connection subscribes again when it is over
         except BaseException:
-            ending.unsubscribe()
+            subscription.unsubscribe()
             raise
-        return ending
+        return subscription
 
     async def close(self) -> None:
         self._closed = True
@@ -75,13 +76,3 @@ class NatsEventPlane:
     def _on_state(self, connected: bool) -> None:
         if connected:
             self._warned = False
-
-
-class _Ending:
-    def __init__(self, subscription: NatsSubscription, among: set[NatsSubscription]) -> None:
-        self._subscription = subscription
-        self._among = among
-
-    def unsubscribe(self) -> None:
-        self._among.discard(self._subscription)
-        self._subscription.unsubscribe()

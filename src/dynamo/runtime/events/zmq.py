@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 CHANNELS = "v1/event_channels/"
 JOIN_SECONDS = 1.0
-AGAIN_SECONDS = 1.0
-"""Until a publisher is tried again for which there was no socket."""
+RETRY_SECONDS = 1.0
+"""Pause before connecting again to a publisher for which no socket could be opened."""
 MAX_SOCKETS = 16_384
 
 
@@ -44,7 +44,7 @@ class EventChannel(msgspec.Struct, frozen=True):
 
 
 class ZmqEventPlane:
-    """`lost` counts the events that were sent while we listened and did not arrive."""
+    """`lost` counts events that were sent while subscribed and did not arrive."""
 
     def __init__(self, discovery: Discovery, host: str = LOOPBACK, peers: Sequence[str] = ()) -> None:
         self.lost = 0
@@ -56,9 +56,9 @@ class ZmqEventPlane:
         self._subscribers = Subscribers()
         self._prefixes: list[str] = []
         self._channels: dict[str, SubscribingEnd] = {}
-        self._unreached: dict[str, bytes] = {}
+        self._unconnected: dict[str, bytes] = {}
         """Records of publishers for which no socket could be opened."""
-        self._again: asyncio.TimerHandle | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
         self._synced = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
         self._publishing: PublishingEnd | None = None
@@ -116,11 +116,11 @@ class ZmqEventPlane:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._again:
-            self._again.cancel()
+        if self._retry_timer:
+            self._retry_timer.cancel()
         self._subscribers.clear()
         for key in tuple(self._channels):
-            self._leave(key)
+            self._disconnect(key)
         if self._publishing:
             with suppress(DiscoveryError, TimeoutError):
                 async with asyncio.timeout(JOIN_SECONDS):
@@ -134,7 +134,7 @@ class ZmqEventPlane:
         try:
             await self._discovery.put(self._key, msgspec.msgpack.encode(record))
         except DiscoveryError as error:
-            logger.error("the events of this process cannot be found by others: %s", error)
+            logger.error("other processes cannot find the events of this one: %s", error)
 
     async def _watch(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         try:
@@ -142,43 +142,43 @@ class ZmqEventPlane:
                 async for change in changes:
                     match change:
                         case Put(key, value):
-                            self._reach(context, key, value)
+                            self._connect_to(context, key, value)
                         case Delete(key):
-                            self._unreached.pop(key, None)
-                            self._leave(key)
+                            self._unconnected.pop(key, None)
+                            self._disconnect(key)
                         case Synced():
                             self._synced.set()
         except DiscoveryError as error:
             logger.error("new publishers of events will not be found: %s", error)
 
-    def _reach(self, context: zmq.Context[zmq.Socket[bytes]], key: str, value: bytes) -> None:
+    def _connect_to(self, context: zmq.Context[zmq.Socket[bytes]], key: str, value: bytes) -> None:
         try:
             address = msgspec.msgpack.decode(value, type=EventChannel).address
             known = self._channels.get(key)
             if known and known.address == address:
                 return
-            self._leave(key)
+            self._disconnect(key)
             if not address.startswith("tcp://"):
                 raise EventPlaneError(f"{address!r} is not a tcp:// address")
             self._channels[key] = SubscribingEnd(
                 context, address, self._prefixes, self._subscribers.deliver, self._missed
             )
-            self._unreached.pop(key, None)
+            self._unconnected.pop(key, None)
         except zmq.ZMQError as error:
-            if not self._unreached:
+            if not self._unconnected:
                 logger.warning("cannot listen to %s, and will try again: %s", address, error)
-            self._unreached[key] = value
-            if self._again is None:
-                self._again = asyncio.get_running_loop().call_later(AGAIN_SECONDS, self._reach_again, context)
+            self._unconnected[key] = value
+            if self._retry_timer is None:
+                self._retry_timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry, context)
         except (msgspec.DecodeError, EventPlaneError) as error:
             logger.warning("ignoring the event channel %s: %s", key, error)
 
-    def _reach_again(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        self._again = None
-        for key, value in tuple(self._unreached.items()):
-            self._reach(context, key, value)
+    def _retry(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._retry_timer = None
+        for key, value in tuple(self._unconnected.items()):
+            self._connect_to(context, key, value)
 
-    def _leave(self, key: str) -> None:
+    def _disconnect(self, key: str) -> None:
         channel = self._channels.pop(key, None)
         if channel:
             channel.close()
@@ -195,7 +195,7 @@ class ZmqEventPlane:
 
 
 async def _addresses(host: str, peers: Sequence[str]) -> tuple[str, str]:
-    """The numeric address to listen on, and the one that others reach it by."""
+    """The numeric address to listen on, and the one by which other machines reach it."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
         family, _, _, _, where = found[0]

@@ -1,4 +1,4 @@
-"""The request-plane seam: requests there, streams back, cancellation both ways.
+"""The interface of request planes: requests to workers, streams back, cancellation both ways.
 
 A worker `serve`s paths; a client asks for the `Channel` to an instance and sends on it. Memory, TCP and NATS are peers.
 """
@@ -16,7 +16,7 @@ from dynamo.runtime.stream import Sink
 
 
 class Channel(Protocol):
-    """The way to one instance."""
+    """The connection to one instance, whatever carries it."""
 
     @property
     def ready(self) -> bool:
@@ -24,7 +24,7 @@ class Channel(Protocol):
 
     @property
     def draining(self) -> bool:
-        """The instance said that it takes no new requests."""
+        """The instance announced that it takes no new requests."""
 
     async def open(self) -> None:
         """Reach the instance; raises CannotConnect."""
@@ -32,7 +32,7 @@ class Channel(Protocol):
     def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
         """Send one request; its stream is pushed into `sink`, items decoded as `item_type`.
 
-        Raises CannotConnect when the way is gone since `open`: then nothing was sent, and `sink` hears nothing.
+        Raises CannotConnect when the connection was lost since `open`: nothing was sent, and `sink` is not called.
 
         Stopping or killing `context` travels to the worker. A killed stream fails with Cancelled at once.
         """
@@ -45,10 +45,10 @@ class RequestPlane(Protocol):
         """Be ready to serve and to connect; raises PlaneError naming the fix."""
 
     async def serve(self, route: Route) -> str:
-        """Let requests for `route.path` in, until the route is closed; returns the address to publish."""
+        """Accept requests for `route.path` until the route is closed; returns the address to publish."""
 
     def channel(self, instance: Instance) -> Channel:
-        """The way to this instance; channels to one process share what lies below them."""
+        """The channel to this instance; channels to one process share its connection."""
 
     async def close(self) -> None:
         """Fail what is still open and close every connection."""

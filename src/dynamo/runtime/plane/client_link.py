@@ -47,8 +47,6 @@ class Call:
 
 
 class ClientLink(Link):
-    """A client's end: many streams on one connection, each pushed into its sink."""
-
     def __init__(
         self,
         write: Callable[[bytes], None],
@@ -58,11 +56,10 @@ class ClientLink(Link):
         beat: float,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(write, peer, beat=beat)
+        super().__init__(write, peer, beat=beat, close=close)
         self.draining: set[str] = set()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
-        self._close = close
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, Call]
         self._streams = 0
         self._on |= {
             Kind.HELLO: self._hello,
@@ -73,10 +70,6 @@ class ClientLink(Link):
             Kind.DRAINING: self._draining,
         }
         self.send(Kind.HELLO, frames.Hello(token=token))
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._calls)
 
     def request(self, path: str, request: Any, context: Context, sink: Sink, *, item_type: Any, columnar: bool) -> None:
         if self.lost:
@@ -116,7 +109,7 @@ class ClientLink(Link):
             return
         self.send(Kind.CANCEL, frames.Cancel(stream, killed))
         if killed:
-            # The reader is gone: its cancellation must not wait for the rest of this turn of the loop.
+            # The reader is gone: send the cancellation now, not at the end of this turn of the loop.
             self.flush()
             self._fail(stream, Cancelled("request was cancelled"))
 
@@ -166,7 +159,7 @@ class ClientLink(Link):
         self.draining.add(path)
 
     def _broken_sink(self, stream: int, error: Exception) -> None:
-        """A fault in one stream's own stages ends that stream and no other."""
+        """An exception in the sink of one stream ends that stream and no other."""
         log.error("a stream from %s could not be handled: %s", self.peer, error, exc_info=error)
         if stream in self._calls:
             self.send(Kind.CANCEL, frames.Cancel(stream))
@@ -190,9 +183,6 @@ class ClientLink(Link):
             self.greeted.set_exception(CannotConnect(f"cannot connect to {self.peer}: {error}"))
             self.greeted.exception()
         for stream, call in tuple(self._calls.items()):
-            # A worker that announced that it is draining, and then left, may not have read what was on its way.
+            # A worker that left after it announced its draining may not have read the latest requests.
             left = call.path in self.draining
             self._fail(stream, EngineShutdown(f"the worker left: {error}") if left else error)
-
-    def _close_transport(self) -> None:
-        self._close()

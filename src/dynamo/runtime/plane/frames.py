@@ -53,7 +53,7 @@ class Request(Struct, array_like=True):
     metadata: dict[str, str] = {}
     traceparent: str | None = None
     tokens: bytes = b""
-    """The payload's `token_ids`, which it then leaves out: u32 little-endian, so that no number becomes an object."""
+    """The payload's `token_ids`, left out there: u32 little-endian, so that no number becomes an object."""
 
 
 class Cancel(Struct, array_like=True):
@@ -84,7 +84,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def as_builtin(value: Any) -> Any:
-    """What msgpack does not know but users hand over: arrays, pydantic models, other objects that dump themselves."""
+    """Convert values that msgpack cannot encode: arrays, pydantic models, other objects with a dump method."""
     if isinstance(value, array):
         return value.tolist()
     dump = getattr(value, "model_dump", None) or getattr(value, "to_dict", None)
@@ -101,7 +101,7 @@ _payload_encoder = msgspec.msgpack.Encoder(enc_hook=as_builtin)
 
 
 def encode_payload(value: Any) -> Raw:
-    """Any JSON-like value or bytes, as it will stand inside a frame."""
+    """Encode any JSON-like value or bytes for use inside a frame."""
     try:
         return Raw(_payload_encoder.encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -109,7 +109,7 @@ def encode_payload(value: Any) -> Raw:
 
 
 def encode_request(request: Any) -> tuple[Raw, bytes]:
-    """The payload of a request, and the prompt that travels beside it; one that cannot be packed stays inside."""
+    """The payload of a request and its packed prompt. A prompt that cannot be packed stays in the payload."""
     if isinstance(request, PreprocessedRequest):
         try:
             tokens = pack(request.token_ids)
@@ -155,7 +155,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
 
 
 class FrameDecoder:
-    """Bytes in, whole messages out. After a ProtocolError the stream of bytes has lost its meaning: close it."""
+    """Bytes in, whole messages out. After a ProtocolError the connection must be closed."""
 
     __slots__ = ("_chunks", "_have", "_limit", "_need")
 

@@ -1,7 +1,7 @@
-"""What both ends of a connection do alike, without saying how the bytes travel.
+"""What both ends of a connection have in common, whatever carries the bytes.
 
-All deltas that arise in one turn of the event loop leave in one frame, and all frames in one write; only what has grown
-large leaves earlier, so that the peer can begin while this side is still busy with the rest.
+All deltas of one turn of the event loop leave in one frame, and all frames in one write. Large data leaves earlier, so
+that the peer can begin while this side is still busy with the rest.
 """
 
 from __future__ import annotations
@@ -18,23 +18,28 @@ from dynamo.runtime.plane.frames import FrameDecoder, Kind
 
 log = logging.getLogger(__name__)
 
-MOST_GATHERED = 16 * 1024
+MAX_GATHERED = 16 * 1024
 """Bytes of frames that wait for the end of a turn."""
 
 
 class Link:
-    """Outgoing frames are gathered and written once per turn of the loop; silence is noticed by pings."""
+    """Gathers outgoing frames and writes them once per turn of the loop; detects a silent peer by pings."""
 
-    def __init__(self, write: Callable[[bytes], None], peer: str, *, beat: float, patience: int = 4) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], peer: str, *, beat: float, close: Callable[[], None], patience: int = 4
+    ) -> None:
         self.peer = peer
         self.lost = False
         self._when_lost: list[Callable[[], object]] = []
         self._write = write
+        self._close_transport = close
+        self._calls: dict[int, Any] = {}
+        """The open streams."""
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder()
         self._deltas: frames.Deltas = {}
         self._delta_bytes: Number | None = None
-        """Where their size is counted: at the endpoint last asked for tokens, as few connections serve two."""
+        """Where their size is counted: at the endpoint of the latest request, as few connections have two."""
         self._frames: list[bytes] = []
         self._gathered = 0
         self._scheduled = False
@@ -44,15 +49,11 @@ class Link:
         self._beat_timer: asyncio.TimerHandle | None = None
         self._on: dict[int, Callable[[Any], None]] = {Kind.PING: self._ping, Kind.PONG: lambda _: None}
 
-    @property
-    def busy(self) -> bool:
-        raise NotImplementedError
-
     def when_lost(self, callback: Callable[[], object]) -> None:
         self._when_lost.append(callback)
 
     def feed(self, data: bytes) -> None:
-        """Bytes from the peer. What is not in the protocol ends this connection and touches no other."""
+        """Read bytes from the peer. A violation of the protocol ends this connection and no other."""
         self._silent_beats = 0
         try:
             messages = self._decoder.feed(data)
@@ -68,12 +69,12 @@ class Link:
     def send(self, kind: Kind, body: Any = None) -> None:
         encoded = frames.frame(kind, body)
         if self._deltas:
-            self._settle()
+            self._frame_deltas()
         self._frames.append(encoded)
         self._gathered += len(encoded)
         if not self._scheduled:
             self._schedule()
-        if self._gathered > MOST_GATHERED:
+        if self._gathered > MAX_GATHERED:
             self.flush()
 
     def send_tokens(self, stream: int, ids: list[int]) -> None:
@@ -86,14 +87,14 @@ class Link:
     def flush(self) -> None:
         self._scheduled = False
         if self._deltas:
-            self._settle()
+            self._frame_deltas()
         if self._frames and not self.lost:
             data = self._frames[0] if len(self._frames) == 1 else b"".join(self._frames)
             self._frames.clear()
             self._gathered = 0
             self._write(data)
 
-    def _settle(self) -> None:
+    def _frame_deltas(self) -> None:
         encoded = frames.frame(Kind.DELTAS, self._deltas)
         self._frames.append(encoded)
         if self._delta_bytes is not None:
@@ -107,9 +108,9 @@ class Link:
             self._beat_timer = self._loop.call_later(self._beat_every, self._beat)
 
     def _beat(self) -> None:
-        """While streams are open the peer must be heard from; an idle connection costs nothing."""
+        """Require a sign of life while streams are open; an idle connection is not checked."""
         self._beat_timer = None
-        if self.lost or not self.busy:
+        if self.lost or not self._calls:
             self._silent_beats = 0
             return
         self._silent_beats += 1
@@ -122,7 +123,7 @@ class Link:
         self.send(Kind.PONG)
 
     def lose(self, error: DynamoException) -> None:
-        """The connection is gone, or must go."""
+        """The connection is gone, or must be closed because of `error`."""
         if self.lost:
             return
         self.flush()
@@ -134,9 +135,6 @@ class Link:
         for callback in self._when_lost:
             callback()
         self._lost(error)
-
-    def _close_transport(self) -> None:
-        """Overridden by links that own a transport."""
 
     def _lost(self, error: DynamoException) -> None:
         raise NotImplementedError

@@ -17,7 +17,7 @@ from dynamo.runtime.stream import Sink
 
 
 class MemoryHub:
-    """What planes of one process share instead of a network."""
+    """The routes of all memory planes of one process."""
 
     def __init__(self) -> None:
         self.routes: dict[str, Route] = {}
@@ -72,7 +72,7 @@ class MemoryChannel:
             sink.fail(Cancelled("request was cancelled before it was sent"))
             return
         try:
-            request = carry(request, route.request_type)
+            request = as_received(request, route.request_type)
         except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
             sink.fail(InvalidArgument(f"request does not fit {self._path}: {error}"))
             return
@@ -83,7 +83,7 @@ class MemoryChannel:
 
 
 class MemoryOutlet:
-    """Hands each call on to the reader's sink, as long as there is one."""
+    """Forwards each call to the reader's sink until the reader is gone."""
 
     __slots__ = ("_context", "_forget", "_item_type", "_route", "_sink", "columnar", "done")
 
@@ -97,7 +97,7 @@ class MemoryOutlet:
         self.done = False
 
     def follow(self, caller: Context) -> None:
-        """Stop or kill the handler's context with the caller's, as a cancel frame would."""
+        """Stop or kill the handler's context when the caller's is, as a cancel frame does over a wire."""
 
         def stopped(killed: bool) -> None:
             if not killed:
@@ -121,7 +121,7 @@ class MemoryOutlet:
 
     def item(self, value: Any) -> None:
         if self._sink and not self.done:
-            self._sink.item(carry(value, self._item_type))
+            self._sink.item(as_received(value, self._item_type))
 
     def end(self) -> None:
         sink = self._finish()
@@ -145,7 +145,7 @@ class MemoryOutlet:
     async def writable(self) -> None: ...
 
 
-def carry(value: Any, kind: Any) -> Any:
+def as_received(value: Any, kind: Any) -> Any:
     """The value as it would arrive over a wire: plain data, or the struct that the reader decodes."""
     if kind is not Any and isinstance(value, kind):
         return value

@@ -1,8 +1,7 @@
 """The request plane over NATS: the same frames as over TCP, cut into numbered messages.
 
-NATS delivers in order but may drop; the number in front of each message turns a loss into a broken connection, which
-fails its streams, instead of into a garbled one. There is no closed socket to notice a dead peer by, so pings are
-frequent here.
+NATS delivers in order but may drop messages. A gap in their numbers counts as a broken connection, which fails its
+streams; without numbers the frames would be garbled. No socket closes when a peer dies, so pings are frequent here.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NUMBER = struct.Struct(">Q")
 
 
 class Pipe:
-    """One direction of a connection each way: numbered messages out, numbered messages in."""
+    """A connection over NATS: numbered messages out, numbered messages in."""
 
     def __init__(self, nats: NatsConnection, subject: str, reply: str) -> None:
         self._nats = nats
@@ -79,7 +78,7 @@ class NatsPlane:
         return f"dynamo.requests.{self._id}"
 
     async def start(self) -> None:
-        """The connection itself is started by its owner, who shares it with the event plane."""
+        """The owner of the NATS connection starts it: the event plane uses it too."""
         self._subscriptions.append(self._nats.subscribe(f"dynamo.streams.{self._id}.*", self._from_worker))
 
     async def serve(self, route: Route) -> str:

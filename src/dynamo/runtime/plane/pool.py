@@ -50,7 +50,7 @@ class LinkPool:
 
 
 class LinkChannel:
-    """The way to one served path over a pooled link."""
+    """The channel to one served path over a pooled link."""
 
     __slots__ = ("_address", "_path", "_pool")
 

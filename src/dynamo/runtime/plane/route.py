@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Route:
-    """Open until `close`; `drain` waits for the requests that run then, `kill` ends them."""
+    """Accepts requests until `close`; then `drain` waits for those that run and `kill` ends them."""
 
     def __init__(
         self, path: str, handler: Handler, request_type: Any = Any, counts: EndpointCounts | None = None
@@ -69,7 +69,7 @@ class Route:
             return
         try:
             self._handler(request, context, outlet)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             log_failure(context, error)
             outlet.fail(from_exception(error))
 
@@ -102,7 +102,7 @@ class Route:
 
     def kill(self) -> None:
         for context, (outlet, _) in tuple(self._active.items()):
-            # Before the context is killed: a handler that then ends in order would make a partial answer look complete.
+            # Before the context is killed: a handler that then ends normally would make a partial answer look complete.
             try:
                 outlet.fail(EngineShutdown("this worker left before the answer was complete"))
             except Exception:
@@ -117,7 +117,7 @@ def give_tokens(request: Any, tokens: bytes) -> None:
     elif isinstance(request, dict):
         request["token_ids"] = unpack(tokens).tolist()
     else:
-        raise ValueError("it has a prompt")
+        raise ValueError("requests with a prompt are not accepted")
 
 
 def log_failure(context: Context, error: BaseException) -> None:

@@ -16,8 +16,6 @@ from dynamo.runtime.plane.route import Route
 
 
 class ServerLink(Link):
-    """A worker's end: requests come in, their handlers' streams go out."""
-
     def __init__(
         self,
         write: Callable[[bytes], None],
@@ -28,35 +26,30 @@ class ServerLink(Link):
         beat: float,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(write, peer, beat=beat)
+        super().__init__(write, peer, beat=beat, close=close)
         self._routes = routes
         self._token = token
-        self._close = close
         self._greeted = False
-        self._calls: dict[int, Context] = {}
-        self._room: asyncio.Future[None] | None = None
+        self._calls: dict[int, Context]
+        self._resumed: asyncio.Future[None] | None = None
         self._on |= {Kind.HELLO: self._hello, Kind.REQUEST: self._request, Kind.CANCEL: self._cancel}
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._calls)
 
     def send_draining(self, path: str) -> None:
         if not self.lost:
             self.send(Kind.DRAINING, path)
 
     def pause(self) -> None:
-        if self._room is None:
-            self._room = self._loop.create_future()
+        if self._resumed is None:
+            self._resumed = self._loop.create_future()
 
     def resume(self) -> None:
-        if self._room is not None:
-            self._room.set_result(None)
-            self._room = None
+        if self._resumed is not None:
+            self._resumed.set_result(None)
+            self._resumed = None
 
-    async def room(self) -> None:
-        if self._room is not None:
-            await self._room
+    async def writable(self) -> None:
+        if self._resumed is not None:
+            await self._resumed
 
     def forget(self, stream: int) -> None:
         self._calls.pop(stream, None)
@@ -80,7 +73,7 @@ class ServerLink(Link):
             raise ProtocolError(f"stream {request.stream} is already in use")
         route = self._routes.get(request.endpoint)
         if route is None:
-            # Whoever served it had this address before and has left.
+            # A worker that had this address before served it, and has left.
             error = EngineShutdown(f"{request.endpoint} is not served here")
             self.send(Kind.ERROR, frames.Error(request.stream, *to_wire(error)))
             return
@@ -103,9 +96,6 @@ class ServerLink(Link):
         self.resume()
         for context in tuple(self._calls.values()):
             context.kill()
-
-    def _close_transport(self) -> None:
-        self._close()
 
 
 class LinkOutlet:
@@ -152,4 +142,4 @@ class LinkOutlet:
         self._route.finished(self._context, error)
 
     async def writable(self) -> None:
-        await self._link.room()
+        await self._link.writable()

@@ -32,16 +32,6 @@ class TcpConfig(Struct, frozen=True, kw_only=True):
     peers: tuple[str, ...] = ()
     """Hosts that everyone reaches: the way to them decides which address a wildcard `host` is known by."""
 
-    @classmethod
-    def from_env(cls, environ: Mapping[str, str], *, local_only: bool, peers: tuple[str, ...] = ()) -> TcpConfig:
-        """DYN_TCP_RPC_HOST and _PORT; without them loopback when all are on this machine, else the way to `peers`."""
-        port = environ.get("DYN_TCP_RPC_PORT") or "0"
-        if not port.isdigit() or int(port) > 65535:
-            raise PlaneError(f"DYN_TCP_RPC_PORT must be a port number, not '{port}'")
-        host = environ.get("DYN_TCP_RPC_HOST") or (LOOPBACK if local_only else own_address(peers))
-        token = environ.get("DYN_REQUEST_PLANE_TOKEN") or None
-        return cls(host=host, port=int(port), token=token, peers=peers)
-
 
 class TcpPlane:
     transport: Transport = "tcp"
@@ -130,7 +120,7 @@ class TcpPlane:
             await self._server.wait_closed()
 
     async def _closed(self, *, within: float) -> None:
-        """What was written last is still on its way out; a peer that does not read must not keep us."""
+        """Wait for connections to send their last bytes, but not long: a peer may not read."""
         if self._open:
             await asyncio.wait([protocol.closed for protocol in self._open], timeout=within)
 
@@ -142,12 +132,12 @@ class _Protocol(asyncio.Protocol):
     link: ServerLink | ClientLink
 
     def __init__(self, opened: set[_Protocol]) -> None:
-        self._opened_set = opened
+        self._open_protocols = opened
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def _opened(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
+    def _on_open(self, transport: asyncio.BaseTransport) -> asyncio.Transport:
         self.transport = cast(asyncio.Transport, transport)
-        self._opened_set.add(self)
+        self._open_protocols.add(self)
         sock = transport.get_extra_info("socket")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -157,7 +147,7 @@ class _Protocol(asyncio.Protocol):
         self.link.feed(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._opened_set.discard(self)
+        self._open_protocols.discard(self)
         self.closed.set_result(None)
         self.link.lose(Disconnected(f"the connection to {self.link.peer} broke: {error or 'closed by the peer'}"))
 
@@ -174,7 +164,7 @@ class ServerProtocol(_Protocol):
         self._config = config
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = self._opened(transport)
+        stream = self._on_open(transport)
         host, port = stream.get_extra_info("peername")[:2]
         self.link: ServerLink = ServerLink(
             self._write,
@@ -210,7 +200,7 @@ class ClientProtocol(_Protocol):
         self._config = config
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = self._opened(transport)
+        stream = self._on_open(transport)
         self.link: ClientLink = ClientLink(
             stream.write, self._address, token=self._config.token, beat=self._config.beat, close=stream.close
         )

@@ -1,4 +1,4 @@
-"""Health checks: sends a request to an endpoint that has answered nothing for a while, to see whether it still can."""
+"""Health checks: sends a test request to an endpoint that has not answered for a while."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class Canary:
         self._config = config
         self._request()
 
-    async def run(self, judged: Callable[[bool], None]) -> None:
-        """Check at once and then after every idle period; calls `judged` with whether the endpoint is ready."""
+    async def run(self, on_result: Callable[[bool], None]) -> None:
+        """Check at once and then after every idle period; calls `on_result` with whether the endpoint is ready."""
         was = None
         while True:
             ready = await self._answers()
             if ready is not was:
                 word = "answers" if ready else "does not answer"
                 log.log(logging.INFO if ready else logging.WARNING, "endpoint %s %s", self._name, word)
-            judged(ready)
-            was = await self._silence(judged) or ready
+            on_result(ready)
+            was = await self._silence(on_result) or ready
 
-    async def _silence(self, judged: Callable[[bool], None]) -> bool:
-        """Wait for a period without a good answer; returns whether there was one before it."""
+    async def _silence(self, on_result: Callable[[bool], None]) -> bool:
+        """Wait for an idle period without a good answer; returns whether any came before that period."""
         seen, good = self._seen(), False
         while True:
             await asyncio.sleep(self._config.idle)
@@ -58,7 +58,7 @@ class Canary:
             if seen == before:
                 return good
             good = True
-            judged(True)
+            on_result(True)
 
     def _seen(self) -> tuple[int, float]:
         """Changes with every good answer, and while one is being sent."""
@@ -89,7 +89,7 @@ class Canary:
 
 
 class _Outlet:
-    """Learns whether the first item of the response is a good answer."""
+    """Resolves `first` to whether the first item of the response is a good answer."""
 
     columnar = True
 

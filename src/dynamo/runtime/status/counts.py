@@ -25,7 +25,7 @@ class EndpointCounts:
         self.running = Number()
         self.request_bytes = Number()
         self.response_bytes = Number()
-        """Of encoded responses; added to where they are encoded."""
+        """Bytes of encoded responses; counted where they are encoded."""
         self.cancelled = Number()
         self.duration = Histogram(BOUNDS)
         self.errors: dict[str, Number] = {}

@@ -40,11 +40,11 @@ class ServedEndpoint:
     def begin(self) -> None:
         """The endpoint is registered: others can find it."""
         if self._canary:
-            self._checking = asyncio.create_task(self._canary.run(self._judged))
+            self._checking = asyncio.create_task(self._canary.run(self._set_ready))
         else:
             self.ready = True
 
-    def _judged(self, ready: bool) -> None:
+    def _set_ready(self, ready: bool) -> None:
         self.ready = ready
 
     async def end(self) -> None:

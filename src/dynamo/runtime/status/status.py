@@ -23,7 +23,7 @@ class Status:
         self._endpoints.append(endpoint)
 
     def set_program_health(self, ready: bool) -> None:
-        """What the program says of itself: False always counts, True only if no endpoint is required."""
+        """The health the program reports: False always counts, True only if no endpoint is required."""
         self._program_health = ready
 
     @property

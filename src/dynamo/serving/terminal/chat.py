@@ -1,4 +1,4 @@
-"""The chat loop: read a line, show the answer as it comes."""
+"""The chat loop: read a line, show its answer while it is generated."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ COMMANDS = {
     "/clear": "forget the conversation",
     "/save FILE": "keep the conversation, as JSON or as Markdown (.md)",
     "/stats": "show or hide tokens per second and time to the first token",
-    "/quit": "leave, as Ctrl-D does",
+    "/quit, /bye": "leave, as Ctrl-D does",
 }
-_KEYS = "Enter sends. Alt-Enter, or a \\ at the end, starts a new line. Ctrl-C stops an answer; a second one leaves."
+_KEYS = (
+    "Enter sends. Alt-Enter, or a \\ at the end, starts a new line. "
+    "Ctrl-C stops an answer or clears the line; a second one leaves."
+)
 
 
 class TerminalChat:
@@ -50,7 +53,7 @@ class TerminalChat:
         )
         self._stats = False
         self._stopped = False
-        """The last key was Ctrl-C: another one leaves."""
+        """The last key was Ctrl-C: a second one ends the chat."""
 
     async def run(self) -> None:
         _dim(f"Talking to {self._model}. /help shows what you can do here; Ctrl-D leaves.")
@@ -60,6 +63,9 @@ class TerminalChat:
             except EOFError:
                 return
             except KeyboardInterrupt:
+                if self._session.default_buffer.text:
+                    self._stopped = False
+                    continue  # the half-typed line is gone
                 if self._stopped:
                     return
                 self._stopped = True
@@ -67,7 +73,7 @@ class TerminalChat:
                 continue
             self._stopped = False
             if line.startswith("/") and "\n" not in line:
-                if line.split()[0] in ("/quit", "/exit"):
+                if line.split()[0] in ("/quit", "/bye", "/exit"):
                     return
                 self._command(line)
             elif line and not await self._turn(line):
@@ -180,7 +186,7 @@ class _Writer:
 
     def reasoning(self, text: str) -> None:
         self._thinking = True
-        # Each piece is dimmed by itself, so that an answer stopped anywhere leaves the terminal as it was.
+        # Each piece ends its own dimming, so that stopping an answer anywhere leaves the terminal undimmed.
         self._write(f"\x1b[2m{without_controls(text)}\x1b[0m")
 
     def end(self) -> None:
@@ -209,7 +215,7 @@ def history_path(environ: Mapping[str, str]) -> Path:
 
 
 def _history(path: Path | None) -> History:
-    """In memory where the file cannot be written."""
+    """Kept in memory if the file cannot be written."""
     if path is None:
         return InMemoryHistory()
     try:
@@ -268,7 +274,9 @@ def _on_sigint(handler: object) -> Iterator[None]:
 
 
 def _figures(answer: Answer) -> str:
-    first = f"first after {answer.first * 1000:.0f} ms" if answer.first is not None else "nothing said"
+    first = "nothing said"
+    if answer.time_to_first_token is not None:
+        first = f"first after {answer.time_to_first_token * 1000:.0f} ms"
     if not answer.tokens_out:
         return f"{answer.elapsed:.2f} s, {first}"
     rate = answer.tokens_out / max(answer.elapsed, 1e-6)

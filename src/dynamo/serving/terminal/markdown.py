@@ -1,7 +1,7 @@
-"""Markdown for a terminal, written as it streams and never redrawn.
+"""Markdown for a terminal, written while it streams and never redrawn.
 
-The terminal can be resized, scrolled or copied from while an answer comes: what stands there is plain text with
-colours, which the terminal wraps by itself. The output does not depend on how the text is cut into pieces.
+The output is plain text with colours, so the terminal wraps it and can be resized, scrolled or copied from at any time.
+It does not depend on how the text is cut into pieces.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class MarkdownStream:
         return self._code_line(line) + "\n"
 
     def _code_line(self, line: str) -> str:
-        """Code is coloured a line at a time: what spans lines, such as a long string, may be coloured wrong."""
+        """Colour one line of code. A token that spans lines, such as a long string, may be coloured wrong."""
         assert self._fence
         from pygments import highlight
         from pygments.formatters import TerminalFormatter

@@ -1,4 +1,4 @@
-"""What was said so far in a chat, and how it is saved."""
+"""The messages of a chat so far, and saving them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Transcript:
         self.turns.append(Message(role="user", content=text))
 
     def add_answer(self, text: str) -> None:
-        """An answer that was stopped counts as far as it came; a question without any is removed."""
+        """A stopped answer is kept as far as it was generated; without any text the question is removed too."""
         if text:
             self.turns.append(Message(role="assistant", content=text))
         elif self.turns and self.turns[-1].role == "user":

@@ -1,4 +1,4 @@
-"""The choice of a worker by cost, and the explanation of it: both read the same columns."""
+"""Chooses a worker by cost, and explains the choice from the same columns."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Candidate(Struct, frozen=True, kw_only=True):
     worker: WorkerRank
     overlap: Overlap
     cached_blocks: float
-    """Overlap weighted by tier, or what is being computed there for another request if that is more."""
+    """Overlap weighted by tier, or the blocks being computed there for other requests if these are more."""
     prefill_tokens: int
-    """What this prompt would have to compute there."""
+    """Tokens of this prompt that the worker would have to compute."""
     waiting_tokens: int
     decode_blocks: int
-    """Blocks in use there once this prompt has joined."""
+    """Blocks in use there if this prompt joins."""
     requests: int
     cost: float
     work: float
@@ -38,18 +38,19 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Choice(Struct, kw_only=True):
-    """The chosen worker and what the costs were computed from, so that they can be computed again when asked for."""
+    """The chosen worker and the inputs of the costs, which are computed again when asked for."""
 
     worker: WorkerRank
     at: int
+    """Its index in `fleet.workers`."""
     prompt_tokens: int
     prompt_blocks: int
     cached_blocks: float
-    """What the chosen worker need not compute."""
+    """Blocks of the prompt that the chosen worker need not compute."""
     prefill_tokens: int
-    """What it has to compute."""
+    """Tokens of the prompt that it has to compute."""
     draw: float | None
-    """The random number behind a choice by temperature or among equals; None when nothing was drawn."""
+    """The random number that decided, with a temperature or among equal costs; None if none was drawn."""
     fleet: Fleet
     loads: Loads
     overlaps: Overlaps
@@ -58,7 +59,7 @@ class Choice(Struct, kw_only=True):
 
     @property
     def overlap(self) -> Overlap:
-        """What the chosen worker has cached of the prompt."""
+        """The blocks of the prompt that the chosen worker has cached."""
         return self._overlap(self.at)
 
     @property
@@ -95,7 +96,7 @@ class Choice(Struct, kw_only=True):
 
     @property
     def best_overlap(self) -> Candidate:
-        """The candidate that holds most of the prompt; the chosen one among equals."""
+        """The candidate that holds most of the prompt; the chosen one, if it holds as much."""
         cached = self.cached()
         return self.candidate(max(range(len(cached)), key=lambda at: (cached[at], at == self.at)))
 
@@ -140,12 +141,12 @@ def choose(
     config: CostConfig,
     rng: random.Random,
 ) -> Choice:
-    """The cheapest worker; equals, and with a temperature all, by chance."""
+    """Choose the cheapest worker, at random among equals; with a temperature, at random by cost among all."""
     if not fleet.workers:
         raise Unavailable("no worker to choose from")
     columns = cost_columns(prompt_tokens, prompt_blocks, fleet, overlaps, loads, config)
     at, draw = _pick(columns.total, config.temperature, rng)
-    # The columns are not kept: thousands of numbers that few ask for, and keeping them would cool the cache.
+    # The columns are not kept: few callers need these thousands of numbers, and keeping them would evict CPU caches.
     return Choice(
         worker=fleet.workers[at],
         at=at,

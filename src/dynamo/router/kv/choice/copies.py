@@ -1,4 +1,7 @@
-"""Which idle workers should compute a shared prefix ahead of the requests that need it. docs/routing.md says when."""
+"""Which idle workers should compute a shared prefix ahead of the requests that need it.
+
+docs/routing-internals.md explains the rule.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ LEAST_SHARING = 3
 LEAST_TOKENS = 1024
 """A shorter prefix is computed too quickly for a copy to pay."""
 AGAIN_SECONDS = 60.0
-"""A worker that has lost its copy, or never kept it, gets no other one of that prefix for so long."""
+"""A worker is not sent the same prefix again within this time, even if it has lost the copy."""
 
 
 class RecentCopies:
@@ -31,18 +34,18 @@ class RecentCopies:
             del self._when[key]
         self._when[worker, last] = now
 
-    def of(self, last: int, now: float) -> Callable[[WorkerRank], bool]:
-        """Whether a worker was sent this prefix within AGAIN_SECONDS."""
+    def sent(self, last: int, now: float) -> Callable[[WorkerRank], bool]:
+        """Tells whether a worker was sent this prefix within AGAIN_SECONDS."""
         return lambda worker: now - self._when.get((worker, last), -inf) < AGAIN_SECONDS
 
 
-def idle_places(
+def idle_candidates(
     choice: Choice, depth: int, sharing: int, recent: Callable[[WorkerRank], bool]
 ) -> list[tuple[int, int]]:
-    """Which candidates should compute the first `depth` blocks, which `sharing` requests have in common.
+    """Candidates that should compute the first `depth` blocks, and how many of the blocks each lacks.
 
-    Enough of them that the holders of the prefix get no more of the running requests than other workers do, but at most
-    one holder per request. Each comes with how many of the blocks it lacks. `recent` ones are left out.
+    `sharing` requests have these blocks in common. So many workers should hold them that holders get no more of the
+    running requests than other workers, but at most one per request. Workers that are `recent` are left out.
     """
     fleet, requests = choice.fleet, choice.loads.requests
     if 0 not in requests:
@@ -64,7 +67,7 @@ def idle_places(
 
 
 def prefix_of(request: PreprocessedRequest, tokens: int) -> PreprocessedRequest:
-    """A request that leaves the first `tokens` of another one in a worker's cache."""
+    """A request that makes a worker cache the first `tokens` of another request."""
     routing = request.routing or Routing()
     return PreprocessedRequest(
         model=request.model,

@@ -1,6 +1,6 @@
-"""What it costs to send a prompt to each worker: four columns and their sum. docs/routing.md explains the rule.
+"""What it costs to send a prompt to each worker: four columns and their sum. docs/routing-internals.md has the rule.
 
-Costs are in prompt tokens: what the fleet could have computed instead.
+The unit is the prompt token: what the fleet could have computed instead.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dynamo.router.kv.index.overlaps import Overlaps
 from dynamo.router.kv.load.book import Loads
 
 TRAFFIC_UNIT = 1024.0
-"""Tokens of recent traffic that cost as much as computing one token; also the least mean traffic shares refer to."""
+"""Tokens of recent traffic that cost as much as computing one token; the mean traffic counts as at least this."""
 
 
 class CostConfig(Struct, frozen=True, kw_only=True):
     overlap_weight: float = 1.0
-    """How much cached blocks count; 0 looks at load alone."""
+    """The weight of cached blocks; 0 chooses by load alone."""
     temperature: float = 0.0
-    """0 takes the cheapest worker; above it, workers are drawn by softmax over their scaled costs."""
+    """0 takes the cheapest worker; above 0, workers are drawn by softmax over their scaled costs."""
     host_weight: float = 0.75
     disk_weight: float = 0.25
     external_weight: float = 0.25
     pass_tokens: float = 640.0
-    """Cost of joining a worker that is computing a prompt of any length: its current pass must end first."""
+    """Cost of joining a worker that is computing prompts: its current forward pass must end first."""
     crowding: float = 4096.0
     """Cost of a worker with all its blocks in use."""
     request_tokens: float = 32.0
     """Cost of each request the worker is already serving: they share every step."""
     tolerance: float = 1.25
-    """How far above the mean a worker's recent traffic may lie before prompts are moved away from it."""
+    """Recent traffic of a worker, as a multiple of the mean, above which prompts are sent elsewhere."""
 
     def __post_init__(self) -> None:
         weights = ("overlap_weight", "host_weight", "disk_weight", "external_weight")
@@ -46,7 +46,7 @@ class CostConfig(Struct, frozen=True, kw_only=True):
 
 
 class Costs(Struct, frozen=True):
-    """One column per part of the rule, a row per candidate; `total` is their sum."""
+    """One column per part of the cost, one row per candidate; `total` is their sum."""
 
     cached: list[float]
     """Blocks of the prompt that need not be computed."""
@@ -63,7 +63,7 @@ def cost_columns(
     """The cost of a prompt at every candidate. There must be at least one."""
     held, shared = _held(prompt_tokens, fleet, overlaps, config), loads.shared_blocks
     if any(shared):
-        # What a running request uses is cached there, or will be before this prompt is computed.
+        # Blocks that a running request uses are cached, or will be before this prompt is computed.
         cached = [here if here > used else used for here, used in zip(held, shared, strict=True)]
         waiting = _waiting_behind_own_prefix(held, cached, fleet, loads, config)
         in_use = list(map(sub, loads.active_blocks, shared))
@@ -94,7 +94,7 @@ def cost_columns(
 
 
 def _held(prompt_tokens: int, fleet: Fleet, overlaps: Overlaps, config: CostConfig) -> list[float]:
-    """Cached blocks of the prompt, each weighted by its tier; down to a whole token, and no more than the prompt."""
+    """Cached blocks of the prompt, weighted by tier, rounded down to a whole token and at most the whole prompt."""
     held: list[float] = [*overlaps.device]
     if overlaps.lower:
         host, disk, external = config.host_weight, config.disk_weight, config.external_weight
@@ -112,9 +112,9 @@ def _held(prompt_tokens: int, fleet: Fleet, overlaps: Overlaps, config: CostConf
 def _waiting_behind_own_prefix(
     held: list[float], cached: list[float], fleet: Fleet, loads: Loads, config: CostConfig
 ) -> list[float]:
-    """The waiting column where some of the tokens in front are the prompt's own beginning, for another request.
+    """The waiting column when some of the waiting tokens are this prompt's own prefix, computed for another request.
 
-    Half of that will be computed on average by the time this prompt arrives: that half does not count.
+    On average half of that prefix will have been computed when this prompt arrives: that half does not count.
     """
     half, block, busy = min(1.0, config.overlap_weight) / 2, float(fleet.block_size), config.pass_tokens
     return [
@@ -126,7 +126,7 @@ def _waiting_behind_own_prefix(
 def _spreading(
     prompt_tokens: int, traffic: list[float], mean: float, fleet: Fleet, loads: Loads, config: CostConfig
 ) -> list[float]:
-    """Recent traffic, and what lies beyond a fair share of it, by which prompts are moved away."""
+    """Recent traffic, plus a penalty for what exceeds a fair share of it."""
     fair = config.tolerance * mean
     least = fair + fleet.smallest_batch / TRAFFIC_UNIT
     if max(traffic) <= least:

@@ -1,4 +1,4 @@
-"""The workers to choose from: the ranks of all instances with their capacities, laid out as columns."""
+"""The workers to choose from: the ranks of all instances and their capacities, as columns."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import WorkerRank
 
 _FLEETS_KEPT = 16
-"""Sets of instances whose fleet is kept: the same few are asked for again and again."""
+"""Fleets kept, by set of instances: the same few sets are asked for again and again."""
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """The size a worker's card states; None where it states none."""
+    """A worker's size according to its card; None where the card does not say."""
 
     total_blocks: int | None = None
     max_batched_tokens: int | None = None
 
 
 class Fleet:
-    """The candidates with their sizes, laid out once per change of membership and not once per request."""
+    """Candidates and their sizes as columns, built when the workers change and not for each request."""
 
     def __init__(self, capacities: Mapping[WorkerRank, Capacity], block_size: int) -> None:
         if block_size < 1:
             raise InvalidArgument(f"block size must be at least 1, not {block_size}")
         self.block_size = block_size
         self.workers = list(capacities)
-        # A card without sizes is taken for 256k tokens of cache and batches of 8k.
+        # Without sizes in the card: 256k tokens of cache and batches of 8k.
         self.total_blocks = [size.total_blocks or max(1, (1 << 18) // block_size) for size in capacities.values()]
         self.batch_tokens = [size.max_batched_tokens or 8192 for size in capacities.values()]
         self._crowding: tuple[float, list[float]] = (0.0, [0.0] * len(self.workers))
@@ -50,8 +50,8 @@ class Fleet:
         return self._slots[1]
 
 
-class Membership:
-    """The instances of one model, each with its data-parallel ranks."""
+class RankTable:
+    """The data-parallel ranks of one model's instances, and the fleets made of them."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -66,18 +66,18 @@ class Membership:
     def ranks(self, instance_id: int) -> int:
         return len(self._ranks[instance_id])
 
-    def rank_to_name(self, worker: WorkerRank) -> int | None:
-        """The rank a request must name to its worker; None where it has only one."""
+    def explicit_rank(self, worker: WorkerRank) -> int | None:
+        """The rank a request to this worker must name; None if the worker has only one."""
         return worker.dp_rank if self.ranks(worker.worker_id) > 1 else None
 
     def put(self, instance_id: int, ranks: int, capacity: Capacity) -> list[WorkerRank]:
-        """An instance came or changed; returns its ranks."""
+        """Add or replace an instance; returns its ranks."""
         self.drop(instance_id)
         self._ranks[instance_id] = {WorkerRank(instance_id, rank): capacity for rank in range(ranks)}
         return list(self._ranks[instance_id])
 
     def drop(self, instance_id: int) -> list[WorkerRank]:
-        """An instance left; returns the ranks it had."""
+        """Remove an instance; returns the ranks it had."""
         self._fleets.clear()
         self._last_asked = ((), Fleet({}, self._block_size))
         return list(self._ranks.pop(instance_id, {}))

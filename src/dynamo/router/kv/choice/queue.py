@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from msgspec import Struct
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.cost import CostConfig
+from dynamo.router.kv.choice.fleet import Fleet
 
 
 class Releasable(Protocol):
@@ -19,17 +20,17 @@ class Releasable(Protocol):
 
 
 P = TypeVar("P", bound=Releasable)
-"""What a request gets when it is placed."""
+"""A placement."""
 
 
 class RequestToPlace(Struct, kw_only=True, eq=False):
-    """What the choice of a worker needs to know of a request."""
+    """A request, with what the choice of a worker depends on."""
 
     request: Any
     request_id: str
-    chain: Sequence[int]
-    """The sequence hashes of its prompt."""
-    prompt_tokens: int
+    hashes: Sequence[int] = ()
+    """The sequence hashes of its prompt; empty if it is not tokenized."""
+    prompt_tokens: int = 0
     group: object = None
     priority: int = 0
     pinned: int | None = None
@@ -40,7 +41,7 @@ class RequestToPlace(Struct, kw_only=True, eq=False):
     copies: bool = True
     """Whether its prefix may be computed ahead on idle workers."""
     learn: bool = True
-    """Whether, without KV events, its prompt counts as cached from now on."""
+    """Whether, without KV events, its prompt counts as cached at the chosen worker from now on."""
     arrived: float = 0.0
 
     @property
@@ -58,15 +59,15 @@ class _Waiting(Struct, Generic[P], eq=False):
 class Queue(Generic[P]):
     """`fcfs`: higher priority first, then first come. `wspt`: priority per token to compute, highest first.
 
-    `place` places a request on none of the given workers; it returns None when that must wait and raises when it is
-    impossible. `candidates` are the workers a request may go to.
+    `place(request, awaited)` places a request on a worker that is not `awaited`; it returns None if the request must
+    wait, and raises if it can never be placed. `candidates` are the workers a request may go to.
     """
 
     def __init__(
         self,
         policy: str,
         place: Callable[[RequestToPlace, Collection[WorkerRank]], P | None],
-        candidates: Callable[[RequestToPlace], Iterable[WorkerRank]],
+        candidates: Callable[[RequestToPlace], Fleet],
     ) -> None:
         self._wspt = policy == "wspt"
         self._place = place
@@ -85,7 +86,7 @@ class Queue(Generic[P]):
         placed: asyncio.Future[P] = asyncio.get_running_loop().create_future()
         waiting = _Waiting(request, self._order(request, uncached_tokens), placed)
         insort(self._waiting, waiting, key=lambda one: one.order)
-        # A worker may be free for this request although others wait: they may not be allowed there.
+        # A worker may be free for this request although others wait: they may not be allowed on it.
         self.dispatch()
         try:
             return await placed
@@ -115,7 +116,7 @@ class Queue(Generic[P]):
                 self._remove(waiting)
                 waiting.placed.set_result(placement)
             elif request.restricted:
-                awaited.update(self._candidates(request))
+                awaited.update(self._candidates(request).workers)
             else:
                 blocked = True
 

@@ -21,22 +21,18 @@ class ApproximateIndex:
         self._slots = Slots()
         self._blocks = ActiveBlocks()
         self._sent: OrderedDict[tuple[int, Segment], float] = OrderedDict()
-        """The time of the last prompt by slot and end of its chain, oldest first."""
+        """The time of the last prompt by slot and last segment, oldest first."""
         self._size = 0
 
     def __len__(self) -> int:
         """Blocks remembered, counted once per worker."""
         return self._size
 
-    @property
-    def workers(self) -> list[WorkerRank]:
-        return list(self._slots)
-
-    def record(self, worker: WorkerRank, chain: Sequence[int], now: float) -> None:
+    def record(self, worker: WorkerRank, hashes: Sequence[int], now: float) -> None:
         """A prompt with these sequence hashes goes to this worker."""
         self.expire(now)
         slot = self._slots.take(worker)
-        end, fresh = self._blocks.add(slot, chain)
+        end, fresh = self._blocks.add(slot, hashes)
         if (slot, end) in self._sent:
             self._blocks.remove(slot, end)
             self._sent.move_to_end((slot, end))
@@ -46,10 +42,10 @@ class ApproximateIndex:
             while self._size > self._prune_to and len(self._sent) > 1:
                 self._forget_oldest()
 
-    def match(self, chain: Sequence[int], now: float) -> Overlaps:
+    def match(self, hashes: Sequence[int], now: float) -> Overlaps:
         self.expire(now)
         workers = self._slots.workers
-        return Overlaps(workers, self._blocks.shared(chain, len(workers)))
+        return Overlaps(workers, self._blocks.shared(hashes, len(workers)))
 
     def expire(self, now: float) -> None:
         while self._sent and now - next(iter(self._sent.values())) >= self._ttl:

@@ -1,6 +1,6 @@
 """Which ranks hold which blocks: exact for every order in which engines store and evict.
 
-A match is always the true consecutive depth: a rank that evicted a block but still holds later ones of the same chain
+A match is always the true consecutive depth: a rank that evicted a block but still holds later ones of the same prompt
 matches up to the gap.
 """
 
@@ -65,16 +65,16 @@ class Index:
             return runs.remove(slot, data.sequence_hashes)
         return self._clear(slot)
 
-    def match(self, chain: Sequence[int]) -> Overlaps:
+    def match(self, hashes: Sequence[int]) -> Overlaps:
         """Each rank's overlap with the prompt whose sequence hashes these are."""
         workers, below = self._slots.workers, any(self._below)
-        if not below and (not chain or chain[0] not in self._on_device):
+        if not below and (not hashes or hashes[0] not in self._on_device):
             if self._no_match.workers is not workers:
                 self._no_match = Overlaps(workers, [0] * len(workers))
             return self._no_match
         depths = [0] * len(workers)
-        self._device.reach(chain, depths)
-        return Overlaps(workers, depths, self._match_below(chain, depths) if below else ())
+        self._device.match(hashes, depths)
+        return Overlaps(workers, depths, self._match_below(hashes, depths) if below else ())
 
     def holds(self, worker: WorkerRank, block: int) -> bool:
         """Whether a rank holds a block on its device."""
@@ -114,7 +114,7 @@ class Index:
             self._fill(self._tiers[part.tier], slot, part.sequence_hashes, part.parents)
 
     def _fill(self, runs: Runs, slot: int, blocks: list[int], parents: list[int | None]) -> None:
-        """Store rows in any order, as chains that are as long as possible."""
+        """Store rows in any order, as the longest possible sequences."""
         begin, seen = 0, {*blocks[:1]}
         for end in range(1, len(blocks) + 1):
             if end == len(blocks) or parents[end] != blocks[end - 1] or blocks[end] in seen:
@@ -125,7 +125,7 @@ class Index:
     def _clear(self, slot: int) -> int:
         return sum([runs.clear(slot) for runs in self._tiers.values()])
 
-    def _match_below(self, chain: Sequence[int], depths: list[int]) -> list[list[int]]:
+    def _match_below(self, hashes: Sequence[int], depths: list[int]) -> list[list[int]]:
         """How far each rank continues in each slower tier from where the faster ones ended."""
         ends = depths[:]
         columns = []
@@ -136,6 +136,6 @@ class Index:
                 for slot, end in enumerate(begins):
                     starts[end] = starts.get(end, 0) | 1 << slot
                 for begin, ranks in starts.items():
-                    runs.reach(chain, ends, ranks, begin)
+                    runs.match(hashes, ends, ranks, begin)
             columns.append(list(map(sub, ends, begins)))
         return columns

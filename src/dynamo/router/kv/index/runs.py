@@ -1,22 +1,23 @@
 """Which ranks hold which blocks of one tier, kept as runs of consecutive blocks.
 
 A block is identified by its sequence hash, which covers the whole prefix up to it. Ranks are identified by their
-slots. A rank that holds a whole run is one bit, so the cost of an event depends on where chains fork, not on length.
+slots. A rank that holds a whole run is one bit, so an event costs more the more prompts diverge, not the longer they
+are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dynamo.kv.hashing import agreement
-from dynamo.router.kv.slots import put, slots_in
+from dynamo.kv.hashing import common_blocks
+from dynamo.router.kv.slots import fill, slots_in
 
 _MAX_FULL_TO_GROW = 2
-"""A run held in full by more ranks is not extended: each of the others would need an entry in `prefix`."""
+"""A run that more ranks hold in full is not extended: each other rank would need an entry in `prefix`."""
 
 
 class Run:
-    """Consecutive blocks of a chain, each held by at least one rank."""
+    """Consecutive blocks of a prompt, each held by at least one rank."""
 
     __slots__ = ("blocks", "full", "gaps", "parent", "prefix")
 
@@ -49,9 +50,9 @@ class Run:
         elif end:
             self.prefix[slot] = end
 
-    def agrees(self, position: int, chain: Sequence[int], at: int) -> int:
-        """How many blocks from `position` on equal those of a chain from `at` on, given that the first one does."""
-        return agreement(self.blocks, position, chain, at, min(len(self.blocks) - position, len(chain) - at))
+    def common(self, position: int, hashes: Sequence[int], at: int) -> int:
+        """How many blocks from `position` on equal `hashes` from `at` on, given that the first one does."""
+        return common_blocks(self.blocks, position, hashes, at, min(len(self.blocks) - position, len(hashes) - at))
 
 
 class Runs:
@@ -94,29 +95,29 @@ class Runs:
                         yield block, parent
                     parent = block
 
-    def store(self, slot: int, chain: list[int], parent: int | None) -> int:
-        """A rank holds this chain, whose blocks all differ, under `parent`."""
-        of, bit, at, new, total = self.of, 1 << slot, 0, 0, len(chain)
+    def store(self, slot: int, hashes: list[int], parent: int | None) -> int:
+        """Add consecutive blocks, which all differ; `parent` is the block before the first."""
+        of, bit, at, new, total = self.of, 1 << slot, 0, 0, len(hashes)
         while at < total:
-            run = of.get(chain[at])
+            run = of.get(hashes[at])
             if run is None:
                 end = at + 1
-                while end < total and chain[end] not in of:
+                while end < total and hashes[end] not in of:
                     end += 1
-                self._add(bit, chain[at:end], chain[at - 1] if at else parent)
+                self._add(bit, hashes[at:end], hashes[at - 1] if at else parent)
                 new += end - at
                 at = end
                 continue
             position, blocks = run.prefix.get(slot, 0), run.blocks
-            if run.full & bit or blocks[position] != chain[at] or slot in run.gaps:
-                position = blocks.index(chain[at])
-                count = run.agrees(position, chain, at)
+            if run.full & bit or blocks[position] != hashes[at] or slot in run.gaps:
+                position = blocks.index(hashes[at])
+                count = run.common(position, hashes, at)
                 held = run.held(slot)
                 more = held | ((1 << count) - 1) << position
                 new += (more ^ held).bit_count()
                 run.hold(slot, more)
             else:
-                count = run.agrees(position, chain, at)
+                count = run.common(position, hashes, at)
                 new += count
                 if position + count < len(blocks):
                     run.prefix[slot] = position + count
@@ -144,14 +145,15 @@ class Runs:
             self._discard_unheld(run, held)
         return self.counts.pop(slot, 0)
 
-    def reach(self, chain: Sequence[int], depths: list[int], ranks: int = -1, at: int = 0) -> None:
-        """Write by slot the depth up to which these ranks hold a chain from `at` on; ranks without block `at` keep
-        what is there.
+    def match(self, hashes: Sequence[int], depths: list[int], ranks: int = -1, at: int = 0) -> None:
+        """Write to `depths`, by slot, up to which block each of these ranks holds a prompt from block `at` on.
+
+        The depths of ranks that do not hold block `at` are left as they are.
         """
-        of, begin, total = self.of, at, len(chain)
-        while at < total and ranks and (run := of.get(chain[at])):
-            position = 0 if run.blocks[0] == chain[at] else run.blocks.index(chain[at])
-            count = run.agrees(position, chain, at)
+        of, begin, total = self.of, at, len(hashes)
+        while at < total and ranks and (run := of.get(hashes[at])):
+            position = 0 if run.blocks[0] == hashes[at] else run.blocks.index(hashes[at])
+            count = run.common(position, hashes, at)
             on, ended = ranks & run.full, 0
             if run.prefix:
                 here, enough = at - position, position + count
@@ -172,21 +174,21 @@ class Runs:
                         depths[slot] = at + some
                         ended |= 1 << slot
             if at > begin and (ended := ranks & ~(on | ended)):
-                put(depths, ended, at)
+                fill(depths, ended, at)
             ranks = on
             at += count
         if at > begin and ranks:
-            put(depths, ranks, at)
+            fill(depths, ranks, at)
 
     def _with(self, slot: int) -> list[Run]:
         return [run for run in self._all if run.full >> slot & 1 or slot in run.prefix or slot in run.gaps]
 
     def _add(self, bit: int, blocks: list[int], parent: int | None) -> None:
-        """Blocks that no rank held before extend the run of their parent, or form a new run."""
+        """Add blocks that no rank held before: they extend the run of their parent or form a new one."""
         of = self.of
         run = None if parent is None else of.get(parent)
         if run is not None and run.blocks[-1] != parent:
-            # A run ends where chains fork: ranks that hold the common part hold a whole run.
+            # A run ends where prompts diverge: ranks that hold the common part hold a whole run.
             run = self._split(run, run.blocks.index(parent) + 1)  # type: ignore[arg-type]
         if run is not None and run.full & bit and run.full.bit_count() <= _MAX_FULL_TO_GROW:
             if others := run.full ^ bit:
@@ -200,9 +202,9 @@ class Runs:
             of[block] = run
 
     def _remove_tail(self, slot: int, blocks: list[int]) -> bool:
-        """Remove the last blocks that a rank holds of a run, last one first: the order in which engines evict.
+        """Remove the last blocks that a rank holds of a run, given last one first, as engines evict them.
 
-        False, and nothing changes, if these are other blocks.
+        Returns False and changes nothing if these are other blocks.
         """
         run = self.of.get(blocks[0])
         if run is None:
@@ -239,7 +241,7 @@ class Runs:
         return True
 
     def _discard_unheld(self, run: Run, positions: int) -> None:
-        """Take those of some positions out of a run that no rank holds any more."""
+        """Delete from a run those of these positions that no rank holds any more."""
         if run.full:
             return
         for end in run.prefix.values():
@@ -255,7 +257,7 @@ class Runs:
             positions &= (1 << begin) - 1
 
     def _truncate(self, run: Run, end: int) -> None:
-        """Take out all positions from `end` on, which no rank holds."""
+        """Delete all positions from `end` on, which no rank holds."""
         for block in run.blocks[end:]:
             del self.of[block]
         del run.blocks[end:]

@@ -1,4 +1,4 @@
-"""The load book: what this router has sent where and not yet seen finished.
+"""The load book: the requests at each worker that have not ended.
 
 Blocks of active prompts are counted once per worker however many requests share them.
 """
@@ -19,13 +19,13 @@ _T = TypeVar("_T", int, float)
 
 
 class Loads(Struct, frozen=True):
-    """The load of workers as columns, in the order they were asked for.
+    """The load of workers as columns, in the order of the workers that were asked for.
 
-    Whole numbers are floats where costs are computed from them: adding floats is faster.
+    Counts are floats where costs are computed from them: adding floats is faster.
     """
 
     prefill_tokens: list[float]
-    """Tokens booked that have not reached their first output."""
+    """Tokens of prompts that have no first token yet."""
     active_blocks: list[float]
     """Distinct blocks in use by running requests."""
     shared_blocks: list[int]
@@ -34,13 +34,7 @@ class Loads(Struct, frozen=True):
     sent: list[float]
     """Prompt tokens sent there, later ones with a higher weight."""
     scale: float = 1.0
-    """Factor for `sent` by which a token sent just now counts once."""
-
-    @property
-    def traffic(self) -> list[float]:
-        """Prompt tokens sent there lately; each counts half after every half-life."""
-        scale = self.scale
-        return [sent * scale for sent in self.sent]
+    """`sent * scale` is the recent traffic: a token counts 1 when it is sent, and half after each half-life."""
 
 
 class _Booking(Struct):
@@ -57,7 +51,7 @@ class LoadBook:
     def __init__(self, *, half_life: float = 60.0) -> None:
         self._slots = Slots()
         self._departed: set[WorkerRank] = set()
-        """Workers that left while they have requests."""
+        """Workers that left but still have requests."""
         self._half_life = half_life
         self._bookings: dict[str, _Booking] = {}
         self._active = ActiveBlocks()
@@ -71,9 +65,6 @@ class LoadBook:
     def __len__(self) -> int:
         return len(self._bookings)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._bookings
-
     def add_worker(self, worker: WorkerRank) -> None:
         slot = self._slots.take(worker)
         self._departed.discard(worker)
@@ -85,7 +76,7 @@ class LoadBook:
             self._traffic.append(0.0)
 
     def remove_worker(self, worker: WorkerRank) -> None:
-        """It gets no more requests. It is forgotten when its last request has ended: it may come back before that."""
+        """Book no more requests there. Its load is kept until its last request has ended: it may come back."""
         slot = self._slots.get(worker)
         if slot is None:
             return
@@ -98,21 +89,21 @@ class LoadBook:
         self,
         request_id: str,
         worker: WorkerRank,
-        chain: Sequence[int],
+        hashes: Sequence[int],
         *,
         now: float,
         prompt_tokens: int,
         prefill_tokens: int,
         extra: bool = False,
     ) -> bool:
-        """Count a request from now on; returns False and does nothing if it is already booked or the worker is gone.
+        """Book a request; returns False and does nothing if it is already booked or the worker is gone.
 
-        An `extra` one is load but does not count among the requests that share a prefix.
+        An `extra` request is load, but does not count among the requests that share a prefix.
         """
         slot = self._slots.get(worker)
         if slot is None or request_id in self._bookings or (self._departed and worker in self._departed):
             return False
-        end, fresh = self._active.add(slot, chain, extra)
+        end, fresh = self._active.add(slot, hashes, extra)
         weight = self._inflation(now)
         self._bookings[request_id] = _Booking(worker, slot, end, prefill_tokens, extra)
         self._prefill[slot] += prefill_tokens
@@ -143,16 +134,16 @@ class LoadBook:
         return True
 
     def shared_prefix(self, request_id: str, least: int) -> tuple[int, int]:
-        """How many leading blocks of its prompt at least `least` requests share, and how many do; extra ones apart."""
+        """How many leading blocks of its prompt at least `least` requests share, and how many do (not extra ones)."""
         booking = self._bookings.get(request_id)
         node = booking.end if booking else None
         while node is not None and node.requests - node.extra < least:
             node = node.parent
         return (node.end, node.requests - node.extra) if node is not None else (0, 0)
 
-    def loads(self, workers: Sequence[WorkerRank], chain: Sequence[int], now: float) -> Loads:
-        """The load of these workers, for a prompt with these hashes. The sequence must not be modified afterwards."""
-        shared = self._active.shared(chain, len(self._prefill))
+    def loads(self, workers: Sequence[WorkerRank], hashes: Sequence[int], now: float) -> Loads:
+        """The load of these workers, as seen by a prompt with these hashes. `workers` must not be modified later."""
+        shared = self._active.shared(hashes, len(self._prefill))
         at = self._slots_of(workers)
         scale = 1 / self._inflation(now)
         return Loads(
@@ -171,7 +162,7 @@ class LoadBook:
         self._last_asked = None
 
     def _slots_of(self, workers: Sequence[WorkerRank]) -> list[int] | None:
-        """Slots in the order of the workers, None for all in order; kept while the same sequence is asked about."""
+        """The slot of each worker, or None if these are all slots in order; cached for the same sequence object."""
         if self._last_asked is None or self._last_asked[0] is not workers:
             at = [slot for worker in workers if (slot := self._slots.get(worker)) is not None]
             if len(at) != len(workers):
@@ -181,7 +172,7 @@ class LoadBook:
         return self._last_asked[1]
 
     def _inflation(self, now: float) -> float:
-        """The weight of traffic added now: letting it grow decays all earlier traffic without touching every worker."""
+        """The weight of traffic added now. It grows, which decays all earlier traffic without touching every worker."""
         if self._epoch is None or now - self._epoch > 64 * self._half_life:
             if self._epoch is not None:
                 self._traffic = [traffic * 0.5 ** ((now - self._epoch) / self._half_life) for traffic in self._traffic]

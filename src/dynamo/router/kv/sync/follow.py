@@ -1,4 +1,4 @@
-"""Drives `RankSync` for all ranks: subscribes to their events, fetches snapshots, applies both to the index."""
+"""Drives `RankSync` for all ranks: subscribes to their events, fetches snapshots and applies both to the index."""
 
 from __future__ import annotations
 
@@ -6,33 +6,34 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-import msgspec
-
-from dynamo.kv.subjects import KV_EVENTS, Listening, Place
+from dynamo.kv.subjects import KV_EVENTS, ComponentName
 from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import RouterEventBatch, WorkerRank
 from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.sync.rank_sync import Action, Do, FollowConfig, RankSync, SyncState
+from dynamo.router.kv.sync.rank_sync import Action, Command, FollowConfig, RankSync, SyncState
 from dynamo.router.kv.sync.snapshots import Snapshots
 from dynamo.router.stats import RouterStats
+from dynamo.router.subscriptions import Subscriptions, count_malformed
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 
 log = logging.getLogger(__name__)
 
+_WHAT = "KV events"
+
 
 class _Rank:
     """One rank's state machine with the task and timers that it needs."""
 
-    def __init__(self, worker: WorkerRank, place: Place, sync: RankSync) -> None:
+    def __init__(self, worker: WorkerRank, component: ComponentName, sync: RankSync) -> None:
         self.worker = worker
-        self.place = place
+        self.component = component
         self.sync = sync
         self.fetching: asyncio.Task[None] | None = None
         self.retrying: asyncio.TimerHandle | None = None
         self.checking: asyncio.TimerHandle | None = None
-        """Whether a computed prompt is in the index."""
+        """Checks later whether a computed prompt is in the index."""
         self.warned = False
 
     def cancel(self) -> None:
@@ -63,20 +64,20 @@ class Follower:
         self._block_size = block_size
         self._config = config or FollowConfig()
         self._ranks: dict[tuple[int, int], _Rank] = {}
-        self._reported_ranks: set[int] = set()
-        """Workers whose events of ranks beyond their card's were logged."""
+        self._warned_workers: set[int] = set()
+        """Workers for which events of a rank that their card does not have were logged."""
         self._cancelled: set[asyncio.Task[None]] = set()
         self._snapshots = Snapshots(
             runtime, self._reachable, timeout=self._config.timeout, concurrent=self._config.concurrent
         )
-        self._decode = msgspec.msgpack.Decoder(RouterEventBatch).decode
-        self._listening: Listening | None = None
+        self._subscriptions: Subscriptions[RouterEventBatch] | None = None
         self._unfollow: Callable[[], None] = lambda: None
         self._checking_silence: asyncio.Task[None] | None = None
-        self._settled = asyncio.Event()
 
     def start(self) -> None:
-        self._listening = Listening(self._runtime.events, self._instances, KV_EVENTS, self._receive)
+        self._subscriptions = Subscriptions(
+            self._runtime.events, self._instances, KV_EVENTS, RouterEventBatch, self._receive, self._stats, what=_WHAT
+        )
         self._unfollow = self._instances.follow(self._instance_changed)
         self._checking_silence = asyncio.create_task(self._check_silence())
 
@@ -91,25 +92,24 @@ class Follower:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._snapshots.close()
         self._ranks.clear()
-        if self._listening:
-            await self._listening.close()
+        if self._subscriptions:
+            await self._subscriptions.close()
 
-    async def settled(self) -> None:
-        """Wait until every rank is live."""
-        while any(rank.sync.state is not SyncState.Live for rank in self._ranks.values()):
-            self._settled.clear()
-            await self._settled.wait()
+    @property
+    def live(self) -> bool:
+        """Whether the index follows every rank."""
+        return all(rank.sync.state is SyncState.Live for rank in self._ranks.values())
 
-    def expect(self, worker: WorkerRank, chain: Sequence[int]) -> None:
-        """The worker has computed a prompt with these blocks: they must be in the index soon, or an event was lost."""
+    def expect(self, worker: WorkerRank, hashes: Sequence[int]) -> None:
+        """The worker has computed a prompt with these hashes: unless they are in the index soon, an event was lost."""
         rank = self._ranks.get(worker)
-        if rank is None or rank.checking or rank.sync.state is not SyncState.Live or not chain:
+        if rank is None or rank.checking or rank.sync.state is not SyncState.Live or not hashes:
             return
-        if self._index.holds(worker, chain[-1]):
+        if self._index.holds(worker, hashes[-1]):
             rank.sync.prompt_found(_now())
             return
         loop = asyncio.get_running_loop()
-        rank.checking = loop.call_later(rank.sync.patience, self._check_prompt, rank, chain[0], chain[-1])
+        rank.checking = loop.call_later(rank.sync.patience, self._check_prompt, rank, hashes[0], hashes[-1])
 
     def _check_prompt(self, rank: _Rank, first: int, last: int) -> None:
         rank.checking = None
@@ -134,14 +134,13 @@ class Follower:
                 self._cancelled.add(rank.fetching)
                 rank.fetching.add_done_callback(self._cancelled.discard)
             self._index.remove_worker(rank.worker)
-        self._reported_ranks.discard(instance_id)
-        self._settled.set()
+        self._warned_workers.discard(instance_id)
         if instance is None:
             return
-        place = (instance.namespace, instance.component)
-        self._snapshots.connect(place)
+        component = (instance.namespace, instance.component)
+        self._snapshots.connect(component)
         for number in range(self._ranks_of(instance_id)):
-            rank = _Rank(WorkerRank(instance_id, number), place, RankSync(self._config, _now()))
+            rank = _Rank(WorkerRank(instance_id, number), component, RankSync(self._config, _now()))
             self._ranks[rank.worker] = rank
             self._perform(rank, rank.sync.resync())
 
@@ -149,58 +148,48 @@ class Follower:
         for rank in [rank for key, rank in self._ranks.items() if key[0] == instance_id]:
             self._perform(rank, rank.sync.reachable())
 
-    def _receive(self, data: bytes) -> None:
-        try:
-            batch = self._decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._count_malformed(error)
-            return
+    def _receive(self, batch: RouterEventBatch) -> None:
         now = _now()
         for event in batch.events:
             rank = self._ranks.get((event.worker_id, event.dp_rank))
             if rank is None:
-                self._report_unknown(event.worker_id, event.dp_rank)
+                self._warn_of_unknown_rank(event.worker_id, event.dp_rank)
             else:
                 self._perform(rank, rank.sync.event(event, now))
 
-    def _report_unknown(self, worker_id: int, dp_rank: int) -> None:
-        """The worker is not ours, or not known yet (its snapshot will do), or has more ranks than its card says."""
-        if (worker_id, 0) in self._ranks and worker_id not in self._reported_ranks:
-            self._reported_ranks.add(worker_id)
+    def _warn_of_unknown_rank(self, worker_id: int, dp_rank: int) -> None:
+        """Warn if the worker is one of ours and has more ranks than its card says. A new worker sends a snapshot."""
+        if (worker_id, 0) in self._ranks and worker_id not in self._warned_workers:
+            self._warned_workers.add(worker_id)
             log.warning(
                 "worker %x publishes KV events of rank %d, but its data_parallel_size is %d: they are ignored",
                 worker_id, dp_rank, self._ranks_of(worker_id),
             )  # fmt: skip
 
-    def _count_malformed(self, error: Exception) -> None:
-        if not self._stats.malformed:
-            log.warning("ignoring malformed KV events: %s; further ones are only counted", error)
-        self._stats.malformed += 1
-
     def _perform(self, rank: _Rank, actions: Sequence[Action]) -> None:
         for action in actions:
-            if action is Do.Fetch:
+            if action is Command.Fetch:
                 if rank.retrying:
                     rank.retrying.cancel()
                     rank.retrying = None
                 rank.fetching = asyncio.create_task(self._fetch(rank))
-            elif action is Do.Clear:
+            elif action is Command.Clear:
                 self._index.clear(rank.worker)
             else:
                 self._stats.events += 1
                 try:
                     self._index.apply(action)
                 except InvalidArgument as error:
-                    self._count_malformed(error)
+                    count_malformed(self._stats, _WHAT, error)
                     self._perform(rank, rank.sync.rejected())
                     return
 
     async def _fetch(self, rank: _Rank) -> None:
         try:
-            assert self._listening
-            await self._listening.ready(rank.place)  # or events right after the snapshot would be missed
+            assert self._subscriptions
+            await self._subscriptions.ready(rank.component)  # otherwise events after the snapshot would be missed
             self._stats.snapshots += 1
-            snapshot = await self._snapshots.fetch(rank.worker, rank.place)
+            snapshot = await self._snapshots.fetch(rank.worker, rank.component)
             if not rank.sync.covers(snapshot.last_event_id):
                 self._index.replace(snapshot)
         except Exception as error:
@@ -217,8 +206,6 @@ class Follower:
         self._perform(rank, actions)
         if rank.sync.state is SyncState.BackingOff:
             rank.retrying = asyncio.get_running_loop().call_later(rank.sync.backoff, self._retry, rank)
-        elif rank.sync.state is SyncState.Live:
-            self._settled.set()
 
     def _retry(self, rank: _Rank) -> None:
         rank.retrying = None

@@ -1,10 +1,11 @@
 """Puts one rank's events and snapshots in order: a state machine without clock, tasks or index.
 
-Events are numbered. A gap, a new rank or a malformed event leads to a snapshot from the worker; events that arrive
-meanwhile wait and are applied after it. What numbers cannot show, a loss at the very end, is found in two ways: a
-prompt that a worker has computed must be in its cache a moment later, and silent ranks are asked, ever more rarely.
+Events are numbered. After a gap, a malformed event, or for a new rank, a snapshot is requested from the worker; events
+that arrive meanwhile wait and are applied after it. The loss of the latest events leaves no gap. It is found in two
+ways: a prompt that a worker has computed must be in its cache a moment later, and ranks that are silent for long are
+asked for a snapshot, less and less often.
 
-Inputs are methods; each returns the actions for its driver to perform, in order.
+Inputs are methods; each returns the actions that its driver must perform, in order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from dynamo.protocols.kv import RouterEvent
-from dynamo.router.kv.sync.cursor import Cursor, Order
 
 
 class FollowConfig(Struct, frozen=True, kw_only=True):
@@ -25,42 +25,64 @@ class FollowConfig(Struct, frozen=True, kw_only=True):
     timeout: float = 30.0
     """For one snapshot."""
     concurrent: int = 16
-    """Snapshots asked for at once."""
+    """Snapshots requested at the same time."""
     buffered: int = 1024
-    """Events of a rank that wait for its snapshot; beyond, the oldest are dropped and another snapshot is needed."""
+    """Events of a rank that may wait for its snapshot; if there are more, another snapshot is needed."""
     retry: float = 1.0
-    """Before a snapshot that failed is asked for again; doubles up to `longest`."""
+    """Before a failed snapshot is requested again; doubles up to `longest`."""
     patience: float = 0.25
     """How long a computed prompt may be missing from its worker's cache.
 
-    Quadruples up to `longest` with each that stays missing, until none did for twice `longest`: some prompts are never
-    cached. Also the first pause after a snapshot that does not connect to the events after it; that one doubles.
+    Some prompts are never cached, so each that stays missing quadruples it, up to `longest`; it is reset when none was
+    missing for twice `longest`. Also the first pause after a snapshot with a gap to the next event; that one doubles.
     """
     quiet: float = 30.0
-    """A rank that was silent for so long is asked; doubles up to 20 times that while there is nothing new."""
+    """A rank silent for this long is asked for a snapshot; doubles up to 20 times while there is nothing new."""
     longest: float = 30.0
     wrong_hashes: int = 3
-    """So many computed prompts in a row missing, though the rank does hold blocks: its hashes are not ours."""
+    """If so many computed prompts in a row are missing although the rank holds blocks, its hashes are not ours."""
 
 
 class SyncState(enum.Enum):
     Live = "live"
     """Events are applied as they arrive."""
     AwaitingSnapshot = "awaiting snapshot"
-    """A snapshot was asked for; events wait for it."""
+    """A snapshot was requested; events wait for it."""
     BackingOff = "backing off"
-    """The last snapshot failed or did not connect to the events; events wait until it is asked for again."""
+    """The last snapshot failed or had a gap to the next event; events wait for the next snapshot."""
 
 
-class Do(enum.Enum):
+class Command(enum.Enum):
     Fetch = "fetch"
-    """Ask the worker for a snapshot and report `snapshot` or `failed`."""
+    """Request a snapshot from the worker and report `snapshot` or `failed`."""
     Clear = "clear"
-    """Forget what the index knows of the rank."""
+    """Remove the rank's blocks from the index."""
 
 
-Action = RouterEvent | Do
-"""An event is to be applied to the index; report `rejected` and drop the remaining actions if that fails."""
+Action = RouterEvent | Command
+"""An event is to be applied to the index; if that fails, report `rejected` and drop the remaining actions."""
+
+
+class Order(enum.Enum):
+    Next = "next"
+    Stale = "stale"
+    """Seen before."""
+    Gap = "gap"
+    """An event before it is missing."""
+
+
+class Cursor:
+    """The position in one rank's events. Until a snapshot sets it, only event 0 is the next one."""
+
+    last: int | None = None
+
+    def see(self, event_id: int) -> Order:
+        """Tell whether an event is the next one, and advance if so."""
+        expected = 0 if self.last is None else self.last + 1
+        if event_id == expected:
+            self.last = event_id
+            return Order.Next
+        return Order.Stale if event_id < expected else Order.Gap
 
 
 class RankSync:
@@ -69,9 +91,9 @@ class RankSync:
         self.backoff = 0.0
         """Seconds until `retry` is due, when backing off."""
         self.failures = 0
-        """Snapshots that failed in a row, so that nothing is known of the rank."""
+        """Snapshots that failed in a row."""
         self.pause = config.patience
-        """Before the next snapshot, if one does not connect; longer each time, until events follow each other."""
+        """Before the next snapshot if one has a gap to the next event; reset when events arrive without a gap."""
         self.patience = config.patience
         """How long the next computed prompt may be missing."""
         self.unknown_prompts = 0
@@ -83,13 +105,13 @@ class RankSync:
         self._waiting: deque[RouterEvent] = deque(maxlen=config.buffered)
         """Events that wait for a snapshot."""
         self._reachable = False
-        """The worker became reachable since the last snapshot was asked for."""
+        """The worker became reachable after the last snapshot was requested."""
         self._missed_at = 0.0
         self._heard_at = now
         self._quiet = config.quiet
 
     def resync(self) -> Sequence[Action]:
-        """Ask for a snapshot, unless that is under way."""
+        """Request a snapshot, unless one is already requested."""
         return self._fetch() if self.state is SyncState.Live else ()
 
     def event(self, event: RouterEvent, now: float) -> Sequence[Action]:
@@ -97,7 +119,7 @@ class RankSync:
         self._quiet = self._config.quiet
         number = event.event_id
         if number == 0 and self._cursor.last is not None:
-            self._exact = False  # numbered anew: its publisher has restarted
+            self._exact = False  # the numbers start again: the publisher has restarted
         if self.state is not SyncState.Live:
             self._waiting.append(event)
             return ()
@@ -111,20 +133,20 @@ class RankSync:
         return self._fetch()
 
     def rejected(self) -> Sequence[Action]:
-        """The index refused an event: what it knows is no longer exact."""
+        """The index rejected an event, so it is no longer exact."""
         self._exact = False
         return self.resync()
 
     def covers(self, last_event_id: int | None) -> bool:
-        """Whether the index already holds what a snapshot after this event says."""
+        """Whether the index already equals a snapshot taken after this event."""
         return self._exact and last_event_id == self._cursor.last
 
     def snapshot(self, last_event_id: int | None, now: float) -> Sequence[Action]:
-        """The index holds what the rank's snapshot says."""
+        """A snapshot was applied to the index."""
         if self.covers(last_event_id):
             self._quiet = min(self._quiet * 2, self._config.quiet * 20)
         else:
-            self._cursor.reset(last_event_id)
+            self._cursor.last = last_event_id
             self._exact = True
         self._heard_at = now
         self.failures = 0
@@ -137,13 +159,13 @@ class RankSync:
         return events
 
     def failed(self) -> Sequence[Action]:
-        """No snapshot. The rank is still known if no event is missing, or if all from the first on were heard."""
+        """No snapshot came. The index can still be exact, if no event is missing or all events since the first wait."""
         if self._exact:
             events, connected = self._drain()
             if connected:
                 return self._without_snapshot(events)
-        actions: list[Action] = [Do.Clear]
-        self._cursor.reset(None)
+        actions: list[Action] = [Command.Clear]
+        self._cursor.last = None
         self._exact = bool(self._waiting) and self._waiting[0].event_id == 0
         if self._exact:
             events, connected = self._drain()
@@ -157,11 +179,11 @@ class RankSync:
         return actions
 
     def retry(self) -> Sequence[Action]:
-        """The time to back off has passed."""
+        """The back-off is over."""
         return self._fetch() if self.state is SyncState.BackingOff else ()
 
     def reachable(self) -> Sequence[Action]:
-        """The worker's snapshots can be asked for from now on."""
+        """The worker can now be asked for snapshots."""
         self._reachable = True
         if self.state is SyncState.BackingOff and self.failures:
             self.failures = 0
@@ -169,7 +191,7 @@ class RankSync:
         return ()
 
     def check_silence(self, now: float) -> Sequence[Action]:
-        """Ask a rank that has been silent for long; to be called now and then."""
+        """Request a snapshot if the rank has been silent for long; to be called periodically."""
         return self.resync() if now - self._heard_at >= self._quiet else ()
 
     def prompt_found(self, now: float) -> None:
@@ -188,7 +210,7 @@ class RankSync:
     def _fetch(self) -> Sequence[Action]:
         self.state = SyncState.AwaitingSnapshot
         self._reachable = False
-        return (Do.Fetch,)
+        return (Command.Fetch,)
 
     def _back_off(self, seconds: float) -> None:
         self.state = SyncState.BackingOff
@@ -200,8 +222,9 @@ class RankSync:
         return actions
 
     def _drain(self) -> tuple[list[Action], bool]:
-        """The waiting events up to the first gap, and whether there was none. The event after a gap is dropped: the
-        next snapshot includes it, unless it is from before a restart.
+        """The waiting events up to the first gap, and whether there was no gap.
+
+        The event after a gap is dropped: the next snapshot includes it, unless it is from before a restart.
         """
         events: list[Action] = []
         while self._waiting:

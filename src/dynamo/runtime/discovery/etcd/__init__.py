@@ -41,10 +41,6 @@ class EtcdDiscovery:
         check_key(key)
         await self._registration.put(key, value)
 
-    async def create(self, key: str, value: bytes) -> bytes | None:
-        check_key(key)
-        return await self._registration.create(key, value)
-
     async def delete(self, key: str) -> None:
         await self._registration.delete(key)
 

@@ -1,4 +1,4 @@
-"""etcd v3 over its HTTP/JSON gateway: calls, streams, login, and moving on to the next endpoint."""
+"""etcd v3 over its HTTP/JSON gateway: calls, streams, login, and failover to the next endpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("dynamo.runtime.discovery.etcd")
 CALL_LIMIT = 3.0  # seconds for one endpoint to answer
 CONNECT_LIMIT = 2.0
 
-_ANOTHER_TRY_MAY_HELP = {1, 2, 4, 10, 13, 14, 15}  # gRPC codes: unknown, deadline, internal, unavailable…
+_RETRYABLE = {1, 2, 4, 10, 13, 14, 15}  # gRPC codes: unknown, deadline, internal, unavailable…
 _LOGIN_AGAIN = ("invalid auth token", "user name is empty", "revision of auth store is old")
 
 Body = Mapping[str, Any]
@@ -70,8 +70,8 @@ class Gateway:
     def where(self) -> str:
         return ", ".join(self._config.endpoints)
 
-    def shaken(self, within: float) -> bool:
-        """Whether there is an outage, or was one a moment ago."""
+    def recently_down(self, within: float) -> bool:
+        """Whether there is an outage, or was one in the last `within` seconds."""
         return self.down or asyncio.get_running_loop().time() - self._back_at < within
 
     def open(self) -> None:
@@ -81,13 +81,13 @@ class Gateway:
     async def close(self) -> None:
         session, self._session = self._session, None
         for response in self._streams:
-            # Closing the session does not wake those who read from it.
+            # Closing the session does not wake the readers of its streams.
             response.content.set_exception(aiohttp.ClientConnectionError("closed"))
         if session:
             await session.close()
 
     async def call(self, path: str, body: Body, answer: type[T]) -> T:
-        """One request and its answer, from whichever endpoint gives one."""
+        """Send one request; the answer comes from the first endpoint that gives one."""
         failure: Outage | None = None
         for _ in self._config.endpoints:
             endpoint = self._endpoint()
@@ -96,7 +96,7 @@ class Gateway:
                 decoded = _decoded(data, answer)
             except Outage as why:
                 failure = why
-                self._move_on(endpoint)
+                self._fail_over(endpoint)
             except Refused:
                 self._answered()
                 raise
@@ -109,13 +109,13 @@ class Gateway:
 
     @asynccontextmanager
     async def stream(self, path: str, body: Body) -> AsyncIterator[Lines]:
-        """One request and the lines that keep coming; leaving the block drops the connection."""
+        """Send one request and read its streamed lines; leaving the block closes the connection."""
         endpoint = self._endpoint()
         try:
             async with asyncio.timeout(self._limit):
                 response = await self._post(endpoint, path, body)
         except (aiohttp.ClientError, OSError) as why:
-            self._move_on(endpoint)
+            self._fail_over(endpoint)
             raise _outage(why) from why
         try:
             if response.status != 200:
@@ -124,7 +124,7 @@ class Gateway:
             self._streams.add(response)
             yield Lines(response)
         except (aiohttp.ClientError, OSError) as why:
-            self._move_on(endpoint)
+            self._fail_over(endpoint)
             raise _outage(why) from why
         finally:
             self._streams.discard(response)
@@ -181,8 +181,8 @@ class Gateway:
     def _endpoint(self) -> str:
         return self._config.endpoints[self._current]
 
-    def _move_on(self, failed: str) -> None:
-        # Of several calls that fail at once on one endpoint only the first moves on.
+    def _fail_over(self, failed: str) -> None:
+        # Only the first of several calls that fail at once on one endpoint switches.
         if self._endpoint() == failed:
             self._current = (self._current + 1) % len(self._config.endpoints)
 
@@ -196,11 +196,11 @@ class Gateway:
     def _no_answer(self, why: Outage) -> None:
         if self._has_answered and not self.down:
             self.down = True
-            log.warning("etcd at %s does not answer: %s; going on with what is known", self.where, why)
+            log.warning("etcd at %s does not answer: %s; the last known view stays in use", self.where, why)
 
 
 class Lines:
-    """The lines of a streaming answer. Giving up waiting for one loses nothing."""
+    """The lines of a streaming answer. Cancelling `read` loses no data."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
@@ -209,7 +209,10 @@ class Lines:
     async def read(self) -> list[bytes]:
         """The next lines, at least one; raises `Outage` when the stream ends."""
         while True:
-            chunk = await self._response.content.readany()
+            try:
+                chunk = await self._response.content.readany()
+            except RuntimeError as why:  # aiohttp's, where the connection was closed before the read
+                raise Outage("the connection was closed") from why
             if not chunk:
                 raise Outage("the connection was closed")
             *lines, self._rest = (self._rest + chunk).split(b"\n")
@@ -230,7 +233,7 @@ def _error(status: int, data: bytes) -> Outage | Refused:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         text = f"HTTP {status}: {data[:200].decode(errors='replace').strip()}"
         return Outage(text) if status >= 500 else Refused(f"{text} (is this etcd, with its HTTP gateway enabled?)")
-    return Outage(answer.message) if answer.code in _ANOTHER_TRY_MAY_HELP else Refused(answer.message)
+    return Outage(answer.message) if answer.code in _RETRYABLE else Refused(answer.message)
 
 
 def _outage(why: Exception) -> Outage:

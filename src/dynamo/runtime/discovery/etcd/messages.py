@@ -1,4 +1,4 @@
-"""What etcd's HTTP gateway says: protobuf's JSON form, so 64-bit numbers are strings and bytes are base64.
+"""The answers of etcd's HTTP gateway: protobuf's JSON form, so 64-bit numbers are strings and bytes are base64.
 
 Decoded with `strict=False`, which reads those strings as numbers; absent fields are zero.
 """
@@ -19,7 +19,6 @@ class KeyValue(Struct, frozen=True):
     key: bytes = b""
     value: bytes = b""
     mod_revision: int = 0
-    lease: int = 0
 
 
 class EtcdReply(Struct, frozen=True):
@@ -32,16 +31,6 @@ class RangeAnswer(Struct, frozen=True):
     header: EtcdHeader = EtcdHeader()
     kvs: tuple[KeyValue, ...] = ()
     count: int = 0
-
-
-class TxnPart(Struct, frozen=True):
-    response_range: RangeAnswer | None = None
-
-
-class TxnAnswer(Struct, frozen=True):
-    header: EtcdHeader = EtcdHeader()
-    succeeded: bool = False
-    responses: tuple[TxnPart, ...] = ()
 
 
 class LeaseAnswer(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""This process's records in etcd: one lease, kept alive, and all records put again whenever etcd lost them."""
+"""This process's records in etcd: keeps their lease alive and puts them again when etcd has lost them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Outage, Refused
-from dynamo.runtime.discovery.etcd.messages import EtcdHeader, EtcdReply, KeepAliveAnswer, LeaseAnswer, TxnAnswer
+from dynamo.runtime.discovery.etcd.messages import EtcdHeader, EtcdReply, KeepAliveAnswer, LeaseAnswer
 
 log = logging.getLogger("dynamo.runtime.discovery.etcd")
 
-PATIENCE = 2.0  # seconds a caller waits to see its change in the store before it is left to the background
+PATIENCE = 2.0  # seconds a caller waits for its change to be stored; after that the task finishes it in the background
 FIRST_DELAY, LAST_DELAY = 0.1, 1.0
 
 
 class Registration:
     """The records this process wants in etcd, and the task that keeps them there.
 
-    Changes are noted and written by that one task, so they reach etcd in order, now or after an outage.
+    Only that task writes changes, so they reach etcd in order, now or after an outage.
     """
 
     def __init__(self, gateway: Gateway, config: EtcdConfig) -> None:
@@ -31,46 +31,30 @@ class Registration:
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._wake = asyncio.Event()
         self._lease: int | None = None
-        self._leased = asyncio.Event()
         self._ttl = float(config.lease_ttl)
         self._beat_at = 0.0
         self._seen = EtcdHeader()
-        self._creating = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self._take_lease()
-        self._task = asyncio.create_task(self._tend(), name="etcd lease")
+        self._task = asyncio.create_task(self._run(), name="etcd lease")
 
     async def put(self, key: str, value: bytes) -> None:
         self._refuse_unless_running()
         self._own[key] = value
-        await self._written(key)
+        await self._wait_written(key)
 
     async def delete(self, key: str) -> None:
         if self._task and (self._own.pop(key, None) is not None or key in self._unwritten):
-            await self._written(key)
-
-    async def create(self, key: str, value: bytes) -> bytes | None:
-        self._refuse_unless_running()
-        async with self._creating:
-            if key in self._own:
-                return self._own[key]
-            try:
-                return await self._create(key, value)
-            except Outage as why:
-                # It may have been written all the same; the caller gets an error, so it must be removed.
-                self._note(key)
-                raise DiscoveryError(f"etcd at {self._gateway.where} does not answer: {why}") from why
-            except Refused as why:
-                raise DiscoveryError(f"etcd refuses {key}: {why}") from why
+            await self._wait_written(key)
 
     async def close(self) -> None:
         task, self._task = self._task, None
         if task:
             task.cancel()
             await asyncio.wait([task])
-        self._let_callers_go()
+        self._release_callers()
         if self._lease is not None and not self._gateway.down:
             try:
                 await self._gateway.call("/v3/lease/revoke", {"ID": self._lease}, EtcdReply)
@@ -78,51 +62,14 @@ class Registration:
                 log.debug("the lease is left to expire: %s", why)
         self._lease = None
 
-    async def _create(self, key: str, value: bytes) -> bytes | None:
-        for last_try in (False, True):
-            lease = await self._current_lease()
-            name = self._name(key)
-            try:
-                answer = await self._gateway.call(
-                    "/v3/kv/txn",
-                    {
-                        "compare": [{"key": name, "target": "CREATE", "result": "EQUAL", "create_revision": 0}],
-                        "success": [{"request_put": {"key": name, "value": value, "lease": lease}}],
-                        "failure": [{"request_range": {"key": name}}],
-                    },
-                    TxnAnswer,
-                )
-                break
-            except Refused as why:
-                if last_try or not why.lease_is_lost:
-                    raise
-                self._lose(lease)
-        standing = [kv for part in answer.responses if part.response_range for kv in part.response_range.kvs]
-        if standing and standing[0].lease != lease:
-            return standing[0].value
-        # Ours: written now, or by an attempt whose answer was lost.
-        self._own[key] = value
-        if not answer.succeeded or self._lease != lease:
-            self._note(key)
-        return None
-
-    async def _current_lease(self) -> int:
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await self._leased.wait()
-        except TimeoutError:
-            raise Outage("the lease is lost and not yet renewed") from None
-        assert self._lease is not None
-        return self._lease
-
-    async def _tend(self) -> None:
+    async def _run(self) -> None:
         clock = asyncio.get_running_loop().time
         delay = FIRST_DELAY
         refusal = ""
         while True:
             self._wake.clear()
             try:
-                await self._bring_in_line()
+                await self._sync()
                 delay, refusal = FIRST_DELAY, ""
                 if not self._unwritten and self._lease is not None:
                     try:
@@ -140,12 +87,12 @@ class Registration:
             except Exception:
                 # Without this task the process would vanish from the store while it serves.
                 log.exception("keeping this process registered failed; trying again")
-            self._let_callers_go()
+            self._release_callers()
             self._beat_at = clock()
             await asyncio.sleep(delay)
             delay = min(LAST_DELAY, delay * 2)
 
-    async def _bring_in_line(self) -> None:
+    async def _sync(self) -> None:
         if self._lease is None:
             await self._take_lease()
             self._unwritten.update(dict.fromkeys(self._own))
@@ -159,7 +106,7 @@ class Registration:
                 await self._write(key, self._lease)
             except Refused as why:
                 if why.lease_is_lost:
-                    self._lose(self._lease)
+                    self._lease = None
                     return
                 refused = why
                 if waiting := self._waiting.pop(key, None):
@@ -178,16 +125,9 @@ class Registration:
         if answer.ID == 0:
             raise Refused("it grants no lease")
         self._lease = answer.ID
-        self._leased.set()
         self._ttl = float(answer.TTL or self._config.lease_ttl)
         self._beat_at = now + self._ttl / 3
         self._seen = answer.header
-
-    def _lose(self, lease: int) -> None:
-        if self._lease == lease:
-            self._lease = None
-            self._leased.clear()
-            self._wake.set()
 
     async def _keep_alive(self) -> None:
         assert self._lease is not None
@@ -195,7 +135,7 @@ class Registration:
         now = asyncio.get_running_loop().time()
         answer = (await self._gateway.call("/v3/lease/keepalive", {"ID": lease}, KeepAliveAnswer)).result
         if answer.TTL <= 0:
-            self._lose(lease)
+            self._lease = None
             return
         self._beat_at = now + self._ttl / 3
         # An older copy of the store came back, with our lease but perhaps without what we put since.
@@ -213,19 +153,19 @@ class Registration:
                 "compare": [{"key": name, "target": "LEASE", "result": "EQUAL", "lease": lease}],
                 "success": [{"request_delete_range": {"key": name}}],
             }
-            await self._gateway.call("/v3/kv/txn", body, TxnAnswer)
+            await self._gateway.call("/v3/kv/txn", body, EtcdReply)
         if self._own.get(key) == value:
             self._unwritten.pop(key, None)
             for caller in self._waiting.pop(key, ()):
                 if not caller.done():
                     caller.set_result(None)
 
-    def _note(self, key: str) -> None:
+    def _mark_unwritten(self, key: str) -> None:
         self._unwritten[key] = None
         self._wake.set()
 
-    async def _written(self, key: str) -> None:
-        self._note(key)
+    async def _wait_written(self, key: str) -> None:
+        self._mark_unwritten(key)
         if self._gateway.down:
             return
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -238,7 +178,7 @@ class Registration:
             if written in (waiting := self._waiting.get(key, [])):
                 waiting.remove(written)
 
-    def _let_callers_go(self) -> None:
+    def _release_callers(self) -> None:
         for waiting in self._waiting.values():
             for caller in waiting:
                 if not caller.done():

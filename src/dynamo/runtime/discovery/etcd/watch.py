@@ -1,4 +1,4 @@
-"""Following a prefix of etcd through broken connections, compactions and stores that come back empty.
+"""Watches a prefix of etcd through broken connections, compactions and stores that come back empty.
 
 There is one way to recover from any break: read the prefix again, report the differences, and watch from the revision
 that was read.
@@ -31,8 +31,8 @@ FIRST_DELAY, LAST_DELAY = 0.1, 1.0
 SECOND_LOOK = 1.0  # seconds for an event under way to arrive before a silent watch counts as dead
 
 
-class Followed:
-    """What a watch has reported, and what it knows of the store: pure state, without any I/O.
+class WatchState:
+    """The state of a watch, without I/O: what it has reported and what it knows of the store.
 
     Keys that the store may have lost, rather than an owner deleted, stay reported for `grace` seconds: the time their
     owners need to notice and put them again.
@@ -55,7 +55,7 @@ class Followed:
         return min(self._missing.values(), default=None)
 
     def read(self, answer: RangeAnswer, now: float, cut_off: bool) -> Iterator[tuple[bytes, bytes | None]]:
-        """Compare with a fresh reading; `cut_off` says that owners, too, may have lost the store meanwhile."""
+        """Compare with a fresh reading; `cut_off`: owners may have lost their leases meanwhile."""
         lost = cut_off or not self._continues(answer)
         self._standing = {kv.key: kv.mod_revision for kv in answer.kvs}
         self._cluster, self.revision = answer.header.cluster_id, answer.header.revision
@@ -67,12 +67,12 @@ class Followed:
         for kv in answer.kvs:
             yield from self._put(kv)
 
-    def happened(self, event: Event, now: float, shaken: bool) -> Iterator[tuple[bytes, bytes | None]]:
-        """Follow the stream; `shaken` says that a deletion may be a lease that ended for want of a store."""
+    def apply(self, event: Event, now: float, recently_down: bool) -> Iterator[tuple[bytes, bytes | None]]:
+        """Apply an event of the stream; `recently_down`: a deletion may be a lease that ended in the outage."""
         self.revision = max(self.revision, event.kv.mod_revision)
         if event.type == "DELETE":
             self._standing.pop(event.kv.key, None)
-            if not shaken:
+            if not recently_down:
                 yield from self._delete(event.kv.key)
             elif event.kv.key in self._reported:
                 self._missing[event.kv.key] = now + self._grace
@@ -85,7 +85,7 @@ class Followed:
             yield from self._delete(key)
 
     def precedes(self, header: EtcdHeader) -> bool:
-        """Whether what we know can be the past of the store that says this."""
+        """Whether a store with this header can have the history we know."""
         return header.cluster_id == self._cluster and header.revision >= self.revision
 
     def _continues(self, answer: RangeAnswer) -> bool:
@@ -115,13 +115,13 @@ class EtcdWatch:
         self._start = (config.prefix + prefix).encode()
         self._ttl = float(config.lease_ttl)
         self._closed = closed
-        self._followed = Followed(grace=config.lease_ttl + config.return_grace)
+        self._state = WatchState(grace=config.lease_ttl + config.return_grace)
         self._foreign: set[bytes] = set()
         self._delay = FIRST_DELAY
 
     async def changes(self) -> AsyncGenerator[Change, None]:
         clock = asyncio.get_running_loop().time
-        followed = self._followed
+        state = self._state
         broken_at: float | None = None
         synced = False
         refusal = ""
@@ -129,25 +129,25 @@ class EtcdWatch:
             try:
                 answer = await self._gateway.call("/v3/kv/range", self._range(), RangeAnswer)
                 # Owners renew every third of the TTL: a shorter break cannot have cost them their leases.
-                cut_off = self._gateway.shaken(self._ttl) or (
+                cut_off = self._gateway.recently_down(self._ttl) or (
                     broken_at is not None and clock() - broken_at > self._ttl / 2
                 )
-                for change in self._changes(followed.read(answer, clock(), cut_off)):
+                for change in self._changes(state.read(answer, clock(), cut_off)):
                     yield change
                 if not synced:
                     synced = True
                     yield Synced()
                 broken_at = None
                 refusal = ""
-                create = {**self._range(), "start_revision": followed.revision + 1, "progress_notify": True}
+                create = {**self._range(), "start_revision": state.revision + 1, "progress_notify": True}
                 async with self._gateway.stream("/v3/watch", {"create_request": create}) as lines:
                     while True:
                         arrived = await self._next(lines)
-                        for change in self._changes(followed.overdue(clock())):
+                        for change in self._changes(state.overdue(clock())):
                             yield change
-                        shaken = self._gateway.shaken(self._ttl)
+                        recently_down = self._gateway.recently_down(self._ttl)
                         for event in arrived:
-                            for change in self._changes(followed.happened(event, clock(), shaken)):
+                            for change in self._changes(state.apply(event, clock(), recently_down)):
                                 yield change
             except Outage as why:
                 log.debug("the watch of %s broke: %s", self._start.decode(), why)
@@ -165,13 +165,13 @@ class EtcdWatch:
             await self._pause()
 
     async def _next(self, lines: Lines) -> list[Event]:
-        """The events that come next; empty when it is only time for something overdue."""
+        """The next events; empty when a missing key is overdue instead."""
         clock = asyncio.get_running_loop().time
         quiet_since = clock()
         limit = self._ttl
         while True:
             look_at = quiet_since + limit
-            deadline = self._followed.next_deadline
+            deadline = self._state.next_deadline
             try:
                 async with asyncio.timeout_at(look_at if deadline is None else min(look_at, deadline)):
                     return [event for line in await lines.read() for event in self._events(line)]
@@ -188,21 +188,21 @@ class EtcdWatch:
 
     def _events(self, line: bytes) -> Iterable[Event]:
         try:
-            said = msgspec.json.decode(line, type=WatchLine, strict=False)
+            answer = msgspec.json.decode(line, type=WatchLine, strict=False)
         except (msgspec.MsgspecError, ValueError, RecursionError) as why:
             raise Outage(f"the answer is not etcd's: {why}") from why
-        if said.result is None or said.result.canceled:
-            raise Outage(f"etcd ended the watch: {_reason(said.result) or said.error}")
-        if said.result.created and not self._followed.precedes(said.result.header):
+        if answer.result is None or answer.result.canceled:
+            raise Outage(f"etcd ended the watch: {_reason(answer.result) or answer.error}")
+        if answer.result.created and not self._state.precedes(answer.result.header):
             raise Outage("the store was replaced since it was read")
         self._delay = FIRST_DELAY
-        return said.result.events
+        return answer.result.events
 
     async def _is_up_to_date(self) -> bool:
         """Ask etcd for changes that the stream did not report: its connection may be dead."""
-        newer = {**self._range(), "min_mod_revision": self._followed.revision + 1, "limit": 1, "keys_only": True}
+        newer = {**self._range(), "min_mod_revision": self._state.revision + 1, "limit": 1, "keys_only": True}
         answer = await self._gateway.call("/v3/kv/range", newer, RangeAnswer)
-        return not answer.kvs and answer.count == self._followed.count
+        return not answer.kvs and answer.count == self._state.count
 
     def _range(self) -> dict[str, object]:
         return {"key": self._start or b"\0", "range_end": range_end(self._start)}

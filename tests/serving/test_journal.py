@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.run.errors import RunError
-from dynamo.run.journal import Journal, JournalHeader, checksum
+from dynamo.serving.journal import Journal, JournalError, JournalHeader, checksum
 
 HEADER = JournalHeader(input="p.jsonl", checksum="abc", model="m")
 
@@ -72,27 +71,27 @@ def test_failures_are_counted_across_runs(tmp_path: Path) -> None:
 )
 def test_answers_of_something_else_are_not_mixed_in(tmp_path: Path, other: JournalHeader, what: str) -> None:
     opened(tmp_path).close()
-    with pytest.raises(RunError, match=what):
+    with pytest.raises(JournalError, match=what):
         opened(tmp_path, other)
 
 
 def test_a_file_that_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "output.jsonl.journal").write_text("my diary\n")
-    with pytest.raises(RunError, match="not the journal"):
+    with pytest.raises(JournalError, match="not the journal"):
         opened(tmp_path)
     assert (tmp_path / "output.jsonl.journal").read_text() == "my diary\n"
 
 
 def test_two_at_once_do_not_write_the_same_journal(tmp_path: Path) -> None:
     first = opened(tmp_path)
-    with pytest.raises(RunError, match="another batch is running"):
+    with pytest.raises(JournalError, match="another batch is running"):
         opened(tmp_path)
     first.close()
     opened(tmp_path).close()
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot write to"):
+    with pytest.raises(JournalError, match="cannot write to"):
         opened(tmp_path / "nowhere")
 
 
@@ -100,3 +99,16 @@ def test_blank_lines_are_no_prompts(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_bytes(b'{"text": "a"}\n\n  \n{"text": "b"}')
     assert checksum(file)[1] == 2
+
+
+def test_failures_can_be_written_apart(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    for line in (3, 1, 2):
+        journal.add(line, record(line), failed=line == 2)
+    journal.write(tmp_path / "good", failed=False)
+    journal.write(tmp_path / "bad", failed=True)
+    assert (tmp_path / "good").read_bytes().splitlines() == [record(1), record(3)]
+    assert (tmp_path / "bad").read_bytes().splitlines() == [record(2)]
+    assert journal.path.exists()
+    journal.drop()
+    assert not journal.path.exists()

@@ -32,5 +32,5 @@ async def in_thread(work: Callable[[], T]) -> T:
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=body, name="dynamo-run", daemon=True).start()
+    threading.Thread(target=body, name="dynamo-blocking", daemon=True).start()
     return await done

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.runtime.discovery.etcd.messages import EtcdHeader, Event, KeyValue, RangeAnswer
-from dynamo.runtime.discovery.etcd.watch import Followed
+from dynamo.runtime.discovery.etcd.watch import WatchState
 
 Told = list[tuple[bytes, bytes | None]]
 
@@ -58,18 +58,18 @@ _STEP = st.tuples(
 
 @given(st.lists(_STEP, max_size=40))
 def test_after_a_reading_and_the_grace_the_view_is_the_store(steps: list[tuple[str, bytes, bytes]]) -> None:
-    store, followed, view, now = Store(), Followed(grace=10), dict[bytes, bytes](), 0.0
+    store, followed, view, now = Store(), WatchState(grace=10), dict[bytes, bytes](), 0.0
     apply(view, followed.read(store.answer(), now, cut_off=False))
     for what, key, value in steps:
         now += 1
         match what:
             case "put":
                 apply(view, followed.read(store.answer(), now, cut_off=False))
-                apply(view, followed.happened(store.put(key, value), now, shaken=False))
+                apply(view, followed.apply(store.put(key, value), now, recently_down=False))
                 assert view[key] == value
             case "delete":
                 apply(view, followed.read(store.answer(), now, cut_off=False))
-                apply(view, followed.happened(store.delete(key), now, shaken=False))
+                apply(view, followed.apply(store.delete(key), now, recently_down=False))
                 assert key not in view
             case "blind put":
                 store.put(key, value)
@@ -90,12 +90,12 @@ def test_after_a_reading_and_the_grace_the_view_is_the_store(steps: list[tuple[s
     assert followed.count == len(view)
 
 
-def read(followed: Followed, store: Store, now: float = 0.0, cut_off: bool = False, cluster: str = "c") -> Told:
+def read(followed: WatchState, store: Store, now: float = 0.0, cut_off: bool = False, cluster: str = "c") -> Told:
     return list(followed.read(store.answer(cluster), now, cut_off))
 
 
-def followed_store() -> tuple[Store, Followed]:
-    store, followed = Store(), Followed(grace=10)
+def followed_store() -> tuple[Store, WatchState]:
+    store, followed = Store(), WatchState(grace=10)
     for key in (b"a", b"b"):
         store.put(key, b"1")
     assert read(followed, store) == [(b"a", b"1"), (b"b", b"1")]
@@ -145,9 +145,9 @@ def test_a_missing_key_that_is_deleted_leaves_at_once() -> None:
     store, followed = followed_store()
     new = Store()
     assert read(followed, new) == []
-    assert list(followed.happened(new.put(b"a", b"1"), 0, shaken=False)) == []
-    assert list(followed.happened(new.delete(b"a"), 0, shaken=False)) == [(b"a", None)]
-    assert list(followed.happened(new.put(b"b", b"2"), 0, shaken=False)) == [(b"b", b"2")]
+    assert list(followed.apply(new.put(b"a", b"1"), 0, recently_down=False)) == []
+    assert list(followed.apply(new.delete(b"a"), 0, recently_down=False)) == [(b"a", None)]
+    assert list(followed.apply(new.put(b"b", b"2"), 0, recently_down=False)) == [(b"b", b"2")]
     assert followed.next_deadline is None
     assert store.revision == 3
 
@@ -155,6 +155,6 @@ def test_a_missing_key_that_is_deleted_leaves_at_once() -> None:
 def test_a_deletion_just_after_an_outage_waits_for_its_owner() -> None:
     store, followed = followed_store()
     for key in (b"a", b"b"):
-        assert list(followed.happened(store.delete(key), now=1, shaken=True)) == []
-    assert list(followed.happened(store.put(b"a", b"1"), now=2, shaken=True)) == []
+        assert list(followed.apply(store.delete(key), now=1, recently_down=True)) == []
+    assert list(followed.apply(store.put(b"a", b"1"), now=2, recently_down=True)) == []
     assert list(followed.overdue(11)) == [(b"b", None)]

@@ -1,0 +1,87 @@
+"""What the server keeps between requests, and where."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dynamo.frontend.answers.errors import error_answer
+from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.siblings import Siblings
+from dynamo.protocols.errors import DynamoException, StartError
+from dynamo.serving import batches
+from dynamo.serving.batches import Batches
+from dynamo.serving.models import Models
+from dynamo.serving.store import Conversations, Files, Limits, Records, ResponseStore, conversations, responses
+from dynamo.serving.store.records import MemoryRecords
+from dynamo.serving.store.sqlite import SqliteRecords
+
+DATABASE = "state.sqlite"
+BATCHES = Limits(10_000, 64 << 20)
+
+
+class KeptState:
+    def __init__(
+        self,
+        records: Records,
+        folder: Path | None,
+        config: FrontendConfig,
+        models: Models,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._records = records
+        self.body_timeout = config.body_timeout
+        """How long an upload may pause."""
+        enabled = config.stored_responses > 0
+        self.conversations = Conversations(records, enabled=enabled)
+        self.responses = ResponseStore(records, self.conversations, enabled=enabled)
+        self.files = Files(records, folder, config.stored_files_mb << 20)
+        self.batches = Batches(
+            records,
+            self.files,
+            models,
+            concurrency=config.http_batch_concurrency,
+            error_body=_error_body,
+            is_stopping=is_stopping,
+            ignore_unknown=config.ignores_unknown_fields,
+        )
+
+    async def start(self) -> None:
+        await self.files.start()
+        await self.batches.start()
+
+    async def close(self) -> None:
+        await self.batches.close()
+        await self._records.close()
+        self.files.close()
+
+
+async def open_state(
+    config: FrontendConfig, siblings: Siblings | None, models: Models, is_stopping: Callable[[], bool]
+) -> KeptState:
+    """In the folder that is configured; else in memory, or, to be found by all processes of this port, in their folder,
+    which goes with them."""
+    limits = Limits(config.stored_responses, config.stored_responses_mb << 20)
+    kinds = {responses.KIND: limits, conversations.KIND: limits, batches.KIND: BATCHES}
+    folder = _made(config.state_dir) if config.state_dir else siblings.folder if siblings else None
+    records: Records = MemoryRecords(kinds)
+    if folder is not None:
+        records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
+    return KeptState(records, folder, config, models, is_stopping)
+
+
+def _made(path: str) -> Path:
+    folder = Path(path).expanduser()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartError(f"--state-dir {folder}: {error.strerror}") from error
+    return folder
+
+
+def _error_body(error: DynamoException, request_id: str) -> tuple[int, Any]:
+    return error.status, msgspec.to_builtins(error_answer(error, request_id))

@@ -1,0 +1,283 @@
+"""Measures HTTP requests that run: each has a record, from which its log line and its part of the metrics are made."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from time import perf_counter
+from typing import Any
+
+from aiohttp import web
+
+from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, ModelMetrics
+from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
+from dynamo.frontend.measure.worker_metrics import LastRequest
+from dynamo.pipeline.stream_meter import StreamMeter
+from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
+from dynamo.router.delivery import Delivery
+from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
+
+
+class RunningRequests:
+    """All requests that run a model now, and the metrics they end up in."""
+
+    def __init__(self, metrics: FrontendMetrics) -> None:
+        self.metrics = metrics
+        self._records: set[RequestRecord] = set()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def begin(
+        self, method: str, path: str, request_id: str, endpoint: str | None = None, *, is_probe: bool = False
+    ) -> RequestRecord:
+        """`endpoint` is the metrics' label of a request that runs a model; others are only logged."""
+        record = RequestRecord(self.metrics, request_id, method, path, endpoint, is_probe=is_probe)
+        if endpoint:
+            self._records.add(record)
+        return record
+
+    def end(self, record: RequestRecord, status: int) -> None:
+        self._records.discard(record)
+        record.end(status)
+
+    def settle(self) -> None:
+        """Bring the metrics up to this moment."""
+        for record in self._records:
+            record.settle()
+
+    def stages(self) -> tuple[Counter[str], int]:
+        """How many running requests are in each stage, and how many streams they have open at workers."""
+        stages = Counter(record.stage for record in self._records)
+        return stages, sum(record.open_streams for record in self._records)
+
+
+class RequestRecord:
+    """Implements `RequestObserver` for requests over HTTP."""
+
+    __slots__ = (
+        "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
+        "endpoint", "is_probe", "method", "path", "request_id", "span", "started", "stream", "traceparent",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        metrics: FrontendMetrics,
+        request_id: str,
+        method: str,
+        path: str,
+        endpoint: str | None = None,
+        *,
+        is_probe: bool = False,
+    ) -> None:
+        self.started = perf_counter()
+        self.request_id = request_id
+        self.method = method
+        self.path = path
+        self.endpoint = endpoint
+        self.is_probe = is_probe
+        self.stream = False
+        self.traceparent: str | None = None
+        self.span: Any = None
+        self._all = metrics
+        self._model: ModelMetrics | None = None
+        self._error: DynamoException | None = None
+        self._model_known = self._routing_began = self._first_token = 0.0
+        self._meters: list[StreamMeter] = []
+        self._deliveries: list[Delivery] = []
+
+    def served_by(self, model: str) -> None:
+        """The model is known and served here."""
+        if self._model is None:
+            self._model_known = perf_counter()
+            self._model = self._all.model(model)
+            self._model.started.value += 1
+            self._model.inflight.value += 1
+            self._model.active.value += 1
+            self._model.queued.value += 1
+
+    def metered(self, sink: Sink, prompt_tokens: int = 0) -> StreamMeter:
+        assert self._model
+        meter = StreamMeter(sink, self._model.inter_token, prompt_tokens)
+        self._meters.append(meter)
+        return meter
+
+    def delivering(self, delivery: Delivery) -> None:
+        if not self._deliveries:
+            self._routing_began = perf_counter()
+        self._deliveries.append(delivery)
+
+    def failed(self, error: DynamoException) -> None:
+        """The client got this error instead of an answer."""
+        self._error = error
+
+    @property
+    def error(self) -> DynamoException | None:
+        """Why the client did not get a whole answer. Streams cancelled because another failed do not count."""
+        errors = [meter.error for meter in self._meters if meter.error]
+        return self._error or min(errors, key=lambda error: isinstance(error, Cancelled), default=None)
+
+    @property
+    def stage(self) -> str:
+        """The stage before the first token; empty before the model is known and after that token."""
+        if self._model is None or self._first_token:
+            return ""
+        if not self._deliveries:
+            return PREPROCESS
+        return DISPATCH if self.open_streams == len(self._deliveries) else ROUTE
+
+    @property
+    def open_streams(self) -> int:
+        """How many of its streams are open at workers."""
+        return sum(one.placement is not None and not one.placement.released for one in self._deliveries)
+
+    @property
+    def model(self) -> str:
+        return self._model.name if self._model else UNKNOWN_MODEL
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        """None before `settle` has found a first token."""
+        return self._first_token - self.started if self._first_token else None
+
+    @property
+    def input_tokens(self) -> int:
+        return sum([meter.prompt_tokens for meter in self._meters])
+
+    @property
+    def output_tokens(self) -> int:
+        return sum([meter.count for meter in self._meters])
+
+    @property
+    def workers(self) -> list[int]:
+        return [one.instance_id for one in self._deliveries if one.instance_id is not None]
+
+    @property
+    def request_type(self) -> str:
+        return "stream" if self.stream else "unary"
+
+    def settle(self) -> None:
+        """Add to the metrics what the streams have measured since the last time."""
+        model = self._model
+        if model is None:
+            return
+        if not self._first_token:
+            self._first_token = min((meter.first for meter in self._meters if meter.first), default=0.0)
+            if self._first_token:
+                self._observe_first_token(model)
+        for meter in self._meters:
+            seconds, tokens = meter.progress()
+            model.inter_token.total += seconds
+            model.output_tokens.value += tokens
+
+    def _observe_first_token(self, model: ModelMetrics) -> None:
+        placed = self._deliveries[0].history.placed_at
+        model.queued.value -= 1
+        model.time_to_first.observe(self._first_token - self.started)
+        model.stages.observe(
+            self._routing_began - self._model_known, placed - self._routing_began, self._first_token - placed
+        )
+
+    def end(self, status: int) -> None:
+        """Called once, when the answer is complete or was given up."""
+        duration = perf_counter() - self.started
+        if self.endpoint:
+            self._count(status, duration)
+        # Probes come every few seconds: their lines would drown the others.
+        level = logging.DEBUG if self.is_probe else logging.INFO
+        if log.isEnabledFor(level):
+            self._log(level, status, duration)
+
+    def forget(self) -> None:
+        """Drop the references that lead back to this object, so that it is freed without the garbage collector."""
+        self._meters.clear()
+        self._deliveries.clear()
+        self._error = None
+
+    def _count(self, status: int, duration: float) -> None:
+        counts = self._all
+        assert self.endpoint
+        failure = error_type(status, self.error)
+        outcome = "error" if failure else "success"
+        counts.requests.at(self.model, self.endpoint, self.request_type, outcome, failure).value += 1
+        if failure == "cancelled":
+            counts.cancellations.at(self.model, self.endpoint, self.request_type).value += 1
+        elif failure == "overload":
+            counts.rejections.at(self.model, self.endpoint).value += 1
+        model = self._model
+        if model is None:
+            return
+        self.settle()
+        model.inflight.value -= 1
+        model.active.value -= 1
+        if not self._first_token:
+            model.queued.value -= 1
+        model.duration.observe(duration)
+        input_tokens = self.input_tokens
+        if input_tokens:
+            model.input_tokens.observe(input_tokens)
+            model.cached_tokens.observe(sum([meter.cached_tokens for meter in self._meters]))
+        if self._first_token:
+            model.output_sequence.observe(self.output_tokens)
+        if self.endpoint == "embeddings":
+            counts.embedding_latency.at(model.name).observe(duration)
+        for meter, delivery in zip(self._meters, self._deliveries, strict=True):
+            if delivery.history.migrations:
+                counts.count_migrations(model.name, delivery.history)
+            placement = delivery.placement
+            if placement is not None and self._first_token:
+                counts.last_requests[placement.instance_id, placement.dp_rank] = LastRequest(
+                    self._first_token - self.started, input_tokens, meter.streaming / max(1, meter.count - 1)
+                )
+
+    def _log(self, level: int, status: int, duration: float) -> None:
+        about = ""
+        if self._model:
+            first = f"{(self._first_token - self.started) * 1e3:.1f}ms" if self._first_token else "-"
+            workers = ",".join(f"{worker:x}" for worker in self.workers) or "-"
+            tokens = f"in={self.input_tokens or '-'} out={self.output_tokens or '-'}"
+            about = f" model={self.model} worker={workers} {tokens} ttft={first}"
+        if error := self.error:
+            about += f" error={one_line(error.message)!r}"
+        log.log(
+            level, "%s %s %d%s total=%.1fms [%s]",
+            self.method, self.path, status, about, duration * 1e3, self.request_id,
+            extra={"x_request_id": self.request_id, "model": self.model, "endpoint": self.endpoint},
+        )  # fmt: skip
+
+
+def one_line(text: str) -> str:
+    """Text from clients or engines, made safe for one line of the log."""
+    return "".join(character if character.isprintable() else " " for character in text[:500])
+
+
+def error_type(status: int, error: DynamoException | None) -> str:
+    """The label of a failure; an error after the first byte counts although the status was 200."""
+    if isinstance(error, ResourceExhausted):
+        return "overload"
+    if isinstance(error, Cancelled):
+        return "cancelled"
+    if error is not None:
+        status = error.status
+    match status:
+        case 499:
+            return "cancelled"
+        case 404:
+            return "not_found"
+        case 429 | 529:
+            return "overload"
+        case 501:
+            return "not_implemented"
+        case 503:
+            return "unavailable"
+        case 504:
+            return "response_timeout"
+    if status < 400:
+        return ""
+    return "validation" if status < 500 else "internal"
+
+
+RECORD = web.RequestKey("record", RequestRecord)
+"""Where a request keeps its record."""

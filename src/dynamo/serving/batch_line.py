@@ -1,0 +1,100 @@
+"""One line of a batch file, `{"custom_id", "method", "url", "body"}`, and the answer to its request."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
+from dynamo.pipeline.validate import validate_chat, validate_embedding
+from dynamo.protocols.body import BodyDecoder
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.protocols.openai_completions import CompletionRequest
+from dynamo.protocols.openai_embeddings import EmbeddingRequest
+from dynamo.protocols.openai_files import BatchEndpoint
+from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.protocols.responses_answers import ResponseObject, response_of
+from dynamo.runtime import Context
+from dynamo.serving.ask import ask
+from dynamo.serving.conversation import Conversation
+from dynamo.serving.embedding import Embeddings
+from dynamo.serving.models import ServedModel
+
+BatchRequest = ChatRequest | CompletionRequest | EmbeddingRequest | ResponsesRequest
+
+_DECODERS: dict[str, BodyDecoder[Any]] = {
+    "/v1/chat/completions": BodyDecoder(ChatRequest),
+    "/v1/completions": BodyDecoder(CompletionRequest),
+    "/v1/embeddings": BodyDecoder(EmbeddingRequest),
+    "/v1/responses": BodyDecoder(ResponsesRequest),
+}
+
+
+class BatchLine(Struct):
+    custom_id: str
+    url: str
+    body: Raw
+    method: str = "POST"
+
+    def request(self, ignore_unknown: bool = False) -> BatchRequest:
+        """Raises InvalidRequest."""
+        decoded: BatchRequest = _DECODERS[self.url].decode(bytes(self.body), [] if ignore_unknown else None)
+        return decoded
+
+
+_line = BodyDecoder(BatchLine)
+
+
+def read_line(line: bytes, endpoint: BatchEndpoint) -> BatchLine:
+    """Raises InvalidRequest for a line that is not a request to this endpoint."""
+    read = _line.decode(line)
+    if read.method != "POST":
+        raise InvalidRequest.bad_value("method", f"must be POST, not {read.method[:64]!r}")
+    if read.url != endpoint:
+        raise InvalidRequest(
+            f"url: must be {endpoint}, the endpoint of the batch, not {read.url[:64]!r}.", "url", "mismatched_endpoint"
+        )
+    if not bytes(read.body).lstrip().startswith(b"{"):
+        raise InvalidRequest("body: expected object.", "body", "invalid_type")
+    return read
+
+
+async def answer_request(model: ServedModel, request: BatchRequest) -> dict[str, Any]:
+    """The answer as its route would give it, without a stream; raises DynamoException."""
+    match request:
+        case EmbeddingRequest():
+            validate_embedding(request)
+            embeddings = Embeddings(model, request, Context(str(uuid.uuid4())))
+            try:
+                answer: Any = await embeddings.answer()
+            finally:
+                await embeddings.close()
+        case ResponsesRequest():
+            answer = await _respond(model, request)
+        case _:
+            return (await ask(model, request)).body
+    built: dict[str, Any] = msgspec.to_builtins(answer)
+    return built
+
+
+async def _respond(model: ServedModel, request: ResponsesRequest) -> ResponseObject:
+    for name in ("previous_response_id", "conversation"):
+        if getattr(request, name) is not None:
+            raise InvalidRequest.unsupported(name, "the lines of a batch do not share a state")
+    request.store = False
+    try:
+        chat = responses_to_chat(request)
+        validate_chat(chat)
+        conversation = Conversation(model, chat, Context(str(uuid.uuid4())))
+        try:
+            await conversation.prepare()
+            completion = conversation.completion(await conversation.collect())
+        finally:
+            await conversation.close()
+    except InvalidRequest as error:
+        raise with_responses_names(error) from None
+    return response_of(request, f"resp_{uuid.uuid4().hex}", completion)

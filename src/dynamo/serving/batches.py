@@ -1,0 +1,365 @@
+"""Batches: the requests of a file, answered in the background and journalled, so that a killed server resumes them.
+
+A batch is run by the process that holds the lock of its journal. Any process may be asked for its state or to cancel
+it: that goes through the records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from msgspec import structs
+
+from dynamo.protocols.errors import (
+    DynamoException,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+    from_exception,
+)
+from dynamo.protocols.openai_files import (
+    BatchEndpoint,
+    BatchError,
+    BatchErrors,
+    BatchObject,
+    CreateBatchRequest,
+    RequestCounts,
+)
+from dynamo.serving.batch_line import BatchRequest, answer_request, read_line
+from dynamo.serving.journal import Journal, JournalBusy, JournalHeader
+from dynamo.serving.models import Models
+from dynamo.serving.store.files import Files, new_id
+from dynamo.serving.store.records import Records
+
+log = logging.getLogger(__name__)
+
+KIND = "batch"
+PURPOSE = "batch"
+SHOWN_ERRORS = 50
+"""Wrong lines that a failed batch names."""
+WAIT_FOR_MODEL = 60.0
+"""How long a batch waits for a model that is not served."""
+BUSY_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Between attempts while all workers are busy."""
+COUNTED_EVERY = 0.5
+
+ErrorBody = Callable[[DynamoException, str], tuple[int, Any]]
+"""The status and body that an HTTP client would get for an error; given the request id."""
+
+_batch = msgspec.json.Decoder(BatchObject)
+
+
+class Batches:
+    def __init__(
+        self,
+        records: Records,
+        files: Files,
+        models: Models,
+        *,
+        concurrency: int,
+        error_body: ErrorBody,
+        is_stopping: Callable[[], bool],
+        ignore_unknown: bool = False,
+    ) -> None:
+        self._records = records
+        self._files = files
+        self._models = models
+        self._concurrency = concurrency
+        self._error_body = error_body
+        self._is_stopping = is_stopping
+        self._ignore_unknown = ignore_unknown
+        self._absent: set[str] = set()
+        """Models that were waited for in vain."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Resume the batches that no process runs."""
+        for batch in await self.all():
+            if not batch.has_ended:
+                self._start(batch.id)
+
+    async def create(self, request: CreateBatchRequest) -> BatchObject:
+        file = await self._files.get(request.input_file_id)
+        if file.purpose != PURPOSE:
+            why = f"the file's purpose is {file.purpose!r}; upload it with purpose 'batch'"
+            raise InvalidRequest.bad_value("input_file_id", why)
+        id = new_id("batch_")
+        # A link of its own: the file may be deleted while the batch runs.
+        try:
+            os.link(self._files.path(file.id), self._input(id))
+        except FileNotFoundError:
+            raise NotFound(f"No such File object: {file.id}", "input_file_id") from None
+        made = BatchObject(
+            id=id,
+            endpoint=request.endpoint,
+            input_file_id=file.id,
+            completion_window=request.completion_window,
+            status="validating",
+            created_at=_now(),
+            request_counts=RequestCounts(),
+            metadata=request.metadata,
+        )
+        await self._records.put(KIND, id, msgspec.json.encode(made))
+        self._start(id)
+        return made
+
+    async def get(self, id: str) -> BatchObject:
+        body = await self._records.get(KIND, id)
+        if body is None:
+            raise _not_found(id)
+        return _batch.decode(body)
+
+    async def all(self) -> list[BatchObject]:
+        """Oldest first."""
+        return [_batch.decode(body) for body in await self._records.all(KIND)]
+
+    async def cancel(self, id: str) -> BatchObject:
+        def change(batch: BatchObject) -> BatchObject:
+            if batch.has_ended:
+                raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.")
+            if batch.status == "cancelling":
+                return batch
+            return structs.replace(batch, status="cancelling", cancelling_at=_now())
+
+        batch = await self._change(id, change)
+        # The process that ran it may be gone.
+        self._start(id)
+        return batch
+
+    async def close(self) -> None:
+        """Stop all; a later start resumes them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, id: str) -> None:
+        if id not in self._tasks and not self._is_stopping():
+            task = asyncio.create_task(self._run(id))
+            self._tasks[id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(id, None))
+
+    async def _run(self, id: str) -> None:
+        journal = Journal(self._files.folder("batches") / id)
+        try:
+            batch = await self.get(id)
+            header = JournalHeader(input=batch.input_file_id, checksum=id, model=batch.endpoint)
+            await asyncio.to_thread(journal.open, header)
+            await self._run_locked(id, journal)
+        except JournalBusy:
+            return  # another process runs it
+        except NotFound:
+            journal.drop()
+        except Exception as error:
+            log.exception("batch %s failed", id)
+            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            with contextlib.suppress(NotFound):
+                await self._fail(id, [BatchError(code="server_error", message=str(cause) or type(cause).__name__)])
+            journal.drop()
+            self._input(id).unlink(missing_ok=True)
+        finally:
+            journal.close()
+
+    async def _run_locked(self, id: str, journal: Journal) -> None:
+        batch = await self.get(id)  # it may have ended before the lock was ours
+        if batch.status == "validating":
+            total, errors = await asyncio.to_thread(_validate, self._input(id), batch.endpoint)
+            if errors:
+                await self._fail(id, errors)
+            else:
+                batch = await self._change(id, lambda batch: _begun(batch, total))
+        if batch.status in ("in_progress", "cancelling"):
+            await self._answer_all(batch, journal)
+            if self._is_stopping():
+                return
+        if not (await self.get(id)).has_ended:
+            await self._finish(id, journal)
+        journal.drop()
+        self._input(id).unlink(missing_ok=True)
+
+    async def _answer_all(self, batch: BatchObject, journal: Journal) -> None:
+        with self._input(batch.id).open("rb") as lines:
+            run = _Run(batch, journal, lines)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._concurrency, max(1, batch.request_counts.total))):
+                    group.create_task(self._answer_some(run))
+
+    async def _answer_some(self, run: _Run) -> None:
+        for number, line in run.waiting:
+            if (await self.get(run.batch.id)).status == "cancelling":
+                return
+            record, failed = await self._outcome(run.batch.endpoint, line)
+            if failed and self._is_stopping():
+                return  # failed by our own shutdown: the resumed batch asks again
+            run.journal.add(number, msgspec.json.encode(record), failed=failed)
+            if run.is_count_due():
+                await self._change(run.batch.id, run.counted)
+
+    async def _outcome(self, endpoint: BatchEndpoint, line: bytes) -> tuple[dict[str, Any], bool]:
+        id = f"batch_req_{uuid.uuid4().hex}"
+        read = read_line(line, endpoint)
+        try:
+            status, body = 200, await self._ask(read.request(self._ignore_unknown))
+        except Exception as error:
+            known = from_exception(error)
+            if known is not error:
+                log.error("a request of a batch failed [%s]", id, exc_info=error)
+            status, body = self._error_body(known, id)
+        response = {"status_code": status, "request_id": id, "body": body}
+        return {"id": id, "custom_id": read.custom_id, "response": response, "error": None}, status != 200
+
+    async def _ask(self, request: BatchRequest) -> dict[str, Any]:
+        for pause in (*BUSY_PAUSES, None):
+            try:
+                return await answer_request(self._models.get(request.model), request)
+            except (Unavailable, ModelNotFound, ResourceExhausted) as error:
+                if pause is None or request.model in self._absent:
+                    raise
+                if not isinstance(error, ResourceExhausted) and not await self._joins(request.model):
+                    raise
+            await asyncio.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _joins(self, model: str) -> bool:
+        """Wait for a worker that serves the model; False if none comes."""
+        try:
+            async with asyncio.timeout(WAIT_FOR_MODEL):
+                await self._models.wait_for(model)
+        except TimeoutError:
+            self._absent.add(model)
+        return model not in self._absent
+
+    async def _finish(self, id: str, journal: Journal) -> None:
+        """Can be repeated until the last step: the files have the same names each time."""
+        batch = await self._change(id, _finalizing)
+        counts = RequestCounts(
+            total=batch.request_counts.total, completed=len(journal) - journal.failed, failed=journal.failed
+        )
+        output = errors = None
+        if counts.completed:
+            output = await self._write(
+                journal, f"file-{id.removeprefix('batch_')}o", f"{id}_output.jsonl", failed=False
+            )
+        if counts.failed:
+            errors = await self._write(journal, f"file-{id.removeprefix('batch_')}e", f"{id}_error.jsonl", failed=True)
+
+        def end(batch: BatchObject) -> BatchObject:
+            batch.output_file_id, batch.error_file_id, batch.request_counts = output, errors, counts
+            if batch.cancelling_at is None:
+                batch.status, batch.completed_at = "completed", _now()
+            else:
+                batch.status, batch.cancelled_at = "cancelled", _now()
+            return batch
+
+        await self._change(id, end)
+
+    async def _write(self, journal: Journal, file_id: str, name: str, *, failed: bool) -> str:
+        await asyncio.to_thread(journal.write, self._files.path(file_id), failed=failed)
+        await self._files.register(file_id, name, "batch_output")
+        return file_id
+
+    async def _fail(self, id: str, errors: list[BatchError]) -> BatchObject:
+        return await self._change(
+            id,
+            lambda batch: structs.replace(batch, status="failed", failed_at=_now(), errors=BatchErrors(data=errors)),
+        )
+
+    async def _change(self, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
+        body = await self._records.update(KIND, id, lambda old: msgspec.json.encode(change(_batch.decode(old))))
+        if body is None:
+            raise _not_found(id)
+        return _batch.decode(body)
+
+    def _input(self, id: str) -> Path:
+        return self._files.folder("batches") / f"{id}.input"
+
+
+class _Run:
+    """A batch while it is answered."""
+
+    def __init__(self, batch: BatchObject, journal: Journal, lines: BinaryIO) -> None:
+        self.batch = batch
+        self.journal = journal
+        self.waiting = self._unanswered(lines)
+        self._counted = time.monotonic()
+
+    def _unanswered(self, lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        for number, line in _numbered(lines):
+            if number not in self.journal:
+                yield number, line
+
+    def is_count_due(self) -> bool:
+        now = time.monotonic()
+        due = now - self._counted >= COUNTED_EVERY
+        if due:
+            self._counted = now
+        return due
+
+    def counted(self, batch: BatchObject) -> BatchObject:
+        failed = self.journal.failed
+        batch.request_counts.completed, batch.request_counts.failed = len(self.journal) - failed, failed
+        return batch
+
+
+def _validate(path: Path, endpoint: BatchEndpoint) -> tuple[int, list[BatchError]]:
+    """How many requests there are, and what is wrong with their lines."""
+    errors: list[BatchError] = []
+    seen: set[str] = set()
+    total = 0
+    with path.open("rb") as lines:
+        for number, line in _numbered(lines):
+            total += 1
+            try:
+                read = read_line(line, endpoint)
+                if read.custom_id in seen:
+                    why = f"custom_id: {read.custom_id[:64]!r} is there twice."
+                    raise InvalidRequest(why, "custom_id", "duplicate_custom_id")
+                seen.add(read.custom_id)
+            except InvalidRequest as error:
+                wrong = BatchError(code=error.code or "invalid_line", message=error.message, param=error.param)
+                errors.append(structs.replace(wrong, line=number))
+                if len(errors) == SHOWN_ERRORS:
+                    break
+    if not total:
+        errors.append(BatchError(code="empty_file", message="The input file has no requests."))
+    return total, errors
+
+
+def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(lines, start=1):
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.strip():
+            yield number, line
+
+
+def _begun(batch: BatchObject, total: int) -> BatchObject:
+    batch.request_counts.total = total
+    if batch.status == "validating":
+        batch.status, batch.in_progress_at = "in_progress", _now()
+    return batch
+
+
+def _finalizing(batch: BatchObject) -> BatchObject:
+    if batch.status == "in_progress":
+        batch.status, batch.finalizing_at = "finalizing", _now()
+    return batch
+
+
+def _not_found(id: str) -> NotFound:
+    return NotFound(f"No batch found with id '{id[:128]}'.")
+
+
+def _now() -> int:
+    return int(time.time())

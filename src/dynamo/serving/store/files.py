@@ -1,0 +1,130 @@
+"""Files: their content in a folder, what is known of them in records."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from dynamo.protocols.errors import HttpError, NotFound
+from dynamo.protocols.openai_files import FileObject
+from dynamo.serving.store.records import Records
+
+KIND = "file"
+MOST = 10_000
+"""Files that are kept at most."""
+LEFTOVER_SECONDS = 24 * 3600.0
+
+_file = msgspec.json.Decoder(FileObject)
+
+
+class Files:
+    def __init__(self, records: Records, folder: Path | None, size: int) -> None:
+        """Without a folder files are kept as long as the process runs. `size` limits all of them together, in bytes."""
+        self._records = records
+        self._size = size
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._root = folder
+
+    async def start(self) -> None:
+        """Delete what uploads left behind when a server was killed."""
+        if self._root is not None:
+            known = {file.id for file in await self.all()}
+            await asyncio.to_thread(_delete_leftovers, self.folder("files"), known)
+
+    async def write(self, chunks: AsyncIterator[bytes]) -> str:
+        """Put the content in place; returns the id under which to `register` it, or to `discard` it."""
+        id = new_id("file-")
+        part = self.path(f"{id}.part")
+        file = await asyncio.to_thread(_created, part)
+        try:
+            size = 0
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > self._size:
+                    limit = f"{self._size >> 20} MB, the limit of --stored-files-mb"
+                    raise HttpError(413, f"The file is larger than {limit}.")
+                await asyncio.to_thread(file.write, chunk)
+            await asyncio.to_thread(file.close)
+            part.replace(self.path(id))
+        finally:
+            file.close()
+            part.unlink(missing_ok=True)
+        return id
+
+    def discard(self, id: str) -> None:
+        self.path(id).unlink(missing_ok=True)
+
+    async def register(self, id: str, filename: str, purpose: str) -> FileObject:
+        """List a file whose content is in place, and drop the oldest ones if there are too many."""
+        size = self.path(id).stat().st_size
+        made = FileObject(id=id, bytes=size, created_at=int(time.time()), filename=filename, purpose=purpose)
+        await self._records.put(KIND, id, msgspec.json.encode(made))
+        await self._trim(id)
+        return made
+
+    async def get(self, id: str) -> FileObject:
+        body = await self._records.get(KIND, id)
+        if body is None:
+            raise NotFound(f"No such File object: {id[:128]}", "id")
+        return _file.decode(body)
+
+    async def all(self) -> list[FileObject]:
+        """Oldest first."""
+        return [_file.decode(body) for body in await self._records.all(KIND)]
+
+    async def delete(self, id: str) -> None:
+        await self.get(id)
+        await self._records.delete(KIND, id)
+        self.discard(id)
+
+    def path(self, id: str) -> Path:
+        return self.folder("files") / id
+
+    def folder(self, name: str) -> Path:
+        """A folder beside that of the files, on the same file system."""
+        if self._root is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="dynamo-files-")
+            self._root = Path(self._temporary.name)
+        folder = self._root / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def close(self) -> None:
+        if self._temporary:
+            self._temporary.cleanup()
+
+    async def _trim(self, newest: str) -> None:
+        files = await self.all()
+        total, count = sum(file.bytes for file in files), len(files)
+        for file in files:
+            if total <= self._size and count <= MOST:
+                return
+            if file.id != newest:
+                total, count = total - file.bytes, count - 1
+                with contextlib.suppress(NotFound):  # another process was faster
+                    await self.delete(file.id)
+
+
+def _delete_leftovers(folder: Path, known: set[str]) -> None:
+    for path in folder.iterdir():
+        # A newer one may be an upload to another process.
+        if path.name not in known and path.stat().st_mtime < time.time() - LEFTOVER_SECONDS:
+            path.unlink(missing_ok=True)
+
+
+def _created(path: Path) -> BinaryIO:
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+
+
+def new_id(prefix: str) -> str:
+    """Ids sort by the time they were made."""
+    return f"{prefix}{time.time_ns():016x}{uuid.uuid4().hex[:16]}"

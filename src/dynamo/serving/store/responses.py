@@ -1,0 +1,140 @@
+"""Stored responses, and the history that a request refers to by ids."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Raw, Struct, structs
+
+from dynamo.protocols.errors import InvalidRequest, NotFound
+from dynamo.protocols.openai_responses import InputItem, InputTokensRequest, ResponsesRequest
+from dynamo.protocols.responses_answers import ResponseObject
+from dynamo.serving.store.conversations import Conversations
+from dynamo.serving.store.items import find_item, keep_items, read_items
+from dynamo.serving.store.records import Records
+
+log = logging.getLogger(__name__)
+
+KIND = "response"
+_ITEM_OF_RESPONSE = re.compile(r"[a-z]+_([0-9a-f]{32})_\w+")
+_NOT_KEPT = "this server keeps no responses; send the whole conversation as `input`"
+_ITEM_NOT_FOUND = (
+    "Item with id '{id}' not found. Items are not persisted when `store` is set to false, and the oldest are dropped "
+    "when the server's space is full. Send the item itself, or remove it from your input."
+)
+
+Request = ResponsesRequest | InputTokensRequest
+
+
+class StoredResponse(Struct):
+    """Complete in itself: it does not need the responses before it, which may be deleted."""
+
+    response: Raw
+    context: list[Raw]
+    """The items that the model read: of the turns before, then of this request. Without instructions."""
+
+
+class _Output(Struct):
+    output: list[Raw]
+
+
+class Turn(Struct):
+    """What a request refers to, found."""
+
+    history: list[Raw]
+    input: str | list[InputItem]
+    """That of the request, without references."""
+
+    def past(self) -> list[InputItem]:
+        return read_items(self.history)
+
+
+_stored = msgspec.json.Decoder(StoredResponse)
+_output = msgspec.json.Decoder(_Output)
+
+
+class ResponseStore:
+    def __init__(self, records: Records, conversations: Conversations, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self._records = records
+        self._conversations = conversations
+
+    async def turn(self, request: Request) -> Turn:
+        """Raises InvalidRequest for ids that lead nowhere."""
+        history: list[Raw] = []
+        if request.previous_response_id is not None:
+            self._require("previous_response_id")
+            if request.conversation is not None:
+                raise InvalidRequest(
+                    "Mutually exclusive parameters. Ensure you are only providing one of: 'previous_response_id' or "
+                    "'conversation'.",
+                    "previous_response_id",
+                    "mutually_exclusive_parameters",
+                )
+            history = await self._through(request.previous_response_id)
+        elif request.conversation is not None:
+            self._require("conversation")
+            history = await self._conversations.items(request.conversation_id or "")
+        read = request.input
+        if not isinstance(read, str) and read and any(item.is_reference for item in read):
+            self._require("input")
+            read = [await self._resolved(item, history) if item.is_reference else item for item in read]
+        return Turn(history, [] if read is None else read)
+
+    async def save(self, request: ResponsesRequest, turn: Turn, response: ResponseObject) -> None:
+        """Keep the response and continue its conversation, as far as the request wants that and it did not fail.
+
+        A failure is logged: the answer itself is good.
+        """
+        wanted = request.store or request.conversation is not None
+        if not self.enabled or not wanted or response.status == "failed":
+            return
+        owner = response.id.removeprefix("resp_")
+        said = keep_items(turn.input, owner)
+        try:
+            if request.store:
+                body = StoredResponse(Raw(msgspec.json.encode(response)), [*turn.history, *said])
+                await self._records.put(KIND, response.id, msgspec.json.encode(body))
+            if request.conversation_id is not None:
+                made = [Raw(msgspec.json.encode(item)) for item in response.output]
+                await self._conversations.extend(request.conversation_id, [*said, *made])
+        except Exception:
+            log.exception("response %s could not be stored", response.id)
+
+    async def get(self, id: str) -> StoredResponse:
+        body = await self._records.get(KIND, id)
+        if body is None:
+            raise NotFound(f"Response with id '{id[:128]}' not found.")
+        return _stored.decode(body)
+
+    async def delete(self, id: str) -> None:
+        if not await self._records.delete(KIND, id):
+            raise NotFound(f"Response with id '{id[:128]}' not found.")
+
+    def _require(self, param: str) -> None:
+        if not self.enabled:
+            raise InvalidRequest.unsupported(param, _NOT_KEPT)
+
+    async def _through(self, id: str) -> list[Raw]:
+        """Everything up to and including the output of a response."""
+        body = await self._records.get(KIND, id)
+        if body is None:
+            message = f"Previous response with id '{id[:128]}' not found."
+            raise InvalidRequest(message, "previous_response_id", "previous_response_not_found")
+        stored = _stored.decode(body)
+        return [*stored.context, *_output.decode(stored.response).output]
+
+    async def _resolved(self, reference: InputItem, history: Sequence[Raw]) -> InputItem:
+        id = reference.id or ""
+        item = find_item(history, id)
+        if item is None and (owner := _ITEM_OF_RESPONSE.fullmatch(id)):
+            body = await self._records.get(KIND, f"resp_{owner[1]}")
+            if body is not None:
+                stored = _stored.decode(body)
+                item = find_item([*_output.decode(stored.response).output, *stored.context], id)
+        if item is None:
+            raise NotFound(_ITEM_NOT_FOUND.format(id=id[:128]), "input")
+        return structs.replace(read_items([item])[0], id=id)

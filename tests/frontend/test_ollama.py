@@ -1,0 +1,85 @@
+"""Ollama's API: its clients read lines of JSON, and find models under names with a tag."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from support.toys import Live, Scripted
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+async def lines(live: Live, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    async with live.http.post(path, json=body) as answer:
+        assert (answer.status, answer.content_type) == (200, "application/x-ndjson")
+        return [json.loads(line) for line in (await answer.text()).splitlines()]
+
+
+def said(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+async def test_a_chat_streams_lines_and_ends_with_the_counts(live: Live, toy: Scripted) -> None:
+    body = {"model": "org/toy:latest", "messages": said("THINK"), "options": {"temperature": 0, "num_ctx": 512}}
+    got = await lines(live, "/api/chat", body)
+    assert "".join(line["message"]["content"] for line in got) == "The answer."
+    assert "".join(line["message"].get("thinking", "") for line in got) == "let me see"
+    assert [line["done"] for line in got] == [False] * (len(got) - 1) + [True]
+    last = got[-1]
+    assert (last["done_reason"], last["prompt_eval_count"]) == ("stop", len(toy.requests[0]["token_ids"]))
+    assert last["eval_count"] > 0
+    assert toy.requests[0]["sampling_options"]["temperature"] == 0
+
+
+async def test_a_chat_calls_tools_and_takes_their_results(live: Live, toy: Scripted) -> None:
+    body = {"model": "org/toy", "messages": said("WEATHER"), "tools": [WEATHER]}
+    calls = [call for line in await lines(live, "/api/chat", body) for call in line["message"].get("tool_calls", ())]
+    assert calls == [{"function": {"name": "weather", "arguments": {"city": "Lyon"}}}]
+    history = [*said("go on"), {"role": "assistant", "tool_calls": calls}, {"role": "tool", "content": "sunny"}]
+    status, answer = await live.post("/api/chat", {"model": "org/toy", "messages": history, "stream": False})
+    assert (status, answer["message"]) == (200, {"role": "assistant", "content": "It is sunny."})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_prompt_is_answered(live: Live, toy: Scripted, stream: bool) -> None:
+    body = {"model": "org/toy", "prompt": "STOPS", "system": "Be brief.", "options": {"stop": ["three"]}}
+    if stream:
+        got = await lines(live, "/api/generate", body)
+    else:
+        got = [(await live.post("/api/generate", {**body, "stream": False}))[1]]
+    assert "".join(line["response"] for line in got) == "one two "
+    assert got[-1]["done"]
+    assert "Be brief." in toy.tokenizer.decode(toy.requests[0]["token_ids"])
+
+
+async def test_a_raw_prompt_is_not_put_into_the_template(live: Live, toy: Scripted) -> None:
+    await live.post("/api/generate", {"model": "org/toy", "prompt": "bare", "raw": True, "stream": False})
+    assert toy.tokenizer.decode(toy.requests[0]["token_ids"]) == "bare"
+
+
+async def test_an_empty_prompt_loads_the_model(live: Live, toy: Scripted) -> None:
+    status, answer = await live.post("/api/generate", {"model": "org/toy"})
+    assert (status, answer["done"], answer["done_reason"]) == (200, True, "load")
+    assert not toy.requests
+
+
+async def test_models_are_listed_and_shown(live: Live, toy: Scripted) -> None:
+    (listed,) = (await live.get("/api/tags"))["models"]
+    assert listed["name"] == listed["model"] == "org/toy"
+    status, shown = await live.post("/api/show", {"model": "org/toy:latest"})
+    assert (status, shown["capabilities"]) == (200, ["completion", "tools", "thinking"])
+    assert (await live.get("/api/version"))["version"]
+
+
+async def test_errors_are_one_sentence(live: Live, toy: Scripted) -> None:
+    status, answer = await live.post("/api/chat", {"model": "nobody", "messages": said("x")})
+    assert status == 404
+    assert "nobody" in answer["error"]
+    status, answer = await live.post("/api/pull", {"model": "x"})
+    assert (status, answer) == (404, {"error": "Route not found: POST /api/pull"})

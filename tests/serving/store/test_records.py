@@ -1,0 +1,117 @@
+"""Kept records: both kinds of store behave alike."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from dynamo.protocols.errors import StartError
+from dynamo.serving.store import Limits, Records
+from dynamo.serving.store.records import MemoryRecords
+from dynamo.serving.store.sqlite import SqliteRecords
+
+LIMITS = {"small": Limits(3, 100)}
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from dynamo.serving.store import Limits
+from dynamo.serving.store.sqlite import SqliteRecords
+
+async def main():
+    records = SqliteRecords(Path(sys.argv[1]), {"small": Limits(3, 100)})
+    for number in range(100):
+        await records.update("counter", "c", lambda body: b"%d" % (int(body) + 1))
+        await records.put("small", f"{sys.argv[2]}{number}", b"x")
+    await records.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def records(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Records]:
+    opened: Records = (
+        MemoryRecords(LIMITS) if request.param == "memory" else SqliteRecords(tmp_path / "state.sqlite", LIMITS)
+    )
+    yield opened
+    await opened.close()
+
+
+async def test_a_record_is_put_replaced_updated_and_deleted(records: Records) -> None:
+    assert await records.get("k", "a") is None
+    assert await records.update("k", "a", lambda body: body) is None
+    await records.put("k", "b", b"2")
+    await records.put("k", "a", b"0")
+    await records.put("k", "a", b"1")
+    await records.put("other", "a", b"3")
+    assert await records.get("k", "a") == b"1"
+    assert await records.all("k") == [b"1", b"2"]
+    assert await records.update("k", "a", lambda body: body + b"!") == b"1!"
+    assert await records.delete("k", "a")
+    assert not await records.delete("k", "a")
+    assert await records.get("other", "a") == b"3"
+
+
+async def test_the_oldest_go_when_there_are_too_many(records: Records) -> None:
+    for id in "abc":
+        await records.put("small", id, id.encode())
+    await records.update("small", "a", lambda body: body)
+    await records.put("small", "d", b"d")
+    assert await records.all("small") == [b"a", b"c", b"d"]
+
+
+async def test_the_oldest_go_when_they_are_too_large(records: Records) -> None:
+    await records.put("small", "a", bytes(60))
+    await records.put("small", "b", bytes(60))
+    assert await records.get("small", "a") is None
+    assert await records.get("small", "b") == bytes(60)
+    await records.put("small", "c", bytes(101))
+    assert await records.all("small") == []
+    await records.put("small", "d", bytes(40))
+    assert await records.all("small") == [bytes(40)]
+
+
+async def test_a_failed_update_changes_nothing(records: Records) -> None:
+    def fail(body: bytes) -> bytes:
+        raise ValueError("no")
+
+    await records.put("k", "a", b"1")
+    with pytest.raises(ValueError, match="no"):
+        await records.update("k", "a", fail)
+    assert await records.get("k", "a") == b"1"
+    await records.put("k", "b", b"2")
+    assert await records.all("k") == [b"1", b"2"]
+
+
+async def test_several_processes_write_one_file_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    first = SqliteRecords(path, {})
+    await first.put("counter", "c", b"0")
+    writers = [await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), name) for name in "ab"]
+    assert [await writer.wait() for writer in writers] == [0, 0]
+    assert await first.get("counter", "c") == b"200"
+    assert len(await first.all("small")) == 3
+    await first.close()
+
+
+async def test_records_of_a_file_are_found_again(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    first = SqliteRecords(path, LIMITS)
+    await first.put("k", "a", b"1")
+    await first.close()
+    second = SqliteRecords(path, LIMITS)
+    assert await second.get("k", "a") == b"1"
+    assert path.stat().st_mode & 0o777 == 0o600
+    await second.close()
+
+
+async def test_a_file_that_is_no_database_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    path.write_text("something else, long enough to be no database" * 50)
+    with pytest.raises(StartError, match=r"state\.sqlite.*--state-dir"):
+        SqliteRecords(path, LIMITS)
