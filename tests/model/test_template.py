@@ -100,9 +100,17 @@ def test_call_arguments_given_as_text_reach_the_template_as_objects() -> None:
     assert tools.render([USER, called({"q": 1})]) == "<user>hi<assistant>look q=1"
 
 
-def test_call_arguments_that_are_not_json_are_the_callers_mistake() -> None:
-    with pytest.raises(TemplateError):
-        template(WITH_TOOLS).render([USER, called("{oops")])
+DEEP = '{"a": ' * 90 + "1" + "}" * 90
+
+
+@pytest.mark.parametrize("text", ["{oops", '{"city": "Par', "[1]", "7", '"x"', "null", '{"a": "\\ud800"}', DEEP])
+def test_call_arguments_that_are_no_object_reach_the_template_as_the_value_of_one(text: str) -> None:
+    rendered = template(WITH_TOOLS).render([USER, called(text)])
+    assert rendered == f"<user>hi<assistant>look INVALID_JSON={json.dumps(text)}"
+
+
+def test_call_arguments_may_have_numbers_of_any_size() -> None:
+    assert template(WITH_TOOLS).render([called(f'{{"n": {2**100}}}')]) == f"<assistant>look n={2**100}"
 
 
 def test_call_arguments_stay_text_if_the_template_tests_for_it() -> None:
@@ -237,7 +245,7 @@ def test_deeply_nested_values_are_rejected() -> None:
         with pytest.raises(TemplateError, match="arguments must not be nested"):
             template(source).render([USER], template_args={"extra": nested(depth)})
         with pytest.raises(TemplateError, match="messages must not be nested"):
-            template(source).render([called(json.dumps(nested(depth)))])
+            template(source).render([called(nested(depth))])
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "assistant", "content": [{"type": "image"}]}]])

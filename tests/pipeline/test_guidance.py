@@ -5,11 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.pipeline.guidance import forced_tool, guided_decoding
+from dynamo.pipeline.guidance import forced_tool, guided_calls, guided_decoding
+from dynamo.pipeline.parse import CallForm
 from dynamo.protocols.openai_chat import ChatRequest
 from support.request_bodies import SCHEMA
 
 PLAIN = {"type": "object", "properties": {"x": {"type": "integer"}}}
+FORM = CallForm(begin="<c>", end="</c>", separator=",")
 EMPTY = {"type": "object", "properties": {}}
 
 
@@ -73,6 +75,28 @@ def test_a_required_call_is_a_list_of_calls_of_any_tool() -> None:
         {"name": {"type": "string", "enum": ["g"]}, "parameters": EMPTY},
     ]
     assert forced_tool(request) is None
+
+
+@pytest.mark.parametrize(("parallel", "most"), [(None, 1), (False, 1), (True, 32)])
+def test_there_is_one_forced_call_unless_several_were_asked_for(parallel: bool | None, most: int) -> None:
+    request = chat(tools=[tool("f", PLAIN)], tool_choice="required", parallel_tool_calls=parallel)
+    form = guided_decoding(request)
+    own = guided_calls(request, FORM)
+    assert form
+    assert own
+    assert (form["json"]["maxItems"], own["limit"]) == (most, most)
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("auto", None), ("required", ["f", "g"]), ({"type": "function", "function": {"name": "g"}}, ["g"])],
+)
+def test_a_forced_choice_is_also_told_in_the_models_own_form(choice: Any, names: list[str] | None) -> None:
+    own = guided_calls(chat(tools=[tool("f", PLAIN), tool("g")], tool_choice=choice), FORM)
+    assert (own is None) == (names is None)
+    if own is not None:
+        assert [each["properties"]["name"]["enum"] for each in own["json"]["anyOf"]] == [[name] for name in names or ()]
+        assert (own["begin"], own["end"], own["separator"], own["limit"]) == ("<c>", "</c>", ",", 1)
 
 
 def test_references_inside_a_tool_schema_still_lead_to_the_same_place() -> None:

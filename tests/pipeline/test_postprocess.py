@@ -23,7 +23,7 @@ from dynamo.protocols.engine import (
     TopLogprob,
     Usage,
 )
-from dynamo.protocols.errors import DynamoException, Unknown
+from dynamo.protocols.errors import DynamoException, ProtocolError, Unknown
 from support import models
 
 TEXT = "Grüße aus Köln 🎉 and 你好世界"
@@ -93,6 +93,7 @@ class Run:
         eos: int | None = None,
         one_call: bool = False,
         include: bool = False,
+        logprobs: int | None = 1,
         **conditions: Any,
     ) -> None:
         self.heard = Heard()
@@ -103,7 +104,7 @@ class Run:
             token_ids=[1, 2, 3],
             stop_conditions=StopConditions(**conditions),
             sampling_options=SamplingOptions(include_stop_str_in_output=include),
-            output_options=OutputOptions(),
+            output_options=OutputOptions(logprobs=logprobs),
         )
         self.sink = Postprocess(
             request,
@@ -355,7 +356,6 @@ def test_an_engine_that_overruns_the_limit_is_cut_there() -> None:
         ("cancelled", "stop"),
         ("content_filter", "content_filter"),
         ("abort", "stop"),
-        ("something new", "stop"),
     ],
 )
 def test_engine_finish_reasons_become_openais(told: str, shown: str) -> None:
@@ -422,3 +422,23 @@ def test_nothing_is_emitted_after_the_end() -> None:
     run.sink.end()
     assert run.heard.all() == ""
     assert run.heard.error is None
+
+
+@pytest.mark.parametrize("reason", ["tired", "", "STOP", "x" * 500])
+def test_an_unknown_finish_reason_is_the_workers_mistake(reason: str) -> None:
+    run = Run()
+    run.sink.item(EngineOutput(token_ids=tokenizer().encode("hi"), finish_reason=reason))
+    assert run.heard.all() == "hi"
+    assert isinstance(run.heard.error, ProtocolError)
+    assert len(run.heard.error.message) < 150
+
+
+@pytest.mark.parametrize("text", [None, "hi"])
+def test_log_probabilities_are_shown_only_if_asked_for(text: str | None) -> None:
+    ids = tokenizer().encode("hi")
+    for logprobs in (None, 1):
+        run = Run(logprobs=logprobs)
+        output = EngineOutput(token_ids=ids, text=text, log_probs=[-1.0] * len(ids), finish_reason="stop")
+        run.sink.item(output)
+        assert run.heard.all() == "hi"
+        assert len(run.heard.tokens) == (len(ids) if logprobs else 0)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
+from typing import Any
 
+import jsonschema_rs
 import openai
 import pexpect
 
@@ -93,6 +97,47 @@ def test_thinking_and_tools_are_parsed(tmp_path: Path) -> None:
         assert "<think>" not in (thought.content or "")
         assert getattr(thought, "reasoning_content", "")
         assert "Paris" in (thought.content or "")
+        client.close()
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 5}
+SIZE = {"type": "object", "properties": {"size": {"enum": ["big", "small"]}}, "required": ["size"]}
+NESTED = {"type": "object", "properties": {"of": SIZE, "counts": NUMBERS}, "required": ["of", "counts"]}
+
+
+def test_forced_json_is_whole_and_written_on_one_line(tmp_path: Path) -> None:
+    """`benchmarks/guided_output.py` asks 100 times for each."""
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    with running(tmp_path, "in=http", "--http-port", "0") as server:
+        client = openai.OpenAI(base_url=f"{server.url()}/v1", api_key="none")
+
+        def ask(question: str, **more: Any) -> Any:
+            said = [{"role": "user", "content": question}, *more.pop("after", [])]
+            asked = {"model": "tiny", "messages": said, "max_tokens": 200, **more}
+            return client.chat.completions.create(**asked).choices[0]
+
+        for temperature, question in itertools.product((0, 1), ("Hello", "What is the weather in Paris?")):
+            for choice in ("required", named):
+                answer = ask(question, tools=[tool], tool_choice=choice, temperature=temperature)
+                assert answer.finish_reason == ("stop" if choice is named else "tool_calls")
+                assert answer.message.content is None
+                (call,) = answer.message.tool_calls
+                assert list(json.loads(call.function.arguments)) == ["city"]
+            for schema in (NUMBERS, SIZE, NESTED):
+                form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+                answer = ask(question, response_format=form, temperature=temperature)
+                assert answer.finish_reason == "stop"
+                value = json.loads(answer.message.content)
+                jsonschema_rs.validate(schema, value)
+                assert len(answer.message.content) <= len(json.dumps(value))
+        for limit in range(1, 33):
+            answer = ask(QUESTION, tools=[tool], tool_choice="required", temperature=0, max_tokens=limit)
+            assert (answer.finish_reason, answer.message.content or "") == ("length", "")
+        (call,) = answer.message.tool_calls
+        returned = [answer.message, {"role": "tool", "tool_call_id": call.id, "content": "?"}]
+        assert ask(QUESTION, after=returned, tools=[tool]).message.content
         client.close()
 
 

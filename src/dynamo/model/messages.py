@@ -24,6 +24,10 @@ _MEDIA_TYPES = {
     "input_audio": "audio",
 }
 _PROBE = "a9Zk3probe"
+_NOT_AN_OBJECT = "INVALID_JSON"
+"""The name under which Anthropic recommends to return arguments that cannot be parsed."""
+_MAX_NESTING = 48
+"""Of arguments, so that the whole message stays within what templates may print."""
 
 
 class MessageStyle(Struct, frozen=True, kw_only=True):
@@ -155,8 +159,28 @@ def _call(call: Any, style: MessageStyle) -> Any:
         return call
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            return call
+        arguments = _arguments(arguments)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments as the object that templates iterate over, whatever a model wrote.
+
+    A call that was cut off is part of the conversation too: what is no object becomes the one value of an object.
+    """
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text)
+        if "\\u" in text:  # half of a surrogate pair, escaped, cannot be rendered
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or nested_deeper(value, _MAX_NESTING):
+        return {_NOT_AN_OBJECT: text}
+    return value
+
+
+def nested_deeper(value: Any, limit: int) -> bool:
+    inner = value.values() if isinstance(value, Mapping) else value
+    return limit == 0 or any(nested_deeper(item, limit - 1) for item in inner if isinstance(item, (dict, list)))

@@ -9,7 +9,7 @@ from typing import Any
 
 from dynamo.model.errors import ModelError, TemplateError
 from dynamo.model.files import NAMED_TEMPLATE, read_object, read_text
-from dynamo.model.messages import MessageStyle, messages_for_template, tools_for_template
+from dynamo.model.messages import MessageStyle, messages_for_template, nested_deeper, tools_for_template
 from dynamo.model.rendering import Renderer
 
 _DEFAULT = "default"
@@ -58,7 +58,7 @@ class ChatTemplate:
         template = self._templates.get(_TOOL_USE, self._default) if tools else self._default
         prepared = messages_for_template(messages, template.style)
         for name, value in (("messages", prepared), ("tools", tools), ("documents", documents), ("arguments", args)):
-            if value and _nested_deeper(value, _MAX_NESTING):
+            if value and nested_deeper(value, _MAX_NESTING):
                 raise TemplateError(f"{name} must not be nested more than {_MAX_NESTING} deep")
         if continue_final_message:
             add_generation_prompt = False
@@ -80,11 +80,6 @@ class ChatTemplate:
         if not cut:
             raise TemplateError("the final message cannot be continued: this model's template does not show it")
         return open_text.replace(_CUT, "")
-
-
-def _nested_deeper(value: Any, limit: int) -> bool:
-    inner = value.values() if isinstance(value, Mapping) else value
-    return limit == 0 or any(_nested_deeper(item, limit - 1) for item in inner if isinstance(item, (dict, list)))
 
 
 class _Template:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from dynamo.pipeline.schema import check_schema, check_value
+from dynamo.pipeline.schema import check_schema
 from dynamo.pipeline.validate import check_tool_name
 from dynamo.protocols.anthropic import (
     AnthropicTool,
@@ -173,6 +174,13 @@ def _messages(request: PromptFields) -> list[Message]:
     return messages
 
 
+def _encoded(arguments: dict[str, Any], where: str) -> str:
+    try:
+        return msgspec.json.encode(arguments).decode()
+    except RecursionError:
+        raise InvalidRequest.bad_value(where, "nested too deep") from None
+
+
 def _assistant(blocks: list[Block], where: str) -> Message:
     message = Message(role="assistant")
     parts: list[Part] = []
@@ -184,8 +192,7 @@ def _assistant(blocks: list[Block], where: str) -> Message:
             case ThinkingBlock():
                 message.reasoning_content = (message.reasoning_content or "") + block.thinking
             case ToolUseBlock():
-                check_value(block.input, f"{where}[{index}].input")
-                arguments = msgspec.json.encode(block.input).decode()
+                arguments = _encoded(block.input, f"{where}[{index}].input")
                 calls.append(ToolCall(id=block.id, function=FunctionCall(block.name, arguments)))
             case RedactedThinkingBlock() | FallbackBlock():
                 pass

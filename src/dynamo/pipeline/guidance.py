@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
+from dynamo.pipeline.parse import CallForm
 from dynamo.pipeline.schema import check_schema
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, NamedToolChoice, Tool
 from dynamo.protocols.openai_fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 
+MAX_CALLS = 32
+"""With `parallel_tool_calls` a forced choice may call this often: a small model might never stop."""
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
@@ -24,6 +28,16 @@ def guided_decoding(request: GenerationFields) -> dict[str, Any] | None:
     if request.guided_whitespace_pattern:
         guidance["whitespace_pattern"] = request.guided_whitespace_pattern
     return guidance
+
+
+def guided_calls(request: ChatRequest, form: CallForm) -> dict[str, Any] | None:
+    """A forced tool choice in the form in which the model itself writes calls, for engines that can follow it."""
+    forced = _choosable_tools(request)
+    if not forced:
+        return None
+    schema = _calls_schema(forced, "arguments", limit=1)
+    call = schema["items"] | {key: schema[key] for key in ("$defs",) if key in schema}
+    return {"json": call, "limit": _most_calls(request), **structs.asdict(form)}
 
 
 def guiding_field(request: GenerationFields) -> str | None:
@@ -135,21 +149,30 @@ def _response_format(request: GenerationFields) -> dict[str, Any] | None:
 
 
 def _forced_tools(request: GenerationFields) -> dict[str, Any] | None:
-    if not isinstance(request, ChatRequest) or not request.tools:
+    if not isinstance(request, ChatRequest) or not (tools := _choosable_tools(request)):
         return None
+    if forced_tool(request) is not None:
+        return {"json": _parameters(tools[0])}
+    return {"json": _calls_schema(tools, "parameters", _most_calls(request))}
+
+
+def _choosable_tools(request: ChatRequest) -> list[Tool]:
+    """The tools one of which must be called; none if the model may also answer with text."""
     if (name := forced_tool(request)) is not None:
-        return {"json": next(_parameters(tool) for tool in request.tools if tool.function.name == name)}
-    if request.tool_choice == "required":
-        return {"json": _calls_schema(request.tools, one=request.parallel_tool_calls is False)}
-    return None
+        return [tool for tool in request.tools or () if tool.function.name == name]
+    return (request.tools or []) if request.tool_choice == "required" else []
+
+
+def _most_calls(request: ChatRequest) -> int:
+    return MAX_CALLS if request.parallel_tool_calls and forced_tool(request) is None else 1
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
     return tool.function.parameters or {"type": "object", "properties": {}}
 
 
-def _calls_schema(tools: list[Tool], one: bool) -> dict[str, Any]:
-    """The schema of a list of calls, each {"name", "parameters"}, of any of the tools."""
+def _calls_schema(tools: list[Tool], key: str, limit: int) -> dict[str, Any]:
+    """The schema of a list of calls of any of the tools, each an object of a name and, under `key`, arguments."""
     shared: dict[str, Any] = {}
     variants = []
     for tool in tools:
@@ -157,11 +180,9 @@ def _calls_schema(tools: list[Tool], one: bool) -> dict[str, Any]:
         rebased = _rebased(parameters, f"#/$defs/{name}")
         if rebased != parameters:
             shared[name], rebased = rebased, {"$ref": f"#/$defs/{name}"}
-        properties = {"name": {"type": "string", "enum": [name]}, "parameters": rebased}
-        variants.append({"type": "object", "properties": properties, "required": ["name", "parameters"]})
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": variants}}
-    if one:
-        schema["maxItems"] = 1
+        properties = {"name": {"type": "string", "enum": [name]}, key: rebased}
+        variants.append({"type": "object", "properties": properties, "required": ["name", key]})
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": limit, "items": {"anyOf": variants}}
     if shared:
         schema["$defs"] = shared
     return schema

@@ -14,7 +14,7 @@ from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.pipeline.parse import Event, OutputParser, Text, ThoughtText, ToolArgs, ToolStart
 from dynamo.pipeline.stops import StopStrings
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, TopLogprob, Usage
-from dynamo.protocols.errors import DynamoException, Unknown
+from dynamo.protocols.errors import DynamoException, ProtocolError, Unknown
 
 _REASONS = {
     "eos": "stop",
@@ -58,6 +58,8 @@ class Postprocess:
         "_stop_worker",
         "_stops",
         "_tool_finish_reason",
+        "_wants_logprobs",
+        "_wants_prompt_logprobs",
         "count",
         "done",
     )
@@ -89,6 +91,8 @@ class Postprocess:
         self._min_tokens = conditions.min_tokens or 0
         self._plain = self._stops is None and parser is None
         self._prompt = request.token_ids
+        self._wants_logprobs = request.output_options.logprobs is not None
+        self._wants_prompt_logprobs = request.output_options.prompt_logprobs is not None
         self._ended: End | None = None
         self._engine_usage: Usage | None = None
         self._reasoning_tokens = 0
@@ -122,11 +126,11 @@ class Postprocess:
             return
         if output.completion_usage:
             self._engine_usage = output.completion_usage
-        if output.prompt_logprobs:
+        if output.prompt_logprobs and self._wants_prompt_logprobs:
             self._choice.prompt_logprobs(prompt_logprobs(self._prompt, output.prompt_logprobs))
         if output.text is not None:
             self._text_output(output, output.text)
-        elif output.log_probs:
+        elif output.log_probs and self._wants_logprobs:
             self._token_by_token(output.token_ids, _logprobs(output))
         elif output.token_ids:
             self.tokens(output.token_ids)
@@ -137,8 +141,10 @@ class Postprocess:
             self._finish(self._ended)
         elif reason.startswith("error"):
             self.fail(Unknown(reason.removeprefix("error").lstrip(": ") or "the engine failed"))
+        elif shown := _REASONS.get(reason):
+            self._finish((shown, output.stop_reason))
         else:
-            self._finish((_REASONS.get(reason, "stop"), output.stop_reason))
+            self.fail(ProtocolError(f"a worker ended with the unknown finish reason {reason[:64]!r}"))
 
     @property
     def complete(self) -> bool:
@@ -212,7 +218,8 @@ class Postprocess:
             self._end_early(self._ended)
             return
         self.count += len(output.token_ids)
-        self._pending_logprobs += [(self._decoded_chars, token) for token in _logprobs(output)]
+        if self._wants_logprobs:
+            self._pending_logprobs += [(self._decoded_chars, token) for token in _logprobs(output)]
         self._push_text(text)
 
     def _push_text(self, text: str) -> None:
@@ -279,7 +286,7 @@ class Postprocess:
             if self._stops is None or self._stops.matched is None:
                 self._emit_logprobs(1 << 62)
         if self._parser is not None:
-            self._emit(self._parser.finish())
+            self._emit(self._parser.finish(cut=reason == "length"))
             if self._parser.saw_tool_call and reason == "stop":
                 reason = self._tool_finish_reason
         self._choice.finish(Finish(reason, self.usage(), stop_reason))

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 
 from dynamo.model import Decoder, LoadedModel, TemplateError
 from dynamo.pipeline import parse
-from dynamo.pipeline.guidance import forced_tool, guiding_field
+from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
 from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import refuse_media
@@ -151,7 +151,9 @@ class Preprocessor:
         """Splits the output into content, reasoning and tool calls; None where there is nothing to split."""
         in_reasoning = parse.opens_reasoning(self._reasoning_format, prompt or "")
         if request.tools and request.tool_choice not in (None, "none", "auto"):
-            return parse.make_forced_parser(forced_tool(request), self._reasoning_format, in_reasoning=in_reasoning)
+            return parse.make_forced_parser(
+                forced_tool(request), self._reasoning_format, self._tool_format, in_reasoning=in_reasoning
+            )
         tools = self._tool_format if request.tools and request.tool_choice != "none" else None
         if tools is None and self._reasoning_format is None:
             return None
@@ -177,6 +179,11 @@ class Preprocessor:
         prepared = engine_request(request, ids, self._defaults, self.mdc_sum)
         if prepared.output_options.skip_special_tokens is None and self._needs_special_tokens(request):
             prepared.output_options.skip_special_tokens = False
+        guidance = prepared.sampling_options.guided_decoding
+        if guidance and isinstance(request, ChatRequest) and (form := parse.call_form(self._tool_format)):
+            calls = guided_calls(request, form)
+            if calls:
+                guidance["tool_calls"] = calls
         return Prepared(prepared, prompt)
 
     def _kept(self, request: ChatRequest | CompletionRequest) -> int:

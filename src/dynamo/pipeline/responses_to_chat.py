@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from dynamo.pipeline.schema import check_schema
-from dynamo.pipeline.validate import check_arguments, check_tool_name
+from dynamo.pipeline.validate import check_tool_name
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
     AllowedTool,
@@ -213,7 +213,6 @@ def _call(item: InputItem, where: str) -> ToolCall:
     for name in ("call_id", "name", "arguments"):
         if getattr(item, name) is None:
             raise InvalidRequest.missing(f"{where}.{name}")
-    check_arguments(item.arguments or "", f"{where}.arguments")
     return ToolCall(id=item.call_id or "", function=FunctionCall(item.name or "", item.arguments or ""))
 
 

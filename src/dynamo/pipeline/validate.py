@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import msgspec
-
 from dynamo.pipeline.guidance import GUIDED_FIELDS, apply_structured_outputs, check_guidance
 from dynamo.pipeline.schema import check_schema, check_value
 from dynamo.protocols.errors import InvalidRequest
@@ -183,21 +181,6 @@ def _message(message: Message, where: str) -> None:
         raise InvalidRequest.bad_value(f"{where}.content", "must not be empty")
     if message.role == "tool" and not message.tool_call_id:
         raise InvalidRequest.missing(f"{where}.tool_call_id")
-    for index, call in enumerate(message.tool_calls or ()):
-        check_arguments(call.function.arguments, f"{where}.tool_calls[{index}].function.arguments")
-
-
-def check_arguments(text: str, where: str) -> None:
-    """Arguments of past calls must be an object: templates iterate over them and would fail otherwise."""
-    if not text.strip():
-        return
-    try:
-        value = msgspec.json.decode(text)
-    except (ValueError, RecursionError):
-        raise InvalidRequest.bad_value(where, "must be a JSON object in a string, or empty") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest.bad_value(where, "must be a JSON object in a string, or empty")
-    check_value(value, where)
 
 
 def check_tool_name(name: str | None, names: Collection[str | None], param: str) -> str:

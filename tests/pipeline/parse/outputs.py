@@ -32,11 +32,13 @@ def merged(events: Iterable[Event]) -> Merged:
     return out
 
 
-def parse(tools: str | None, reasoning: str | None, pieces: Iterable[str], **options: Any) -> Merged:
+def parse(
+    tools: str | None, reasoning: str | None, pieces: Iterable[str], *, cut: bool = False, **options: Any
+) -> Merged:
     ids = itertools.count()
     parser = make_parser(tools, reasoning, new_id=lambda: f"call_{next(ids)}", **options)
     events = [event for piece in pieces for event in parser.feed(piece)]
-    events += parser.finish()
+    events += parser.finish(cut=cut)
     assert parser.saw_tool_call == any(isinstance(event, ToolStart) for event in events)
     return merged(events)
 

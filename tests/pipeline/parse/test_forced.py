@@ -13,12 +13,16 @@ OUTPUTS = [
     (None, CALLS, ["f", "g"], ['{"a": [1, "]"]}', "{}"], ""),
     (None, "  " + CALLS, ["f", "g"], ['{"a": [1, "]"]}', "{}"], ""),
     (None, "I would rather not.", [], [], "I would rather not."),
+    (None, "[      \n", [], [], ""),
+    (None, CALLS[:10], [], [], ""),
+    (None, CALLS[:55], ["f"], ['{"a": [1, "]"]}'], ""),
     (None, CALLS[:40], ["f"], ['{"a": [1, "'], ""),
     ("f", '{"city": "K}ln"}', ["f"], ['{"city": "K}ln"}'], ""),
     ("f", '\n{"city": "Lyon"}\n', ["f"], ['{"city": "Lyon"}'], ""),
     ("f", '{"city": "Ly', ["f"], ['{"city": "Ly'], ""),
     ("f", "no", [], [], "no"),
 ]
+OWN = '<tool_call>\n{"name": "f", "arguments": {"city": "Lyon"}}\n</tool_call>'
 
 
 def read(name: str | None, pieces: list[str], reasoning: str | None = None) -> list[Event]:
@@ -41,3 +45,16 @@ def test_a_forced_call_is_read_however_it_is_cut(
     assert told == arguments
     assert "".join(event.text for event in events if isinstance(event, Text)) == rest
     assert "".join(event.text for event in events if isinstance(event, ThoughtText)) == ("hm" if thoughts else "")
+
+
+@pytest.mark.parametrize("name", [None, "f"])
+@given(cut=st.integers(0, len(OWN)))
+def test_a_forced_call_may_come_in_the_models_own_form(name: str | None, cut: int) -> None:
+    def events(text: str) -> list[Event]:
+        parser = make_forced_parser(name, None, "hermes", new_id=lambda: "id")
+        return parser.feed(text[:cut]) + parser.feed(text[cut:]) + parser.finish()
+
+    whole = events(OWN)
+    assert whole[0] == ToolStart(0, "id", "f")
+    assert "".join(event.fragment for event in whole if isinstance(event, ToolArgs)) == '{"city": "Lyon"}'
+    assert not any(isinstance(event, Text) for event in (*whole, *events(OWN[:cut])))

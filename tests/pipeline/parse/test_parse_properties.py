@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo.pipeline.parse import tool_formats
-from pipeline.parse.outputs import SCHEMAS, THOUGHTS, TWO_CALLS, parse
+from pipeline.parse.outputs import SCHEMAS, THOUGHTS, TWO_CALLS, Seen, parse
 
 COMBINATIONS = [
     *((tools, None) for tools in TWO_CALLS),
@@ -92,7 +93,7 @@ def test_the_result_does_not_depend_on_where_the_text_is_cut(tools: str | None, 
     @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(outputs(tools, reasoning), st.lists(st.integers(1, 9), min_size=1, max_size=6), st.booleans())
     def check(text: str, sizes: list[int], inside: bool) -> None:
-        options = {"in_reasoning": inside, "tool_schemas": SCHEMAS}
+        options: dict[str, Any] = {"in_reasoning": inside, "tool_schemas": SCHEMAS}
         whole = parse(tools, reasoning, [text], **options)
         assert parse(tools, reasoning, cut(text, sizes), **options) == whole
         assert parse(tools, reasoning, text, **options) == whole
@@ -138,3 +139,26 @@ def test_deep_nesting_is_parsed_without_an_error() -> None:
     parse("hermes", None, [f'<tool_call>{{"arguments": {{"a": {deep}{"]" * 5000}}}, "name": "f"}}'])
     parse("pythonic", None, [f"[f(a={deep}{']' * 5000})]"])
     parse("glm4", None, [f"<tool_call>f<arg_key>a</arg_key><arg_value>{deep}</arg_value></tool_call>"])
+
+
+@pytest.mark.parametrize(("tools", "reasoning"), COMBINATIONS)
+def test_what_the_limit_cut_is_the_beginning_of_the_whole(tools: str | None, reasoning: str | None) -> None:
+    """Whatever the model would have written next: nothing of a call is shown as text."""
+
+    @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(outputs(tools, reasoning), st.integers(0, 200))
+    def check(text: str, limit: int) -> None:
+        whole = Seen(parse(tools, reasoning, [text]))
+        shown = Seen(parse(tools, reasoning, [text[:limit]], cut=True))
+        assert whole.text.startswith(shown.text)
+        assert [name for name, _ in whole.calls][: len(shown.calls)] == [name for name, _ in shown.calls]
+
+    check()
+
+
+@pytest.mark.parametrize("tools", TWO_CALLS)
+def test_a_call_cut_anywhere_leaves_no_text(tools: str) -> None:
+    output = TWO_CALLS[tools]
+    for limit in range(len(output)):
+        shown = Seen(parse(tools, None, [output[:limit]], cut=True, tool_names=["f", "g"]))
+        assert shown.text == "", output[:limit]

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from dynamo.engines.mistralrs.grammar import Calls, json_grammar
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.protocols.errors import InvalidArgument
@@ -100,9 +101,10 @@ def guided(guidance: dict[str, Any] | None) -> dict[str, str]:
     if guidance.get("whitespace_pattern") is not None:
         raise InvalidArgument("mistralrs cannot follow guided_whitespace_pattern")
     match guidance:
+        case {"tool_calls": calls} if calls is not None:
+            return {"grammar": _converted(calls).grammar(), "grammar_type": "lark"}
         case {"json": schema} if schema is not None:
-            text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
-            return {"grammar": text, "grammar_type": "json_schema"}
+            return {"grammar": json_grammar(_decoded(schema)), "grammar_type": "json_schema"}
         case {"regex": str() as regex}:
             return {"grammar": regex, "grammar_type": "regex"}
         case {"choice": [str(), *_] as choices} if all(isinstance(each, str) for each in choices):
@@ -110,6 +112,20 @@ def guided(guidance: dict[str, Any] | None) -> dict[str, str]:
         case {"grammar": str() as grammar}:
             return {"grammar": grammar, "grammar_type": "lark"}
     raise InvalidArgument(f"mistralrs cannot follow guided_decoding with {', '.join(map(str, guidance)) or 'nothing'}")
+
+
+def _converted(calls: Any) -> Calls:
+    try:
+        return msgspec.convert(calls, Calls)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"guided_decoding.tool_calls: {error}") from None
+
+
+def _decoded(schema: Any) -> Any:
+    try:
+        return msgspec.json.decode(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"guided_decoding.json: {error}") from None
 
 
 def _escaped(text: str) -> str:

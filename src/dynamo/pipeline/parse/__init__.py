@@ -15,7 +15,8 @@ answer a call of a tool it did not offer. A call without a marker (a bare JSON o
 name is not in `tool_names`.
 
 If the output ends inside a call, its arguments stay cut off: JSON closed by guesswork could be a valid call that the
-model never made. Text held back before the call began comes out as text.
+model never made. Text held back because it might become a call comes out as text if the model ended there, and is
+dropped if the limit cut it or if a call was forced: half a call is no answer.
 
 A call that becomes invalid after it began ends there; what follows is text. An `id` in the output is used unless it
 comes after the arguments.
@@ -25,8 +26,10 @@ boolean, null, object or array is that value, and everything else is a string.
 """
 
 from .events import Event, Text, ThoughtText, ToolArgs, ToolStart
+from .formats import CallForm
 from .parser import (
     OutputParser,
+    call_form,
     make_forced_parser,
     make_parser,
     new_call_id,
@@ -37,12 +40,14 @@ from .parser import (
 )
 
 __all__ = [
+    "CallForm",
     "Event",
     "OutputParser",
     "Text",
     "ThoughtText",
     "ToolArgs",
     "ToolStart",
+    "call_form",
     "make_forced_parser",
     "make_parser",
     "new_call_id",

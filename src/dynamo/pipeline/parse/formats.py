@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec import Struct
+
 from .json_calls import HeaderStep, JsonCalls, NamedCall
 from .pythonic import PythonicCalls
 from .reasoning import ThinkingMarkers
@@ -118,6 +120,17 @@ REASONING_ALIASES: Final[dict[str, str]] = {
 
 GUIDED_CALLS: Final = JsonCalls(open=(), bare="[", objects=False)
 """Output that guided decoding constrains to calls: an array of {"name", "parameters"}."""
+
+
+class CallForm(Struct, frozen=True):
+    """How a model writes calls of the form {"name", "arguments"}, exactly as it was trained."""
+
+    begin: str
+    end: str
+    separator: str
+
+
+CALL_FORMS: Final = {"hermes": CallForm(begin="<tool_call>\n", end="\n</tool_call>", separator="\n")}
 
 # Formats whose markers are special tokens in at least some models: decoding must not skip those.
 SPECIAL_TOOL_MARKERS: Final = frozenset(

@@ -107,14 +107,24 @@ class JsonCalls(Struct, frozen=True, kw_only=True):
 
 
 class NamedCall(Struct, frozen=True, kw_only=True):
-    """A call whose name is known beforehand: the output consists of its arguments only."""
+    """A call whose name is known beforehand: the output is its arguments only, or a call in the `own` format."""
 
     name: str
-    open: tuple[tuple[str, ...], ...] = ()
-    close: tuple[str, ...] = ()
+    own: JsonCalls | None = None
     bare: str = "{"
 
+    @property
+    def open(self) -> tuple[tuple[str, ...], ...]:
+        return self.own.open if self.own else ()
+
+    @property
+    def close(self) -> tuple[str, ...]:
+        return self.own.close if self.own else ()
+
     def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
+        if self.own and not bare:
+            yield from self.own.read(src, sink, bare)
+            return
         sink.start(self.name)
         yield from stream_object(src, sink)
 

@@ -6,12 +6,14 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from . import formats
 from .content import read_content
 from .events import Event, ParsedSink, Text, ThoughtText
-from .formats import HarmonyFormat, ReasoningFormat, ToolFormat
+from .formats import CallForm, HarmonyFormat, ReasoningFormat, ToolFormat
 from .harmony import HarmonyReader
-from .json_calls import NamedCall
+from .json_calls import JsonCalls, NamedCall
 from .reasoning import ThinkingMarkers, read_thinking
 from .source import Bypass, Reading, Source, marker_search
 
@@ -65,19 +67,44 @@ def make_parser(
 
 
 def make_forced_parser(
-    name: str | None, reasoning: str | None, *, in_reasoning: bool = False, new_id: Callable[[], str] = new_call_id
+    name: str | None,
+    reasoning: str | None,
+    tools: str | None = None,
+    *,
+    in_reasoning: bool = False,
+    new_id: Callable[[], str] = new_call_id,
 ) -> OutputParser:
-    """A parser for output that guided decoding constrains to a call of the tool `name`, or of any tool if None."""
-    form = formats.GUIDED_CALLS if name is None else NamedCall(name=name)
-    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, None, None))
+    """A parser for output that guided decoding constrains to a call of the tool `name`, or of any tool if None.
+
+    Engines that can follow it use the form of the model's own calls if there is one (`call_form`), others plain JSON.
+    """
+    own = _tool_format(tools) if call_form(tools) else None
+    assert own is None or isinstance(own, JsonCalls)
+    form: ToolFormat
+    if name is not None:
+        form = NamedCall(name=name, own=own)
+    else:
+        form = structs.replace(own, bare="[") if own else formats.GUIDED_CALLS
+    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, None, None), forced=True)
+
+
+def call_form(tools: str | None) -> CallForm | None:
+    """How output in this tool call format is to be forced; None if only as plain JSON."""
+    return formats.CALL_FORMS.get(formats.TOOL_ALIASES.get(tools or "", tools or ""))
 
 
 class OutputParser:
     """Turns the text of one output into events, in order; see the package for the rules."""
 
     def __init__(
-        self, tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: ParsedSink
+        self,
+        tools: ToolFormat | None,
+        reasoning: ReasoningFormat | None,
+        in_reasoning: bool,
+        sink: ParsedSink,
+        forced: bool = False,
     ) -> None:
+        self._forced = forced
         self._sink = sink
         self._content = _content_stage(tools, reasoning, in_reasoning, sink)
         self._thinking = _thinking_stage(tools, reasoning, in_reasoning, sink, self._to_content)
@@ -104,18 +131,24 @@ class OutputParser:
         self._bypass = self._next_bypass()
         return self._sink.take()
 
-    def finish(self) -> list[Event]:
-        """The output has ended: return everything that was held back."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """The output has ended: return what was held back, without half of a call or marker if the limit cut it."""
         if self._finished:
             return []
         self._finished = True
         self._bypass = None
         if self._thinking is not None:
+            calls = self._sink.calls
             self._thinking.end()
+            if cut:
+                self._sink.calls = calls
+                return [event for event in self._sink.take() if isinstance(event, ThoughtText)]
             self._leave_thinking_if_over()
         if self._content is not None:
             self._content.end()
-        return self._sink.take()
+        held = self._sink.take()
+        # Text is only held back while it may be the beginning of a call or of a marker.
+        return [event for event in held if not isinstance(event, Text)] if cut or self._forced else held
 
     def _to_content(self, text: str) -> None:
         if self._content is None:

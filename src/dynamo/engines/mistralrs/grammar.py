@@ -1,0 +1,96 @@
+"""Grammars that leave a model no room to ramble: JSON on one line, with the listed properties only.
+
+llguidance, the library that follows grammars in mistral.rs, by default allows any amount of whitespace between JSON
+tokens, and any further properties in an object. A small model then writes spaces until its limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""At most one space, where models have learned to write one; the separators are regular expressions."""
+
+_COMBINING = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "minProperties"))
+"""Keywords beside which an object's own properties are not all that it may need."""
+_ONE = ("items", "additionalProperties", "contains")
+_MANY = ("anyOf", "oneOf", "prefixItems")
+_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+
+
+class Calls(Struct, frozen=True):
+    """The form in which a model writes tool calls: `json` is the schema of one."""
+
+    json: dict[str, Any]
+    begin: str
+    end: str
+    separator: str
+    limit: int
+
+    def grammar(self) -> str:
+        """From one call to `limit`, in Lark's syntax."""
+        call = f"{_quoted(self.begin)} json {_quoted(self.end)}"
+        more = f" ({_quoted(self.separator)} call){{0,{self.limit - 1}}}" if self.limit > 1 else ""
+        return f"start: call{more}\ncall: {call}\njson: %json {json_grammar(self.json)}\n"
+
+
+def json_grammar(schema: Any) -> str:
+    """The schema, with llguidance's option for compact JSON, unless the client set its own."""
+    if not isinstance(schema, dict):
+        schema = {} if schema is True else {"not": {}}
+    return _encoded({"x-guidance": _ONE_LINE, **close_objects(schema)})
+
+
+def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without unlisted properties, wherever it does not say that they are allowed.
+
+    Whatever satisfies the result satisfies the schema. A schema that joins several for one value (`allOf`, `if`) is
+    returned as it is, because a property listed in one of them is unlisted in the others.
+    """
+    return schema if _joins(schema) else _closed(schema)
+
+
+def _closed(node: Any) -> Any:
+    if not isinstance(node, dict):
+        return node
+    closed = dict(node)
+    for key in _ONE:
+        if isinstance(node.get(key), dict):
+            closed[key] = _closed(node[key])
+    for key in _MANY:
+        if isinstance(node.get(key), list):
+            closed[key] = [_closed(child) for child in node[key]]
+    for key in _NAMED:
+        if isinstance(node.get(key), dict):
+            closed[key] = {name: _closed(child) for name, child in node[key].items()}
+    listed = node.get("properties")
+    if (
+        isinstance(listed, dict)
+        and "additionalProperties" not in node
+        and _COMBINING.isdisjoint(node)
+        and set(node.get("required", ())) <= listed.keys()
+    ):
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _joins(node: Any) -> bool:
+    """Whether two schemas apply to one value anywhere in it."""
+    if isinstance(node, list):
+        return any(map(_joins, node))
+    if not isinstance(node, dict):
+        return False
+    combining = not {"allOf", "if", "not", "contains"}.isdisjoint(node)
+    beside = "properties" in node and not {"anyOf", "oneOf", "$ref"}.isdisjoint(node)
+    return combining or beside or any(map(_joins, node.values()))
+
+
+def _quoted(text: str) -> str:
+    return _encoded(text)
+
+
+def _encoded(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamo.engines.mistralrs.grammar import Calls, close_objects, json_grammar
+
+NAMES = st.sampled_from("abc")
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "x"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def combined(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    objects = st.fixed_dictionaries(
+        {"type": st.just("object"), "properties": st.dictionaries(NAMES, inner, max_size=3)},
+        optional={
+            "required": st.lists(NAMES, max_size=2, unique=True),
+            "additionalProperties": st.booleans() | inner,
+            "minProperties": st.integers(0, 2),
+            "anyOf": st.lists(inner, min_size=1, max_size=2),
+            "patternProperties": st.fixed_dictionaries({"^a": inner}),
+        },
+    )
+    lists = st.fixed_dictionaries({"type": st.just("array"), "items": inner}, optional={"contains": inner})
+    joined = st.sampled_from(["anyOf", "oneOf", "allOf"]).flatmap(
+        lambda key: st.fixed_dictionaries({key: st.lists(inner, min_size=1, max_size=3)})
+    )
+    return objects | lists | joined | st.fixed_dictionaries({"not": inner}) | st.fixed_dictionaries({"if": inner})
+
+
+SCHEMAS = st.recursive(
+    st.sampled_from([{}, {"type": "string"}, {"type": "integer"}, {"enum": ["x", 1, None]}, {"$ref": "#"}]),
+    combined,
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SCHEMAS, VALUES)
+def test_whatever_fits_the_closed_schema_fits_the_schema(schema: dict[str, Any], value: Any) -> None:
+    try:
+        fits = jsonschema_rs.is_valid(close_objects(schema), value)
+    except (ValueError, RecursionError):  # a schema that refers to itself without end
+        return
+    if fits:
+        assert jsonschema_rs.is_valid(schema, value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "closed"),
+    [
+        ({"type": "object", "properties": {"a": {}}}, True),
+        ({"type": "object", "properties": {"a": {}}, "required": ["b"]}, False),
+        ({"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "string"}}, False),
+        ({"type": "object", "properties": {"a": {}}, "anyOf": [{"required": ["b"]}]}, False),
+        ({"type": "object"}, False),
+    ],
+)
+def test_an_object_is_closed_if_its_properties_are_all_it_needs(schema: dict[str, Any], closed: bool) -> None:
+    nested = {"type": "array", "items": schema}
+    assert close_objects(nested) == {
+        "type": "array",
+        "items": schema | ({"additionalProperties": False} if closed else {}),
+    }
+
+
+def test_schemas_that_apply_together_stay_open() -> None:
+    parts = [{"properties": {"a": {}}, "required": ["a"]}, {"properties": {"b": {}}, "required": ["b"]}]
+    assert close_objects({"allOf": parts}) == {"allOf": parts}
+
+
+def test_a_client_may_choose_its_own_whitespace() -> None:
+    assert '"x-guidance":{"whitespace_flexible":true}' in json_grammar({"x-guidance": {"whitespace_flexible": True}})
+
+
+def test_calls_are_limited() -> None:
+    one = Calls(json={}, begin="<", end=">", separator=";", limit=1)
+    assert one.grammar().startswith('start: call\ncall: "<" json ">"\njson: %json {')
+    assert (
+        Calls(json={}, begin="<", end=">", separator=";", limit=3).grammar().startswith('start: call (";" call){0,2}\n')
+    )
