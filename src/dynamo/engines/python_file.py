@@ -90,7 +90,7 @@ class _FileRunning:
         self._context = context
 
     def cancel(self) -> None:
-        self._context.kill()
+        self._context.stop_for_caller(kill=True)
 
 
 class FileOutlet:
