@@ -34,7 +34,7 @@ class EventData(Struct, kw_only=True):
     removed: RemovedData | None = None
 
 
-class Event(Struct, kw_only=True):
+class RadixEvent(Struct, kw_only=True):
     event_id: int
     data: EventData | str
     dp_rank: int = 0
@@ -74,7 +74,7 @@ class RadixTree:
     def apply_event(self, worker_id: int, kv_cache_event_bytes: bytes) -> None:
         """Apply one event, as JSON; a ValueError says what is wrong with it."""
         try:
-            event = msgspec.json.decode(kv_cache_event_bytes, type=Event)
+            event = msgspec.json.decode(kv_cache_event_bytes, type=RadixEvent)
         except msgspec.DecodeError as error:
             raise ValueError(f"not a KV cache event: {error}") from None
         rank, data = (worker_id, event.dp_rank), event.data

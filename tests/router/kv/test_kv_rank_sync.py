@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.protocols.kv import KvChange, Removed, RouterEvent, Stored
-from dynamo.router.kv.sync.rank_sync import Action, Command, Cursor, FollowConfig, Order, RankSync, SyncState
+from dynamo.router.kv.sync.rank_sync import Action, Cursor, FollowConfig, Order, RankSync, SyncCommand, SyncState
 
 CONFIG = FollowConfig(retry=1.0, patience=0.25, quiet=30.0, longest=8.0, buffered=4)
 
@@ -47,7 +47,7 @@ def test_a_router_that_comes_later_starts_with_a_gap_until_a_snapshot_tells_it_w
 
 
 def test_a_new_rank_is_asked_once_and_its_events_wait_for_the_snapshot(sync: RankSync) -> None:
-    assert sync.resync() == (Command.Fetch,)
+    assert sync.resync() == (SyncCommand.Fetch,)
     assert sync.resync() == ()
     assert [sync.event(event(number), 1.0) for number in (3, 4, 5)] == [(), (), ()]
     assert sync.state is SyncState.AwaitingSnapshot
@@ -63,7 +63,7 @@ def test_when_live_the_next_event_is_applied_and_an_older_one_ignored(live: Rank
 
 
 def test_a_gap_leads_to_a_snapshot_and_the_event_after_it_is_not_lost(live: RankSync) -> None:
-    assert live.event(event(7), 1.0) == (Command.Fetch,)
+    assert live.event(event(7), 1.0) == (SyncCommand.Fetch,)
     assert live.event(event(8), 1.0) == ()
     assert not live.covers(6)
     assert live.snapshot(6, 1.0) == [event(7), event(8)]
@@ -77,7 +77,7 @@ def test_a_snapshot_that_does_not_connect_is_asked_for_again_ever_more_rarely(li
         assert live.snapshot(number - 5, 1.0) == []
         assert live.state is SyncState.BackingOff
         pauses.append(live.backoff)
-        assert live.retry() == (Command.Fetch,)
+        assert live.retry() == (SyncCommand.Fetch,)
         assert live.snapshot(number, 1.0) == []
     assert pauses == [0.25, 0.5, 1.0]
     live.event(event(31), 1.0)
@@ -94,13 +94,13 @@ def test_events_beyond_the_buffer_are_dropped_and_noticed_as_a_gap(live: RankSyn
 
 def test_a_rejected_event_leads_to_a_snapshot_that_replaces_what_is_known(live: RankSync) -> None:
     live.event(event(5), 1.0)
-    assert live.rejected() == (Command.Fetch,)
+    assert live.rejected() == (SyncCommand.Fetch,)
     assert not live.covers(5)
     assert live.rejected() == ()
 
 
 def test_a_publisher_that_numbers_anew_is_asked_even_if_it_reaches_the_same_number(live: RankSync) -> None:
-    assert live.event(event(0), 1.0) == (Command.Fetch,)
+    assert live.event(event(0), 1.0) == (SyncCommand.Fetch,)
     assert not live.covers(4)
     assert live.snapshot(0, 1.0) == []
     assert live.event(event(1), 1.0) == (event(1),)
@@ -118,10 +118,10 @@ def test_without_a_snapshot_a_rank_with_a_gap_is_forgotten_and_asked_again_ever_
     live.event(event(6), 1.0)
     pauses = []
     for failures in range(1, 6):
-        assert live.failed() == [Command.Clear]
+        assert live.failed() == [SyncCommand.Clear]
         assert (live.state, live.failures) == (SyncState.BackingOff, failures)
         pauses.append(live.backoff)
-        assert live.retry() == (Command.Fetch,)
+        assert live.retry() == (SyncCommand.Fetch,)
     assert pauses == [1.0, 2.0, 4.0, 8.0, 8.0]
     assert live.snapshot(9, 1.0) == []
     assert (live.state, live.failures) == (SyncState.Live, 0)
@@ -131,7 +131,7 @@ def test_without_a_snapshot_a_rank_is_known_by_its_events_from_the_first_on(sync
     sync.resync()
     for number in (0, 1):
         sync.event(event(number), 1.0)
-    assert sync.failed() == [Command.Clear, event(0), event(1)]
+    assert sync.failed() == [SyncCommand.Clear, event(0), event(1)]
     assert sync.state is SyncState.Live
     assert sync.event(event(2), 1.0) == (event(2),)
 
@@ -141,10 +141,10 @@ def test_a_worker_that_becomes_reachable_is_asked_at_once(sync: RankSync, during
     sync.resync()
     if during is SyncState.BackingOff:
         sync.failed()
-        assert sync.reachable() == (Command.Fetch,)
+        assert sync.reachable() == (SyncCommand.Fetch,)
     else:
         assert sync.reachable() == ()
-        assert sync.failed() == [Command.Clear, Command.Fetch]
+        assert sync.failed() == [SyncCommand.Clear, SyncCommand.Fetch]
     assert sync.state is SyncState.AwaitingSnapshot
     assert sync.retry() == ()
 
@@ -159,14 +159,14 @@ def test_a_silent_rank_is_asked_ever_more_rarely_until_it_speaks(live: RankSync)
     assert [after - before for before, after in itertools.pairwise(asked)] == [60, 120, 240, 480, 600, 600]
     live.event(event(5), now)
     assert live.check_silence(now + 29) == ()
-    assert live.check_silence(now + 30) == (Command.Fetch,)
+    assert live.check_silence(now + 30) == (SyncCommand.Fetch,)
 
 
 def test_prompts_that_stay_missing_are_waited_for_ever_longer_until_none_was_for_a_while(live: RankSync) -> None:
     waits = []
     for _ in range(4):
         waits.append(live.patience)
-        assert live.prompt_missing(10.0, unknown=False) == (Command.Fetch,)
+        assert live.prompt_missing(10.0, unknown=False) == (SyncCommand.Fetch,)
         live.snapshot(4, 10.0)
         live.prompt_found(11.0)
     assert waits == [0.25, 1.0, 4.0, 8.0]
@@ -207,10 +207,10 @@ class World:
 
     def perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
-            if action is Command.Fetch:
+            if action is SyncCommand.Fetch:
                 assert not self.asked
                 self.asked = True
-            elif action is Command.Clear:
+            elif action is SyncCommand.Clear:
                 self.known.clear()
             elif isinstance(action.data, Stored):
                 self.known.update(action.data.sequence_hashes)

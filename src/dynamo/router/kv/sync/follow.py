@@ -11,7 +11,7 @@ from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import RouterEventBatch, WorkerRank
 from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.sync.rank_sync import Action, Command, FollowConfig, RankSync, SyncState
+from dynamo.router.kv.sync.rank_sync import Action, FollowConfig, RankSync, SyncCommand, SyncState
 from dynamo.router.kv.sync.snapshots import Snapshots
 from dynamo.router.stats import RouterStats
 from dynamo.router.subscriptions import Subscriptions, count_malformed
@@ -168,12 +168,12 @@ class Follower:
 
     def _perform(self, rank: _Rank, actions: Sequence[Action]) -> None:
         for action in actions:
-            if action is Command.Fetch:
+            if action is SyncCommand.Fetch:
                 if rank.retrying:
                     rank.retrying.cancel()
                     rank.retrying = None
                 rank.fetching = asyncio.create_task(self._fetch(rank))
-            elif action is Command.Clear:
+            elif action is SyncCommand.Clear:
                 self._index.clear(rank.worker)
             else:
                 self._stats.events += 1

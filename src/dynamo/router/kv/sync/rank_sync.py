@@ -52,14 +52,14 @@ class SyncState(enum.Enum):
     """The last snapshot failed or had a gap to the next event; events wait for the next snapshot."""
 
 
-class Command(enum.Enum):
+class SyncCommand(enum.Enum):
     Fetch = "fetch"
     """Request a snapshot from the worker and report `snapshot` or `failed`."""
     Clear = "clear"
     """Remove the rank's blocks from the index."""
 
 
-Action = RouterEvent | Command
+Action = RouterEvent | SyncCommand
 """An event is to be applied to the index; if that fails, report `rejected` and drop the remaining actions."""
 
 
@@ -164,7 +164,7 @@ class RankSync:
             events, connected = self._drain()
             if connected:
                 return self._without_snapshot(events)
-        actions: list[Action] = [Command.Clear]
+        actions: list[Action] = [SyncCommand.Clear]
         self._cursor.last = None
         self._exact = bool(self._waiting) and self._waiting[0].event_id == 0
         if self._exact:
@@ -210,7 +210,7 @@ class RankSync:
     def _fetch(self) -> Sequence[Action]:
         self.state = SyncState.AwaitingSnapshot
         self._reachable = False
-        return (Command.Fetch,)
+        return (SyncCommand.Fetch,)
 
     def _back_off(self, seconds: float) -> None:
         self.state = SyncState.BackingOff
