@@ -16,7 +16,7 @@ from dynamo.model.source import FetchConfig, HubConfig
 from dynamo.protocols.card import CardFile, ModelCard
 from dynamo.protocols.errors import DynamoException, from_exception
 from dynamo.protocols.instance import Instance
-from dynamo.protocols.model_files import FileChunk, FileRequest
+from dynamo.protocols.model_files import CHUNK_BYTES, FileChunk, FileRequest
 from dynamo.runtime.context import Context
 from dynamo.runtime.one_item import OneItem
 from dynamo.runtime.plane.base import Channel
@@ -85,7 +85,7 @@ class Transfer:
         for role, file in missing.items():
             while role not in found:
                 if sender is None:
-                    raise FileError(f"no worker sent them ({'; '.join(self._failed.values())})")
+                    raise FileError(f"no worker sent it ({'; '.join(self._failed.values())})")
                 try:
                     found[role] = await self._store(file, await self._read(sender, file))
                 except (DynamoException, TimeoutError, ValueError) as error:
@@ -112,7 +112,8 @@ class Transfer:
             if size is None:
                 size = chunk.size
                 self._check_size(size)
-            if chunk.size != size or len(data) + len(chunk.data) > size or not (chunk.data or size == 0):
+            # No less either: a worker must not keep a reader busy with a file of single bytes.
+            if chunk.size != size or len(chunk.data) != min(CHUNK_BYTES, size - len(data)):
                 raise ValueError(f"the worker's chunk at byte {len(data)} of {size} does not fit")
             data += chunk.data
         return data

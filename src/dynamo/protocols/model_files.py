@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 CHUNK_BYTES = 256 * 1024
-"""Small enough that the token streams on the same connection are not held up."""
+"""In every chunk but the last. Few enough that the token streams on the same connection are not held up."""
 
 
 class FileRequest(Struct, frozen=True):
