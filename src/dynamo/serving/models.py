@@ -349,8 +349,9 @@ class Models:
             try:
                 loaded = await self._reader.open(card, lambda: self._senders(group))
             except ModelError as error:
-                log.error("cannot serve model '%s': %s", group.name, error)
-                if isinstance(error, FileError) and group.senders_joined != joined:
+                again = "; trying again when a worker joins" if isinstance(error, FileError) else ""
+                log.error("cannot serve model '%s': %s%s", group.name, error, again)
+                if again and group.senders_joined != joined:
                     continue
                 group.error = error
                 self._changed.set()
