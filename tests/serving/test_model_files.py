@@ -16,7 +16,7 @@ from dynamo.model.offer import OfferedFile
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.model_files import FileChunk
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.runtime import DistributedRuntime, RuntimeConfig, records
 from dynamo.runtime.names import FILES_ENDPOINT, card_key
 from dynamo.serving.models import Models
@@ -70,7 +70,7 @@ class Network:
 
     async def models(self) -> Models:
         hub = HubConfig.from_env({"HF_HUB_OFFLINE": "1", "HOME": str(self._folder)})
-        models = Models(await self._runtime(), RouterConfig(), hub)
+        models = Models(await self._runtime(), RoutingConfig(), hub)
         self._stack.push_async_callback(models.close)
         await models.start()
         return models
