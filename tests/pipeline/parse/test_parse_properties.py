@@ -21,6 +21,12 @@ COMBINATIONS = [
     ("hermes", "gpt_oss"),
     ("harmony", "gpt_oss"),
     ("harmony", "basic"),
+    ("deepseek_v4", "deepseek_v4"),
+    ("kimi_k2", "kimi_k25"),
+    ("kimi_k3", "kimi_k3"),
+    ("minimax_m2", "minimax_m2"),
+    ("minimax_m3", "minimax_m3"),
+    ("gemma4", "gemma4"),
 ]
 LOOSE_PARTS = [
     '{"',

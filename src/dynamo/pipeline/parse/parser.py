@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from . import formats
-from .content import read_content
+from .content import NoCalls, read_content
 from .events import Event, ParsedSink, Text, ThoughtText
 from .formats import CallForm, HarmonyFormat, ReasoningFormat, ToolFormat
+from .gemma_calls import GemmaCalls
 from .harmony import HarmonyReader
 from .json_calls import JsonCalls, NamedCall
 from .reasoning import ThinkingMarkers, read_thinking
 from .source import Bypass, Reading, Source, marker_search
+from .xml_calls import XmlCalls
 
 F = TypeVar("F")
 
@@ -199,13 +201,16 @@ class _Stage:
 def _content_stage(
     tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: ParsedSink
 ) -> _Stage | None:
-    if tools is None:
-        return None
+    ignored: tuple[str, ...] = reasoning.ignored if isinstance(reasoning, ThinkingMarkers) else ()
     src = Source()
+    if tools is None:
+        return _Stage(src, read_content(src, NoCalls(), sink, ignored)) if ignored else None
     if isinstance(tools, HarmonyFormat):
         inside = in_reasoning and not isinstance(reasoning, ThinkingMarkers)
         return _Stage(src, HarmonyReader(sink, sink.text, calls=True).read(src, inside))
-    return _Stage(src, read_content(src, tools, sink))
+    if isinstance(tools, XmlCalls | GemmaCalls):
+        ignored = tuple(dict.fromkeys((*tools.ignored, *ignored)))
+    return _Stage(src, read_content(src, tools, sink, ignored))
 
 
 def _thinking_stage(
