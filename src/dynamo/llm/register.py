@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, overload
 
+from dynamo.llm.parsers import with_parsers
 from dynamo.model import HubConfig, ModelError, build_card, default_name, resolve
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.runtime import Endpoint, records
@@ -53,8 +54,10 @@ async def register_llm(*args: Any, **options: Any) -> None:
     await register_card(endpoint, card)
 
 
-async def register_card(endpoint: Endpoint, card: ModelCard) -> None:
+async def register_card(endpoint: Endpoint, card: ModelCard) -> ModelCard:
+    """Register the card, completed with the parsers that its chat template asks for, and return it."""
     runtime = endpoint.runtime
+    card = await in_thread(lambda: with_parsers(card))
     value = records.encode(card)
     try:
         records.decode_card(value)
@@ -64,6 +67,7 @@ async def register_card(endpoint: Endpoint, card: ModelCard) -> None:
     await _refuse_disagreement(endpoint, card)
     await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), value)
     log.info("registered model '%s' at %s", card.name, endpoint)
+    return card
 
 
 async def unregister_llm(endpoint: Endpoint) -> None:

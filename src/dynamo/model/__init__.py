@@ -2,7 +2,7 @@
 
 from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled
-from dynamo.model.card import LoadedModel, build_card, open_card
+from dynamo.model.card import LoadedModel, build_card, card_template, open_card
 from dynamo.model.detokenize import Decoder, json_escaped, json_unescaped
 from dynamo.model.errors import ModelError, TemplateError
 from dynamo.model.source import HubConfig, LocalModel, default_name, resolve
@@ -21,6 +21,7 @@ __all__ = [
     "Tokenizer",
     "build_card",
     "bundled",
+    "card_template",
     "default_name",
     "json_escaped",
     "json_unescaped",

@@ -11,7 +11,7 @@ from dynamo.model import config as model_config
 from dynamo.model import gguf_tokenizer
 from dynamo.model.errors import ModelError
 from dynamo.model.files import checksum, find_files, read_object
-from dynamo.model.gguf import read_gguf
+from dynamo.model.gguf import Gguf, read_gguf
 from dynamo.model.source import HubConfig, LocalModel, resolve
 from dynamo.model.template import ChatTemplate, load_template
 from dynamo.model.tokenizer import Tokenizer
@@ -80,6 +80,15 @@ def open_card(card: ModelCard, config: HubConfig) -> LoadedModel:
     return _load_folder(files, card.context_length)
 
 
+def card_template(card: ModelCard) -> ChatTemplate | None:
+    """The chat template of a card that was built on this machine; None for a model that cannot chat."""
+    files = {role: Path(file.path) for role, file in card.files.items()}
+    if _GGUF in files:
+        return _gguf_template(files, read_gguf(files[_GGUF]))
+    text, special = read_object(files.get("tokenizer_config")), read_object(files.get("special_tokens_map"))
+    return load_template(files, model_config.special_tokens(text, special), files.get(_CUSTOM_TEMPLATE))
+
+
 def _find(card: ModelCard, config: HubConfig) -> dict[str, Path]:
     paths = {role: Path(file.path) for role, file in card.files.items()}
     why = _mismatch(card, paths)
@@ -129,18 +138,21 @@ def _load_folder(files: dict[str, Path], context_length: int | None) -> LoadedMo
 
 def _load_gguf(files: dict[str, Path], context_length: int | None) -> LoadedModel:
     gguf = read_gguf(files[_GGUF])
-    special = gguf_tokenizer.special_tokens(gguf)
-    templates = gguf_tokenizer.templates(gguf)
-    template = ChatTemplate(templates, special) if templates else None
-    if _CUSTOM_TEMPLATE in files:
-        template = load_template({}, special, files[_CUSTOM_TEMPLATE])
     return LoadedModel(
         tokenizer=Tokenizer(gguf_tokenizer.tokenizer_json(gguf)),
-        template=template,
+        template=_gguf_template(files, gguf),
         eos_token_ids=gguf_tokenizer.eos_token_ids(gguf),
         sampling=SamplingOptions(),
         context_length=context_length or gguf_tokenizer.context_length(gguf),
     )
+
+
+def _gguf_template(files: dict[str, Path], gguf: Gguf) -> ChatTemplate | None:
+    special = gguf_tokenizer.special_tokens(gguf)
+    if _CUSTOM_TEMPLATE in files:
+        return load_template({}, special, files[_CUSTOM_TEMPLATE])
+    templates = gguf_tokenizer.templates(gguf)
+    return ChatTemplate(templates, special) if templates else None
 
 
 def _model_context(paths: dict[str, Path]) -> int | None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from dynamo.engines.base import Engine, EngineInfo
 from dynamo.engines.registry import EngineSpec, engine_entry, make_engine
+from dynamo.llm.parsers import AUTO, NONE
 from dynamo.llm.register import register_card
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
@@ -31,8 +32,6 @@ from dynamo.runtime.threads import in_thread
 from dynamo.settings import nearest
 from dynamo.worker import serve_engine
 
-_BUNDLED_PARSERS = ("hermes", "basic")
-
 
 class EngineModel(Struct, frozen=True, kw_only=True):
     """What the engine will serve: its model, the model that describes it on the card, and the served name."""
@@ -40,7 +39,6 @@ class EngineModel(Struct, frozen=True, kw_only=True):
     name: str
     model: LocalModel | None = None
     described_by: LocalModel | None = None
-    is_bundled: bool = False
 
 
 @asynccontextmanager
@@ -54,7 +52,7 @@ async def engine_served(
         card = await in_thread(lambda: _card(command, served, engine, info))
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {info.worker_type.value} worker answers no requests itself: use in=dyn://...")
-        await register_card(endpoint, card)
+        card = await register_card(endpoint, card)
         serving = asyncio.create_task(serve_engine(endpoint, engine, card.name))
         try:
             await _wait_until_listed(runtime, instance_key(endpoint_id, runtime.instance_id), serving)
@@ -102,8 +100,9 @@ def _check_parsers(command: Command) -> None:
         ("--dyn-tool-call-parser", command.dyn_tool_call_parser, tool_formats()),
         ("--dyn-reasoning-parser", command.dyn_reasoning_parser, reasoning_formats()),
     ):
-        if name is not None and name not in known:
-            raise UsageError(f"{flag}: unknown format '{name}'{nearest(name, known) or '; use ' + ', '.join(known)}")
+        names = [AUTO, NONE, *known]
+        if name not in names:
+            raise UsageError(f"{flag}: unknown format '{name}'{nearest(name, names) or '; use ' + ', '.join(names)}")
 
 
 async def _wait_until_listed(runtime: DistributedRuntime, key: str, serving: asyncio.Task[None]) -> None:
@@ -142,13 +141,13 @@ def _find(command: Command, hub: HubConfig) -> EngineModel:
     name = served_name(command)
     if engine.takes == "text":
         return EngineModel(name=name)
-    source, is_bundled = command.model, False
+    source = command.model
     if source == BUNDLED and not Path(source).exists():
-        source, is_bundled = str(bundled()), True
+        source = str(bundled())
     elif source is None:
         if not engine.bundled:
             raise ModelError(f"out={engine.name} needs a model: name a folder, a GGUF file or a Hugging Face id")
-        source, is_bundled = str(bundled()), True
+        source = str(bundled())
         print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
     config = command.model_config
     model = resolve(source, config=hub, weights=engine.weights, tokenizer=config is None)
@@ -156,7 +155,6 @@ def _find(command: Command, hub: HubConfig) -> EngineModel:
         name=name,
         model=model,
         described_by=resolve(config, config=hub, weights=False) if config else model,
-        is_bundled=is_bundled,
     )
 
 
@@ -184,13 +182,12 @@ def _make(command: Command, served: EngineModel, environ: Mapping[str, str]) -> 
 
 
 def _card(command: Command, served: EngineModel, engine: Engine, info: EngineInfo) -> ModelCard:
-    tools, reasoning = _BUNDLED_PARSERS if served.is_bundled else (None, None)
     runtime_config = ModelRuntimeConfig(
         total_kv_blocks=info.total_kv_blocks,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
-        tool_call_parser=command.dyn_tool_call_parser or tools,
-        reasoning_parser=command.dyn_reasoning_parser or reasoning,
+        tool_call_parser=command.dyn_tool_call_parser,
+        reasoning_parser=command.dyn_reasoning_parser,
         guided_decoding=info.guided_decoding,
         data_parallel_size=info.data_parallel_size,
     )

@@ -64,6 +64,17 @@ def see(tools: str | None, reasoning: str | None, text: str, **options: Any) -> 
     return Seen(whole)
 
 
+def cut(text: str, sizes: list[int]) -> list[str]:
+    pieces: list[str] = []
+    at = 0
+    for size in itertools.cycle(sizes):
+        if at >= len(text):
+            return pieces
+        pieces.append(text[at : at + size])
+        at += size
+    return pieces
+
+
 SCHEMAS: Mapping[str, dict[str, Any]] = {
     "get_weather": {
         "type": "object",

@@ -7,7 +7,7 @@ _DSML = """
 {%- if m.role == 'user' -%}
 {{ '<｜User｜>' + m.content + '<｜Assistant｜>' }}
 {%- else -%}
-{{ '<think>' + m.reasoning_content + '</think>' + m.content }}
+{{ '<think>' + (m.reasoning_content or '') + '</think>' + m.content }}
 {%- if m.tool_calls -%}
 {{ '\\n\\n<｜DSML｜BLOCK>\\n' }}
 {%- for call in m.tool_calls -%}
@@ -40,7 +40,7 @@ _KIMI_K3 = """
 {%- if m.role == 'user' -%}
 {{ m.content }}
 {%- else -%}
-{{ '<|open|>think<|sep|>' + m.reasoning_content + '<|close|>think<|sep|>' }}
+{{ '<|open|>think<|sep|>' + (m.reasoning_content or '') + '<|close|>think<|sep|>' }}
 {{- '<|open|>response<|sep|>' + m.content + '<|close|>response<|sep|>' }}
 {%- if m.tool_calls -%}
 {{ '<|open|>tools<|sep|>' }}
@@ -66,7 +66,7 @@ _MINIMAX_M2 = """
 {%- if m.role == 'user' -%}
 {{ ']~b]user\\n' + m.content + '[e~[\\n' }}
 {%- else -%}
-{{ ']~b]ai\\n<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' + m.content }}
+{{ ']~b]ai\\n<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' + m.content }}
 {%- if m.tool_calls -%}
 {{ '\\n<minimax:tool_call>\\n' }}
 {%- for call in m.tool_calls -%}

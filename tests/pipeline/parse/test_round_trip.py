@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dynamo.model import ChatTemplate
 from dynamo.pipeline.parse import opens_reasoning
-from pipeline.parse.outputs import Seen, parse
+from pipeline.parse.outputs import Seen, cut, parse
 from pipeline.parse.templates import TEMPLATES, TURN_ENDS
 
 REASONING = {"hermes": "basic", "deepseek_v3_2": "deepseek_v4"}
@@ -61,17 +61,12 @@ def schema_of(value: Any) -> dict[str, Any]:
 def read_back(name: str, template: ChatTemplate, message: dict[str, Any], calls: Calls, sizes: list[int]) -> Seen:
     prompt, text = output(template, message)
     reasoning = REASONING.get(name, name)
-    options = {
+    options: dict[str, Any] = {
         "in_reasoning": opens_reasoning(reasoning, prompt),
         "tool_schemas": {tool: schema_of(arguments) for tool, arguments in calls},
     }
     whole = parse(name, reasoning, [text], **options)
-    pieces, at = [], 0
-    while at < len(text):
-        size = sizes[len(pieces) % len(sizes)]
-        pieces.append(text[at : at + size])
-        at += size
-    assert parse(name, reasoning, pieces, **options) == whole
+    assert parse(name, reasoning, cut(text, sizes), **options) == whole
     return Seen(whole)
 
 
