@@ -20,6 +20,7 @@ from .source import Bypass, Reading, Source, marker_search
 from .xml_calls import XmlCalls
 
 F = TypeVar("F")
+_JSON = ("{", "[")
 
 
 def tool_formats() -> list[str]:
@@ -60,12 +61,16 @@ def make_parser(
     in_reasoning: bool = False,
     tool_names: Collection[str] | None = None,
     tool_schemas: Mapping[str, dict[str, Any]] | None = None,
+    guided: bool = False,
     new_id: Callable[[], str] = new_call_id,
 ) -> OutputParser:
-    """A parser for one output. `tool_schemas` maps each tool's name to the JSON schema of its parameters."""
-    return OutputParser(
-        _tool_format(tools), _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, tool_names, tool_schemas)
-    )
+    """A parser for one output. `tool_schemas` maps each tool's name to the JSON schema of its parameters.
+
+    `guided` says that guided decoding constrains the output.
+    """
+    sink = ParsedSink(new_id, tool_names, tool_schemas)
+    begins = _JSON if guided else ()
+    return OutputParser(_tool_format(tools), _reasoning_format(reasoning), in_reasoning, sink, begins)
 
 
 def make_forced_parser(
@@ -87,7 +92,9 @@ def make_forced_parser(
         form = NamedCall(name=name, own=own)
     else:
         form = structs.replace(own, bare="[") if own else formats.GUIDED_CALLS
-    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, None, None), forced=True)
+    begins = (*_JSON, *(opening[0] for opening in own.open)) if own else _JSON
+    sink = ParsedSink(new_id, None, None)
+    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, sink, begins, forced=True)
 
 
 def call_form(tools: str | None) -> CallForm | None:
@@ -104,12 +111,13 @@ class OutputParser:
         reasoning: ReasoningFormat | None,
         in_reasoning: bool,
         sink: ParsedSink,
+        guided: tuple[str, ...] = (),
         forced: bool = False,
     ) -> None:
         self._forced = forced
         self._sink = sink
         self._content = _content_stage(tools, reasoning, in_reasoning, sink)
-        self._thinking = _thinking_stage(tools, reasoning, in_reasoning, sink, self._to_content)
+        self._thinking = _thinking_stage(tools, reasoning, in_reasoning, guided, sink, self._to_content)
         self._bypass: Bypass | None = None
         self._finished = False
 
@@ -217,12 +225,14 @@ def _thinking_stage(
     tools: ToolFormat | None,
     reasoning: ReasoningFormat | None,
     in_reasoning: bool,
+    guided: tuple[str, ...],
     sink: ParsedSink,
     text: Callable[[str], None],
 ) -> _Stage | None:
     src = Source()
     if isinstance(reasoning, ThinkingMarkers):
-        return _Stage(src, read_thinking(src, reasoning, in_reasoning or reasoning.always, sink.reasoning))
+        inside = in_reasoning or reasoning.always
+        return _Stage(src, read_thinking(src, reasoning, inside, guided, sink.reasoning))
     if reasoning is None or isinstance(tools, HarmonyFormat):
         return None
     return _Stage(src, HarmonyReader(sink, text, calls=False).read(src, in_reasoning))

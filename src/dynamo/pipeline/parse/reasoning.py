@@ -27,15 +27,17 @@ class ThinkingMarkers(Struct, frozen=True, kw_only=True):
 
 
 def read_thinking(
-    src: Source, thinking: ThinkingMarkers, inside: bool, reasoning: Callable[[str], None]
+    src: Source, thinking: ThinkingMarkers, inside: bool, guided: tuple[str, ...], reasoning: Callable[[str], None]
 ) -> Reading[None]:
     """Reads up to the end of the reasoning; the rest of `src` is content.
 
-    The marker counts only at the start: later, an answer may mention it.
+    The marker counts only at the start: later, an answer may mention it. Output that begins with one of `guided` has no
+    reasoning, even if the prompt opened it: most engines constrain output from its first token on.
     """
     yield from src.skip_space()
-    if not (yield from src.one_of(thinking.open)) and not inside:
-        if thinking.skippable and (yield from src.one_of(thinking.close)):
+    opened = yield from src.one_of(thinking.open)
+    if not opened and (not inside or (yield from src.one_of(guided))):
+        if not inside and thinking.skippable and (yield from src.one_of(thinking.close)):
             yield from src.skip_space()
             src.drop()
         src.pos = 0
