@@ -39,6 +39,7 @@ class EngineModel(Struct, frozen=True, kw_only=True):
     name: str
     model: LocalModel | None = None
     described_by: LocalModel | None = None
+    is_bundled: bool = False
 
 
 @asynccontextmanager
@@ -141,13 +142,13 @@ def _find(command: Command, hub: HubConfig) -> EngineModel:
     name = served_name(command)
     if engine.takes == "text":
         return EngineModel(name=name)
-    source = command.model
+    source, is_bundled = command.model, False
     if source == BUNDLED and not Path(source).exists():
-        source = str(bundled())
+        source, is_bundled = str(bundled()), True
     elif source is None:
         if not engine.bundled:
             raise ModelError(f"out={engine.name} needs a model: name a folder, a GGUF file or a Hugging Face id")
-        source = str(bundled())
+        source, is_bundled = str(bundled()), True
         print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
     config = command.model_config
     model = resolve(source, config=hub, weights=engine.weights, tokenizer=config is None)
@@ -155,6 +156,7 @@ def _find(command: Command, hub: HubConfig) -> EngineModel:
         name=name,
         model=model,
         described_by=resolve(config, config=hub, weights=False) if config else model,
+        is_bundled=is_bundled,
     )
 
 
@@ -182,12 +184,15 @@ def _make(command: Command, served: EngineModel, environ: Mapping[str, str]) -> 
 
 
 def _card(command: Command, served: EngineModel, engine: Engine, info: EngineInfo) -> ModelCard:
+    reasoning = command.dyn_reasoning_parser
+    if served.is_bundled and reasoning == AUTO:  # its template does not show how it reasons
+        reasoning = "basic"
     runtime_config = ModelRuntimeConfig(
         total_kv_blocks=info.total_kv_blocks,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
         tool_call_parser=command.dyn_tool_call_parser,
-        reasoning_parser=command.dyn_reasoning_parser,
+        reasoning_parser=reasoning,
         guided_decoding=info.guided_decoding,
         data_parallel_size=info.data_parallel_size,
     )
