@@ -9,6 +9,7 @@ from typing import Any, overload
 
 from msgspec import structs
 
+from dynamo.llm.parsers import with_parsers
 from dynamo.model import HubConfig, ModelError, build_card, default_name, offer_files, resolve, withdraw_files
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.runtime import Endpoint, records
@@ -55,9 +56,13 @@ async def register_llm(*args: Any, **options: Any) -> None:
     await register_card(endpoint, card)
 
 
-async def register_card(endpoint: Endpoint, card: ModelCard) -> None:
-    """Put a card on the network; readers that do not have its files get them from this process."""
+async def register_card(endpoint: Endpoint, card: ModelCard) -> ModelCard:
+    """Register the card, completed with the parsers that its chat template asks for, and return it.
+
+    Readers that do not have its files get them from this process.
+    """
     runtime = endpoint.runtime
+    card = await in_thread(lambda: with_parsers(card))
     try:
         records.decode_card(records.encode(card))
     except ValueError as error:
@@ -69,6 +74,7 @@ async def register_card(endpoint: Endpoint, card: ModelCard) -> None:
         card = structs.replace(card, serves_files=True)
     await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), records.encode(card))
     log.info("registered model '%s' at %s", card.name, endpoint)
+    return card
 
 
 async def unregister_llm(endpoint: Endpoint) -> None:

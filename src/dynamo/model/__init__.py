@@ -2,7 +2,7 @@
 
 from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled
-from dynamo.model.card import LoadedModel, build_card, open_card
+from dynamo.model.card import LoadedModel, build_card, card_template, open_card
 from dynamo.model.detokenize import Decoder, json_escaped, json_unescaped
 from dynamo.model.errors import FileError, ModelError, TemplateError
 from dynamo.model.fetch import CardReader
@@ -26,6 +26,7 @@ __all__ = [
     "Tokenizer",
     "build_card",
     "bundled",
+    "card_template",
     "default_name",
     "json_escaped",
     "json_unescaped",

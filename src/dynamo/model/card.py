@@ -14,7 +14,7 @@ from dynamo.model import gguf_tokenizer
 from dynamo.model.errors import FileError, ModelError
 from dynamo.model.file_cache import FileCache
 from dynamo.model.files import checksum, find_files, read_object
-from dynamo.model.gguf import read_gguf
+from dynamo.model.gguf import Gguf, read_gguf
 from dynamo.model.source import HubConfig, LocalModel, resolve
 from dynamo.model.template import ChatTemplate, load_template
 from dynamo.model.tokenizer import Tokenizer
@@ -127,6 +127,15 @@ def load(card: ModelCard, files: Mapping[str, Path]) -> LoadedModel:
     return _load_folder(files, card.context_length)
 
 
+def card_template(card: ModelCard) -> ChatTemplate | None:
+    """The chat template of a card that was built on this machine; None for a model that cannot chat."""
+    files = {role: Path(file.path) for role, file in card.files.items()}
+    if GGUF in files:
+        return _gguf_template(files, read_gguf(files[GGUF]))
+    text, special = read_object(files.get("tokenizer_config")), read_object(files.get("special_tokens_map"))
+    return load_template(files, model_config.special_tokens(text, special), files.get(_CUSTOM_TEMPLATE))
+
+
 def _mismatch(role: str, file: CardFile, path: Path) -> str | None:
     """Why the file at `path` is not the one the card names, if it is not."""
     if not os.path.isfile(path):  # unlike Path.is_file, False where this process may not look
@@ -154,18 +163,21 @@ def _load_folder(files: Mapping[str, Path], context_length: int | None) -> Loade
 
 def _load_gguf(files: Mapping[str, Path], context_length: int | None) -> LoadedModel:
     gguf = read_gguf(files[GGUF])
-    special = gguf_tokenizer.special_tokens(gguf)
-    templates = gguf_tokenizer.templates(gguf)
-    template = ChatTemplate(templates, special) if templates else None
-    if _CUSTOM_TEMPLATE in files:
-        template = load_template({}, special, files[_CUSTOM_TEMPLATE])
     return LoadedModel(
         tokenizer=Tokenizer(gguf_tokenizer.tokenizer_json(gguf)),
-        template=template,
+        template=_gguf_template(files, gguf),
         eos_token_ids=gguf_tokenizer.eos_token_ids(gguf),
         sampling=SamplingOptions(),
         context_length=context_length or gguf_tokenizer.context_length(gguf),
     )
+
+
+def _gguf_template(files: Mapping[str, Path], gguf: Gguf) -> ChatTemplate | None:
+    special = gguf_tokenizer.special_tokens(gguf)
+    if _CUSTOM_TEMPLATE in files:
+        return load_template({}, special, files[_CUSTOM_TEMPLATE])
+    templates = gguf_tokenizer.templates(gguf)
+    return ChatTemplate(templates, special) if templates else None
 
 
 def _model_context(paths: dict[str, Path]) -> int | None:
