@@ -46,7 +46,10 @@ BUILT_IN = (
     EngineEntry(
         name="mocker", factory="dynamo.engines.mocker.from_spec:mocker_from_spec", weights=False, bundled=True
     ),
-    EngineEntry(name="llamacpp", aliases=("llama_cpp",), install="pip install llama-cpp-python"),
+    EngineEntry(
+        name="llamacpp", factory="dynamo.engines.llamacpp:LlamaCppEngine", aliases=("llama_cpp",), bundled=True,
+        install="pip install xllamacpp llguidance numpy",
+    ),
     EngineEntry(name="vllm", install="pip install vllm"),
     EngineEntry(name="sglang", install="pip install sglang"),
     EngineEntry(name="trtllm", aliases=("tensorrtllm",), install="pip install tensorrt-llm"),
