@@ -26,7 +26,7 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     n_gpu_layers: Annotated[int, Meta(ge=-1, le=2**31 - 1), Setting(
         "--n-gpu-layers", help="layers on the GPU, if llama.cpp was built for one; -1 is all of them")] = -1
     n_threads: Annotated[Annotated[int, Meta(ge=1, le=512)] | None, Setting(
-        "--n-threads", help="threads that compute", 
+        "--n-threads", help="threads that compute",
         default="1 for a small model, else one per core, at most 16")] = None
     n_ctx: Annotated[Annotated[int, Meta(ge=64, le=2**31 - 1)] | None, Setting(
         "--n-ctx", help="tokens that the KV cache holds, of all requests together",

@@ -8,14 +8,15 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 
-from dynamo.engines.base import EngineError, EngineInfo, KvListener, LoadListener
+from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvListener, LoadListener
 from dynamo.engines.llamacpp.args import LlamaCppArgs, gguf_file
 from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import Decoder
 from dynamo.engines.llamacpp.guidance import Guides
 from dynamo.engines.llamacpp.job import Job
-from dynamo.engines.llamacpp.library import version
+from dynamo.engines.llamacpp.library import library, version
 from dynamo.engines.llamacpp.scheduler import Scheduler
 from dynamo.engines.llamacpp.state import SequenceStates
 from dynamo.engines.llamacpp.thread import EngineThread, Report
@@ -23,7 +24,7 @@ from dynamo.engines.registry import EngineSpec
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
 from dynamo.protocols.card import ModelInput, ModelType
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
-from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, Unknown, from_exception
+from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,10 @@ class LlamaCppRunning:
         self._engine = engine
         self._job = job
 
-    def cancel(self) -> None:
+    def abort(self) -> None:
         """Free what the request holds and end its stream as cancelled, unless it has ended."""
         if self._job is not None:
-            self._engine.cancel(self._job)
+            self._engine.abort(self._job)
 
 
 class LlamaCppEngine:
@@ -56,6 +57,7 @@ class LlamaCppEngine:
         self._args = LlamaCppArgs.from_spec(spec)
         self._file = gguf_file(spec)
         self._spec = spec
+        library()
         self._block_size = spec.kv_cache_block_size or _BLOCK_SIZE
         if self._block_size < 1:
             raise EngineError(f"--kv-cache-block-size must be at least 1, not {self._block_size}")
@@ -66,6 +68,7 @@ class LlamaCppEngine:
         """They may hold something in the thread."""
         self._on_kv_events: KvListener | None = None
         self._on_load: LoadListener | None = None
+        self._on_death: DeathListener | None = None
 
     async def start(self) -> EngineInfo:
         begun = time.perf_counter()
@@ -93,10 +96,10 @@ class LlamaCppEngine:
             total_kv_blocks=decoder.cells // self._block_size,
             max_num_seqs=self._args.max_num_seqs,
             max_num_batched_tokens=self._args.n_batch,
-            guided_decoding=True,
+            guided_decoding=find_spec("llguidance") is not None,
         )
 
-    def submit(self, request: PreprocessedRequest, sink: Sink) -> LlamaCppRunning:
+    def generate(self, request: PreprocessedRequest, sink: Sink) -> LlamaCppRunning:
         """Start one answer; if the request is invalid, its sink fails at once."""
         if self._thread is None:
             sink.fail(EngineShutdown("llamacpp is not running"))
@@ -117,7 +120,7 @@ class LlamaCppEngine:
             self._thread.add(job)
         return LlamaCppRunning(self, job)
 
-    def cancel(self, job: Job) -> None:
+    def abort(self, job: Job) -> None:
         if job not in self._open or self._thread is None:
             return
         self._open.discard(job)
@@ -128,7 +131,7 @@ class LlamaCppEngine:
     def quiet(self) -> bool:
         return not self._holding
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         """Fail what is still running and free everything."""
         thread, self._thread = self._thread, None
         if thread is None:
@@ -142,6 +145,9 @@ class LlamaCppEngine:
 
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
+
+    def on_death(self, listener: DeathListener) -> None:
+        self._on_death = listener
 
     async def clear_cache(self) -> bool:
         return bool(await self._running().call(self.blocks.clear))
@@ -238,7 +244,9 @@ class LlamaCppEngine:
 
     def _died(self, error: BaseException) -> None:
         self._thread = None
-        self._fail_all(Unknown(f"llamacpp died: {error}"))
+        if self._on_death is not None:
+            self._on_death(f"llamacpp died: {error}")
+        self._fail_all(EngineShutdown(f"llamacpp died: {error}"))
 
     def _fail(self, job: Job, error: DynamoException) -> None:
         self._open.discard(job)
