@@ -67,6 +67,9 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             raise EngineError(f"llamacpp arguments: {error}") from None
         if args.max_num_seqs + args.cached_seqs > 256:
             raise EngineError("llamacpp: max_num_seqs and cached_seqs must be at most 256 together")
+        if args.max_num_seqs + args.cached_seqs > args.n_batch:
+            # llama.cpp ends the process otherwise.
+            raise EngineError("llamacpp: n_batch must be at least max_num_seqs and cached_seqs together")
         return args
 
     def threads(self, path: Path) -> int:

@@ -106,7 +106,7 @@ class BlockMap:
             for block in held.blocks:
                 block.holders.add(held.number)
         self._held[held.number] = held
-        self.reserve(needed)
+        self.reserve(needed + promised)
         return held
 
     def reserve(self, count: int) -> bool:

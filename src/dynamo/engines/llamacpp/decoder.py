@@ -18,6 +18,9 @@ from dynamo.engines.llamacpp.library import LOG, Batch, context_params, library,
 DECODED, NO_ROOM, ABORTED = 0, 1, 2
 """What `decode` returns; anything else is a failure."""
 
+_CELLS = 256
+"""llama.cpp rounds the number of cells up to a multiple of this."""
+
 Logits = NDArray[np.float32]
 
 
@@ -34,7 +37,9 @@ class Decoder:
         if not self._model:
             raise EngineError(f"llama.cpp cannot load {path}: {LOG.last_error or 'it gives no reason'}")
         try:
-            self._open(path, cells or self.trained_context, batch, sequences, threads, cache_type)
+            cells = -(-(cells or self.trained_context) // _CELLS) * _CELLS
+            self.n_batch = min(batch, cells)
+            self._open(path, cells, self.n_batch, sequences, threads, cache_type)
         except BaseException:
             self.close()
             raise
@@ -43,7 +48,7 @@ class Decoder:
             self._library.llama_model_is_recurrent(self._model) or self._library.llama_model_is_hybrid(self._model)
         )
         """Whether the end of a sequence can be removed and its beginning shared; not so in a recurrent model."""
-        self._allocate(batch)
+        self._allocate(self.n_batch)
         if self.rewinds:
             self._watch_for_abort()
 

@@ -80,9 +80,7 @@ class LlamaCppEngine:
             self._block_size,
             caching=decoder.rewinds,
         )
-        self.scheduler = Scheduler(
-            decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=self._args.n_batch
-        )
+        self.scheduler = Scheduler(decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch)
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-grammar")
         self._thread = EngineThread(self.scheduler, decoder, self._deliver, self._died)
         self._states = SequenceStates(decoder, self.blocks)
@@ -95,7 +93,7 @@ class LlamaCppEngine:
             kv_cache_block_size=self._block_size,
             total_kv_blocks=decoder.cells // self._block_size,
             max_num_seqs=self._args.max_num_seqs,
-            max_num_batched_tokens=self._args.n_batch,
+            max_num_batched_tokens=decoder.n_batch,
             guided_decoding=find_spec("llguidance") is not None,
         )
 
@@ -150,7 +148,7 @@ class LlamaCppEngine:
         self._on_death = listener
 
     async def clear_cache(self) -> bool:
-        return bool(await self._running().call(self.blocks.clear))
+        return bool(await self._running().call(self.scheduler.clear_cache))
 
     async def export_prefix(self, token_ids: Sequence[int], cache_salt: str | None = None) -> bytes | None:
         """The state of the longest prefix of `token_ids` that the cache holds, in full blocks; None without any."""

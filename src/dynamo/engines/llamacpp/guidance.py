@@ -20,8 +20,11 @@ _LONGEST_CLOSING = 96
 """Tokens that a closing may have; a value that needs more is not foreseen."""
 _AHEAD = 16
 """A closing is looked for this many tokens before the last one that was found must begin."""
-_CLOSERS = (b'"', b"}", b"]", b'"}', b'"]', b"0", b"1", b"{", b"[", b":", b",", b" ", b"a", b"</", b">", b"\n")
-"""What ends a value, or else begins the shortest one."""
+_SOON = 256
+"""With more tokens left there is time."""
+_CLOSERS = (b"}", b"]", b'"', b",", b":", b"0", b"1", b"{", b"[", b" ", b"a", b"\n", b"</", b">")
+"""What ends a value, or else goes on to what is required, or else begins the shortest value."""
+_LETTER, _QUOTE = b"a", b'"'
 
 
 class Guides:
@@ -32,7 +35,8 @@ class Guides:
         self._vocab_size = vocab_size
         self._ends = list(ends)
         self._built: Any = None
-        self.closers: list[int] = []
+        self._closers: list[int] = []
+        self._in_string: list[int] = []
 
     def guide(self, guidance: dict[str, Any]) -> Guide:
         """Raises InvalidArgument for a grammar that cannot be followed; may take milliseconds."""
@@ -46,7 +50,7 @@ class Guides:
         matcher = llguidance.LLMatcher(self._built, grammar, log_level=0)
         if matcher.is_error():
             raise InvalidArgument(f"guided_decoding: {_one_line(matcher.get_error())}")
-        return Guide(matcher, self._vocab_size, self.closers)
+        return Guide(matcher, self._vocab_size, self._closers, self._in_string)
 
     def _build(self, llguidance: Any) -> Any:
         tokens = [b""] * self._vocab_size
@@ -55,7 +59,9 @@ class Guides:
                 tokens[id] = self._tokenizer.token_bytes(id)
         special = set(self._tokenizer.special_ids) | set(self._ends)
         ids = {piece: id for id, piece in reversed(list(enumerate(tokens))) if id not in special}
-        self.closers = [ids[piece] for piece in _CLOSERS if piece in ids]
+        self._closers = [ids[piece] for piece in _CLOSERS if piece in ids]
+        if _LETTER in ids and _QUOTE in ids:
+            self._in_string = [ids[_LETTER], ids[_QUOTE]]
         return llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Vocabulary(self._tokenizer, tokens, sorted(special), self._ends[0])),
             n_vocab=self._vocab_size,
@@ -84,11 +90,12 @@ class Guide:
     model is free, and a token after which none would fit is replaced by the beginning of the closing.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, closers: list[int]) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, closers: list[int], in_string: list[int]) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._words = np.zeros((vocab_size + 31) // 32, np.int32)
         self._closers = closers
+        self._in_string = in_string
         self._closing: list[int] | None = None
         self._check_below = 0
         self._foreseen = False
@@ -104,11 +111,15 @@ class Guide:
 
     def accept(self, id: int, left: int) -> int:
         """The token to take: `id`, or another one where `id` would leave too little room to finish in `left` more."""
-        if not self._foreseen:
-            self._foresee(left + 1)
+        if self._look_again(left):
+            self._closing = self._close(self._matcher, left + 1)
+            self._check_below = len(self._closing or ()) + _AHEAD
         if left >= self._check_below:
+            self._closing = None
             self._matcher.consume_token(id)
             return id
+        if self._closing is None:
+            self._closing = self._close(self._matcher, left + 1)
         after = self._matcher.deep_copy()
         after.consume_token(id)
         closing = self._close(after, left)
@@ -118,13 +129,12 @@ class Guide:
             after.consume_token(id)
         self._matcher = after
         self._closing = closing
-        self._check_below = max(self._check_below, len(closing or ()) + _AHEAD)
         return id
 
-    def _foresee(self, left: int) -> None:
-        self._foreseen = True
-        self._closing = self._close(self._matcher.deep_copy(), left)
-        self._check_below = len(self._closing or ()) + _AHEAD
+    def _look_again(self, left: int) -> bool:
+        """Whether the closing may have grown since it was last looked for: an answer opens as it goes."""
+        first, self._foreseen = not self._foreseen, True
+        return first or (left % _AHEAD == 0 and left < _SOON)
 
     def _close(self, matcher: Any, most: int) -> list[int] | None:
         """At most `most` tokens that satisfy the grammar from here, if some are found. `matcher` is left as it is."""
@@ -136,12 +146,17 @@ class Guide:
                 return None
             forced = matcher.compute_ff_tokens()
             if not forced:
-                mask = self._mask(matcher)
-                forced = [next((id for id in self._closers if mask[id]), int(mask.argmax()))]
+                forced = [self._closer(self._mask(matcher))]
             if not matcher.consume_tokens(forced):
                 return None
             closing += forced
         return None if matcher.is_error() or len(closing) > most else closing
+
+    def _closer(self, mask: Mask) -> int:
+        # Within a string a letter may follow, and a bracket would not close anything.
+        if self._in_string and mask[self._in_string].all():
+            return self._in_string[-1]
+        return next((id for id in self._closers if mask[id]), int(mask.argmax()))
 
     def _mask(self, matcher: Any) -> Mask:
         words = self._words

@@ -62,6 +62,10 @@ class Scheduler:
         elif job in self.waiting:
             self.waiting.remove(job)
 
+    def clear_cache(self) -> bool:
+        """Forget cached prefixes, unless there are requests."""
+        return not self.busy and self.blocks.clear()
+
     def step(self) -> list[tuple[Job, Output]]:
         """One decode, with what it means for each request; empty if it was aborted."""
         chunks = self._schedule()
