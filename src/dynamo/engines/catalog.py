@@ -50,7 +50,7 @@ BUILT_IN = (
     ),
     EngineEntry(
         name="llamacpp",
-        factory="dynamo.engines.llamacpp:LlamaCppEngine",
+        factory="dynamo.engines.llamacpp.engine:LlamaCppEngine",
         aliases=("llama_cpp",),
         bundled=True,
         install="pip install xllamacpp llguidance numpy",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from dynamo.engines.llamacpp import LlamaCppEngine
+from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import LocalModel
 from dynamo.model.bundled import bundled

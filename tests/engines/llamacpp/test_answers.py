@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.engines.llamacpp import LlamaCppEngine
+from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import ContextLengthExceeded, EngineShutdown, InvalidArgument
 from engines.llamacpp.conftest import Starting

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.llamacpp import LlamaCppEngine
 from dynamo.engines.llamacpp.args import LlamaCppArgs
+from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.engines.registry import EngineSpec, make_engine
 from dynamo.model import LocalModel
 from dynamo.model.bundled import bundled

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo.engines.base import CacheOwner, DeathSource, KvSource, LoadSource, RankLoad
-from dynamo.engines.llamacpp import LlamaCppEngine
+from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import EngineShutdown

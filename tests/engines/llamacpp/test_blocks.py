@@ -55,11 +55,11 @@ class Sequence:
         self.held, self.tokens, self.computed = held, tokens, computed
 
 
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=24)
+TOKENS = st.lists(st.integers(0, 1), min_size=4, max_size=24)
 
 
 class BlockMapMachine(RuleBasedStateMachine):
-    @initialize(size=st.integers(1, 5), cells=st.integers(24, 48), sequences=st.integers(3, 6))
+    @initialize(size=st.integers(1, 5), cells=st.integers(24, 32), sequences=st.integers(3, 6))
     def build(self, size: int, cells: int, sequences: int) -> None:
         self.size, self.sequence_count = size, sequences
         self.memory = Cells()
@@ -163,3 +163,15 @@ def test_the_least_recently_used_prefix_gives_way_block_by_block() -> None:
         blocks.end(held)
     assert blocks.begin([0, 1], 5) is not None
     assert blocks.hashes() == {0, 1, 10}
+
+
+def test_room_that_was_promised_to_others_is_made_before_a_sequence_begins() -> None:
+    memory = Cells()
+    blocks = BlockMap(memory, 24, 4, 2)
+    cached = blocks.begin((), 12)
+    assert cached is not None
+    memory.compute(cached.number, 12)
+    blocks.grow(cached, 12, list(range(6)), None)
+    blocks.end(cached)
+    assert blocks.begin((), 8, promised=10) is not None
+    assert blocks.cells - blocks.used >= 18

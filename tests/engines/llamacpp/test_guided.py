@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.engines.llamacpp import LlamaCppEngine
+from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.protocols.errors import InvalidArgument
 from support.asking import answer, asking, text, tiny_tokenizer
 from support.sinks import Kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo.engines.llamacpp import LlamaCppEngine
+from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.errors import InvalidArgument, ResourceExhausted
 from engines.llamacpp.conftest import Starting

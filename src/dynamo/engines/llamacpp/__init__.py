@@ -1,5 +1,1 @@
 """llama.cpp as an engine (`out=llamacpp`): GGUF models, on a CPU or whatever its build supports."""
-
-from dynamo.engines.llamacpp.engine import LlamaCppEngine
-
-__all__ = ["LlamaCppEngine"]
