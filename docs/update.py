@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dynamo.engines.echo import EchoSettings
+from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
@@ -29,6 +30,7 @@ TABLES = {
     "etcd": (EtcdConfig,),
     "frontend": (FrontendSettings,),
     "hub": (HubConfig, FetchConfig),
+    "llamacpp": (LlamaCppArgs,),
     "logs": (LogSettings,),
     "mocker": (MockerSettings, MockerArgs),
     "nats": (NatsConfig,),
