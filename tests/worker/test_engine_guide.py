@@ -35,3 +35,20 @@ async def test_the_engine_of_the_guide_refuses_a_flag_that_it_does_not_know(tmp_
         worker = await stack.python("-m", "dynamo.worker", "parrot", "tiny", "--volume", "11")
         assert await worker.ended() == 1
         assert "error: parrot: unrecognized arguments: --volume 11" in worker.lines
+
+
+async def test_an_engine_whose_package_is_missing_says_what_to_install(tmp_path: Path) -> None:
+    code = """
+from dynamo.worker import EngineEntry
+
+ENTRY = EngineEntry(name="far", factory="far_engine:Far", install="pip install far (needs an NVIDIA GPU)")
+"""
+    modules = {"far.py": code, "far_engine.py": "import no_such_package"}
+    path = install(tmp_path / "site", "far", modules, "far = far:ENTRY")
+    async with Stack(tmp_path, {"PYTHONPATH": path}) as stack:
+        worker = await stack.python("-m", "dynamo.worker", "far", "--model", "org/not-fetched")
+        assert await worker.ended() == 1
+        assert worker.lines[0] == (
+            "error: cannot load the engine 'far': No module named 'no_such_package'; "
+            "pip install far (needs an NVIDIA GPU)"
+        )
