@@ -24,6 +24,7 @@ from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.router import RouterSettings
 from dynamo.settings.setting import one_of
+from dynamo.settings.worker import WorkerSettings
 
 TABLES = {
     "echo": (EchoSettings,),
@@ -38,6 +39,7 @@ TABLES = {
     "router": (RouterSettings,),
     "standalone router": (StandaloneSettings,),
     "status": (StatusConfig,),
+    "worker": (WorkerSettings,),
     "traces": (ExportSettings, SpanSettings),
 }
 MARKED = re.compile(r"<!-- settings: ([a-z ]+?)(?:, ([\w ]+))? -->\n.*?<!-- end -->", re.DOTALL)

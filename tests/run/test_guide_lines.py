@@ -128,7 +128,7 @@ def finished(line: Line, home: Path, env: dict[str, str]) -> subprocess.Complete
 
 @of("help")
 def test_help(line: Line, home: Path, env: dict[str, str]) -> None:
-    assert finished(line, home, env).stdout.startswith("usage: dynamo-run")
+    assert finished(line, home, env).stdout.startswith(f"usage: {line.command.removesuffix(' --help')}")
 
 
 @of("absent")

@@ -186,9 +186,9 @@ LINES = [
     Line("python -m dynamo.sglang.worker Qwen/Qwen3-4B", "E", "absent"),
     Line("python -m dynamo.sglang.worker --model-path ~/llms/Qwen3-0.6B", "E", "absent"),
     Line("python -m dynamo.sglang.worker deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "E", "absent"),
-    Line("python -m dynamo.sglang.worker --help", "E", "absent"),
-    Line("python -m dynamo.vllm --help", "E", "absent"),
-    Line("python -m dynamo.trtllm --help", "E", "absent"),
+    Line("python -m dynamo.sglang.worker --help", "E", "help"),
+    Line("python -m dynamo.vllm --help", "E", "help"),
+    Line("python -m dynamo.trtllm --help", "E", "help"),
     Line("python -m dynamo.llama_cpp --model-path ~/llms/Qwen3-0.6B-Q8_0.gguf", "E", "absent"),
     Line(
         """curl localhost:8080/v1/chat/completions -H "Content-Type: application/json" -d '{"model": """

@@ -60,6 +60,7 @@ class DistributedRuntime:
         self.events = self._network.events
         self._starting: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._drains = True
         self._parting: asyncio.Task[None] | None = None
         self._left = False
         self._closing = AsyncExitStack()
@@ -126,8 +127,12 @@ class DistributedRuntime:
         found: T = self._shared[key]
         return found
 
-    def shutdown(self) -> None:
-        """Leave discovery, finish running requests, return from every `serve_endpoint`."""
+    def shutdown(self, *, drain: bool = True) -> None:
+        """Leave discovery, finish running requests, return from every `serve_endpoint`.
+
+        Without `drain`, running requests fail at once, so that they migrate: what answers them is dead.
+        """
+        self._drains &= drain
         if not self._stopping.is_set() and self.plane.transport == "nats":
             with contextlib.suppress(RuntimeError):  # no loop runs here
                 self._parting = asyncio.get_running_loop().create_task(self._close_at_the_end())
@@ -141,6 +146,11 @@ class DistributedRuntime:
             if not self._left:
                 await self.close()
             raise
+
+    @property
+    def drains(self) -> bool:
+        """Whether running requests may finish at shutdown."""
+        return self._drains
 
     @property
     def is_shutting_down(self) -> bool:
@@ -296,7 +306,7 @@ class Endpoint:
                 await served.end()
             await self.unregister_endpoint_instance()
             route.close()
-            if graceful_shutdown:
+            if graceful_shutdown and runtime.drains:
                 await route.drain(runtime.config.graceful_shutdown_timeout)
             route.kill()
 
