@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,6 +90,8 @@ def _from_flags(spec: EngineSpec) -> dict[str, Any]:
 def _files(spec: EngineSpec) -> dict[str, Any]:
     if spec.model is None:
         raise EngineError("vLLM needs a model: a folder, a GGUF file or a Hugging Face id")
+    if spec.model.is_gguf and importlib.util.find_spec("vllm_gguf_plugin") is None:
+        raise EngineError("vLLM reads GGUF files with a plugin: pip install vllm-gguf-plugin, or use out=llamacpp")
     files: dict[str, Any] = {"model": str(spec.model.path)}
     if spec.model_name:
         files["served_model_name"] = [spec.model_name]

@@ -12,7 +12,8 @@ from dynamo.engines.registry import EngineSpec
 from dynamo.engines.vllm.environment import installed, prepare, unlike_tested
 
 # vLLM is imported only when its environment is set, but if it is missing, that must be known before a model is fetched.
-if importlib.util.find_spec("vllm") is None:
+_found = importlib.util.find_spec("vllm")
+if _found is None or _found.origin is None:  # a folder of that name is not vLLM
     raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
 
 
