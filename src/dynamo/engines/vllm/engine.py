@@ -28,7 +28,7 @@ from dynamo.engines.vllm.outbox import Outbox
 from dynamo.engines.vllm.request import VllmRequest
 from dynamo.engines.vllm.stats import LoadReports, Meter, StepStats, VllmMetrics
 from dynamo.protocols.card import ModelInput
-from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
 from dynamo.runtime.threads import in_thread
@@ -265,7 +265,33 @@ class VllmEngine:
 
     async def clear_cache(self) -> bool:
         assert self._llm is not None
-        return bool(await self._llm.reset_prefix_cache())
+        if not await self._llm.reset_prefix_cache():
+            return False
+        # vLLM publishes the event only with its next step.
+        await self._one_token()
+        return True
+
+    async def _one_token(self) -> None:
+        done = asyncio.Event()
+        self.generate(PreprocessedRequest(token_ids=[0], stop_conditions=StopConditions(max_tokens=1)), _Signal(done))
+        await done.wait()
+
+
+class _Signal:
+    """A sink that only reports the end."""
+
+    def __init__(self, done: asyncio.Event) -> None:
+        self._done = done
+
+    def tokens(self, ids: list[int]) -> None: ...
+
+    def item(self, value: Any) -> None: ...
+
+    def end(self) -> None:
+        self._done.set()
+
+    def fail(self, error: DynamoException) -> None:
+        self._done.set()
 
 
 def _reachable(address: Any) -> Any:
