@@ -15,6 +15,7 @@ import pytest
 
 from dynamo.model import bundled
 from support.stack import Frontend, Process, Stack
+from support.waiting import until
 
 PATIENCE = 300.0
 """Only ends a test that hangs: vLLM takes a minute to start."""
@@ -137,3 +138,12 @@ async def answer_tokens(frontend: Frontend, begun: asyncio.Event) -> int:
         if chunk.usage is not None:
             tokens = chunk.usage.completion_tokens
     return tokens
+
+
+async def test_a_killed_worker_takes_vllms_processes_with_it(stack: Stack) -> None:
+    (worker,) = (await workers(stack, 1)).values()
+    family = psutil.Process(worker.child.pid).children(recursive=True)
+    assert any("EngineCore" in " ".join(each.cmdline()) for each in family)
+    worker.signal(signal.SIGKILL)
+    await worker.child.wait()
+    await until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family))

@@ -10,6 +10,7 @@ from pathlib import Path
 from dynamo.engines.base import Engine
 from dynamo.engines.registry import EngineSpec
 from dynamo.engines.vllm.environment import installed, prepare, unlike_tested
+from dynamo.engines.vllm.orphans import mark
 
 # vLLM is imported only when its environment is set, but if it is missing, that must be known before a model is fetched.
 _found = importlib.util.find_spec("vllm")
@@ -21,6 +22,7 @@ def vllm_from_spec(spec: EngineSpec) -> Engine:
     """Imports vLLM, which takes seconds, and reads its arguments; raises EngineError for those it does not have."""
     build = installed()
     prepare(os.environ, build, [*spec.arguments, *spec.extra_engine_args])
+    mark(os.environ)
     if spec.base_gpu_id:
         gpus = range(spec.base_gpu_id, spec.base_gpu_id + spec.tensor_parallel_size)
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus)))
