@@ -17,7 +17,7 @@ from dynamo.model import bundled
 from support.stack import Frontend, Process, Stack
 from support.waiting import until
 
-PATIENCE = 300.0
+PATIENCE = 900.0
 """Only ends a test that hangs: vLLM takes a minute to start."""
 BLOCK = 32
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
