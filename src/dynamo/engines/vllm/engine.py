@@ -65,7 +65,7 @@ class VllmEngine:
         if llm.logger_manager is not None:
             self._meter = Meter(llm.logger_manager)
         self._tasks = await llm.get_supported_tasks()
-        self._thinks = getattr(config, "reasoning_config", None) is not None
+        self._thinks = bool(getattr(config.reasoning_config, "enabled", False))
         self._reader = asyncio.create_task(self._read(llm.engine_core))
         llm.output_handler = self._reader  # nothing in vLLM may start a second one
         log.info("vLLM is ready after %.1f s: %d blocks of KV cache", time.perf_counter() - begun, blocks)
