@@ -38,7 +38,7 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
 
 async def workers(stack: Stack, count: int) -> dict[int, Process]:
     """By instance id."""
-    words = ("in=dyn://ns.backend.generate", "out=vllm", str(bundled()), "--model-name", "m")
+    words = ("in=dyn://ns.backend.generate", "out=vllm", str(bundled()), "--model-name", "m", "--migration-limit", "3")
     flags = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "64M")
     started = [await stack.python("-m", "dynamo.run.main", *words, "--", *flags) for _ in range(count)]
     return {await serving(process): process for process in started}

@@ -28,7 +28,7 @@ from dynamo.engines.vllm.outbox import Outbox
 from dynamo.engines.vllm.request import VllmRequest
 from dynamo.engines.vllm.stats import LoadReports, Meter, StepStats, VllmMetrics
 from dynamo.protocols.card import ModelInput
-from dynamo.protocols.engine import PreprocessedRequest, StopConditions
+from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
 from dynamo.runtime.threads import in_thread
@@ -268,12 +268,15 @@ class VllmEngine:
         if not await self._llm.reset_prefix_cache():
             return False
         # vLLM publishes the event only with its next step.
-        await self._one_token()
+        for rank in self._llm.engine_core.engine_ranks_managed:
+            await self._one_token(rank)
         return True
 
-    async def _one_token(self) -> None:
+    async def _one_token(self, rank: int) -> None:
         done = asyncio.Event()
-        self.generate(PreprocessedRequest(token_ids=[0], stop_conditions=StopConditions(max_tokens=1)), _Signal(done))
+        stops = StopConditions(max_tokens=1)
+        request = PreprocessedRequest(token_ids=[0], stop_conditions=stops, routing=Routing(dp_rank=rank))
+        self.generate(request, _Signal(done))
         await done.wait()
 
 
