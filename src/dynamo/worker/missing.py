@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.registry import engine_entry
+from dynamo.engines.registry import load_engine
 from dynamo.runtime.process import fail
 
 
 def main(engine: str) -> None:
     try:
-        engine_entry(engine)
+        load_engine(engine)
     except EngineError as error:
         raise fail(str(error), error=error) from None
