@@ -135,7 +135,8 @@ def test_help(line: Line, home: Path, env: dict[str, str]) -> None:
 def test_engines_that_are_not_there_yet(line: Line, home: Path, env: dict[str, str]) -> None:
     done = finished(line, home, env)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("error: this build does not have the engine ")
+    refused = ("error: this build does not have the engine ", "error: cannot load the engine ")
+    assert done.stderr.splitlines()[-1].startswith(refused)
     assert "Traceback" not in done.stderr or "-vv" in line.command
 
 

