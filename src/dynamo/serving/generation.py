@@ -42,6 +42,11 @@ class Generation:
         times = [delivery.history.first_output_time for _, delivery in self._running]
         return min((at for at in times if at), default=None)
 
+    def worker_name(self, choice: int = 0) -> str:
+        """The worker that answers this choice, for messages."""
+        instance_id = self._running[choice][1].instance_id if choice < len(self._running) else None
+        return "the worker" if instance_id is None else f"the worker {instance_id:x}"
+
     async def add(
         self,
         prepared: Prepared,
@@ -61,6 +66,7 @@ class Generation:
             one_call=bool(chat and chat.parallel_tool_calls is False),
             tool_finish_reason=tool_finish_reason,
             stop_worker=context.stop_generating,
+            worker=partial(self.worker_name, len(self._running)),
         )
         choice.begin(sink.usage)
         await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))

@@ -29,6 +29,8 @@ class ServedRequest(Generic[RequestT]):
 
     model_type: ClassVar[ModelType]
     id_prefix: ClassVar[str] = ""
+    chunk_object: ClassVar[str] = ""
+    """The `object` of the answer's chunks."""
 
     def __init__(
         self,
@@ -55,13 +57,18 @@ class ServedRequest(Generic[RequestT]):
         """The workers tokenize the text themselves and answer with OpenAI chunks."""
         return self.model.preprocessor is None
 
+    @property
+    def head(self) -> dict[str, Any]:
+        """The fields beside `choices` that each chunk of the answer has."""
+        return {"id": self.id, "object": self.chunk_object, "created": self.created, "model": self.model.name}
+
     async def relay(self, sink: Sink) -> None:
         """Send the request to a worker that takes text; its own chunks go to `sink`."""
         await self.generation.relay(self._relayed_body(), sink)
 
     async def relayed_answer(self, listener: Listener | None) -> dict[str, Any]:
         """The whole answer of a worker that takes text."""
-        answer = RelayedAnswer(listener)
+        answer = RelayedAnswer(self.head, self.generation.worker_name, listener)
         await self.relay(answer)
         return await answer.whole()
 
