@@ -107,6 +107,10 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
     namespace_prefix: Annotated[str | None, Setting(
         "--namespace-prefix", "DYN_NAMESPACE_PREFIX",
         "serve models of namespaces with this prefix; beats --namespace", "PREFIX", NETWORK)] = None
+    migration_limit: Annotated[int | None, Meta(ge=0, le=1023), Setting(
+        "--migration-limit", "DYN_MIGRATION_LIMIT",
+        "times a request may move to another worker when its own fails", "N", NETWORK,
+        default="what the model's workers ask for")] = None
     metrics_prefix: Annotated[str, Setting(
         "--metrics-prefix", "DYN_METRICS_PREFIX", "prefix of the metrics' names", "PREFIX",
         METRICS)] = "dynamo_frontend"
