@@ -39,9 +39,9 @@ def test_a_piped_prompt_is_answered_by_workers_that_are_found(tmp_path: Path, mo
     with running(tmp_path, *words) as worker:
         worker.line_with("worker for 'small-model' at dyn://a.b.c")
         done = run(tmp_path, "in=stdin", "out=dyn", input="hello")
-        assert (done.returncode, done.stdout) == (0, b"user\nhello\n")
+        assert (done.returncode, done.stdout) == (0, b"<|im_start|>user\nhello\n")
         done = run(tmp_path, "in=stdin", "out=dyn://a.b.c", "--model-name", "small-model", input="hello")
-        assert done.stdout == b"user\nhello\n"
+        assert done.stdout == b"<|im_start|>user\nhello\n"
         assert b"note: out=dyn://" in done.stderr
 
 

@@ -19,7 +19,7 @@ from dynamo.llm.register import register_card
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
-from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType
+from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType
 from dynamo.run.errors import INTERRUPTED, Interrupted
 from dynamo.run.files import engine_arguments
 from dynamo.run.grammar import Command, UsageError
@@ -195,6 +195,8 @@ def _card(command: Command, served: EngineModel, engine: Engine, info: EngineInf
         data_parallel_size=info.data_parallel_size,
     )
     assert command.output.engine
+    if engine_entry(command.output.engine).repeats_prompt:
+        runtime_config.set_engine_specific(SHOW_SPECIAL_TOKENS, True)
     names = engine_entry(command.output.engine).model_types
     model_type = reduce(operator.or_, (ModelType[name] for name in names))
     block_size = command.kv_cache_block_size or info.kv_cache_block_size or 16
