@@ -99,7 +99,7 @@ class Server:
         await self._runtime.wait_for_shutdown()
         self._frontend.draining = True
         if self._state:
-            await self._state.batches.close()
+            await self._state.stop_batches()
         await self._drain()
         if self._listener:
             self._listener.close()
