@@ -69,7 +69,8 @@ _SHARED = tuple(
 OPTIONS: tuple[Option, ...] = (*_OWN, *_SHARED)
 BY_WORD = {word: option for option in OPTIONS for word in option.flags}
 NEGATED = {f"--no-{word[2:]}": option for word, option in BY_WORD.items() if option.kind is bool}
-OTHER_WORDS = ("--help", "-h", "--version", "--completion", "-v", "-vv")
+OTHER_WORDS = ("--help", "-h", "--version", "--completion", "-v", "-vv", "--verbosity")
+VERBOSITIES = {"-v": 1, "-vv": 2, "0": 0, "1": 1, "2": 2}
 SHELLS = ("bash", "zsh", "fish")
 
 GROUPS = ("model", "engine", "HTTP", "requests", "router", "network")

@@ -15,6 +15,7 @@ from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 from dynamo.serving.models import ServedModel
 from dynamo.serving.observer import RequestObserver
+from dynamo.serving.stream_trace import traced
 
 
 class Generation:
@@ -79,6 +80,7 @@ class Generation:
         router = self._model.router
         if self._observer:
             sink = self._observer.metered(sink, prompt_tokens)
+        sink = traced(sink, context.id(), request)
         delivery = Delivery(
             partial(router.place, group=self._group),
             router.instances,
