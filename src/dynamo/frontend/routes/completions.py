@@ -17,15 +17,14 @@ from dynamo.serving.completion import Completion
 async def completions(frontend: Frontend, call: HttpCall[CompletionRequest]) -> web.StreamResponse:
     body = call.body
     validate_completion(body)
-    call.apply_headers(body)
     model = frontend.models.get(body.model)
-    completion = Completion(model, body, call.context(), call.record, call.raw_body)
+    completion = Completion(model, body, call.context(body), call.record, call.raw_body)
     try:
         await completion.prepare()
         if not body.stream:
             return json_response(await completion.answer())
         if completion.takes_text:
-            relayed = RelayedStream(completion.head, completion.generation.worker_name, call.request_id)
+            relayed = RelayedStream(completion.head, completion.worker_name, call.request_id)
             await completion.relay(relayed)
             return await stream_response(call, relayed, annotation_events(completion, None))
         chunks = chunks_of(completion, "text_completion", body.logprobs, call.request_id)
