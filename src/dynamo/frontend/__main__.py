@@ -78,7 +78,9 @@ async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise fail("--interactive is a chat and needs a terminal", code=2)
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
-    models = Models(runtime, config.router, HubConfig.from_env(os.environ), config.serves_namespace)
+    models = Models(
+        runtime, config.router, HubConfig.from_env(os.environ), config.serves_namespace, None, config.migration_limit
+    )
     await run_until_signalled(runtime, chat_with_workers(runtime, models, os.environ))
 
 

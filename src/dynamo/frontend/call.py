@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 from aiohttp import web
 
 from dynamo.frontend import headers
+from dynamo.frontend.keys import OWNER
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -28,6 +29,11 @@ class HttpCall(Generic[Body]):
     @property
     def request_id(self) -> str:
         return self.record.request_id
+
+    @property
+    def owner(self) -> str:
+        """Whose state the request may use: that of its API key."""
+        return self.request[OWNER]
 
     def context(self, request: ChatRequest | CompletionRequest | EmbeddingRequest) -> Context:
         """Read the headers: `nvext` fields are added to `request`; id, metadata and trace become the context."""

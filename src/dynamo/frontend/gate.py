@@ -16,7 +16,7 @@ from dynamo.frontend.call import HttpCall
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
-from dynamo.frontend.keys import ApiKeys
+from dynamo.frontend.keys import OWNER, ApiKeys
 from dynamo.frontend.measure.request_record import RECORD, RequestRecord, one_line
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.route import Access, HttpRoute
@@ -117,7 +117,7 @@ class Gate:
     def _admit(self, request: web.Request, route: HttpRoute[Any]) -> None:
         access = route.access
         if access is Access.KEY or (access is Access.METRICS and self._config.protect_metrics):
-            self._keys.check(request.headers)
+            request[OWNER] = self._keys.check(request.headers)
         if route.is_probe:
             return
         if self._frontend.draining:

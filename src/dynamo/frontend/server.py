@@ -51,7 +51,9 @@ class Server:
         self._runtime = runtime
         self._config = config
         metrics = FrontendMetrics(config.metrics_prefix)
-        self.models = Models(runtime, config.router, hub, config.serves_namespace, metrics.stages.prompts)
+        self.models = Models(
+            runtime, config.router, hub, config.serves_namespace, metrics.stages.prompts, config.migration_limit
+        )
         self._siblings = siblings
         self._tracing = tracing
         self._loop_delay = LoopDelay()
@@ -97,7 +99,7 @@ class Server:
         await self._runtime.wait_for_shutdown()
         self._frontend.draining = True
         if self._state:
-            await self._state.batches.close()
+            await self._state.stop_batches()
         await self._drain()
         if self._listener:
             self._listener.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from dynamo.model.detokenize import Decoder
+from dynamo.model.detokenize import Decoder, UnknownToken
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.pipeline.parse import Event, OutputParser, Text, ThoughtText, ToolArgs, ToolStart
 from dynamo.pipeline.stops import StopStrings
@@ -60,6 +60,7 @@ class Postprocess:
         "_tool_finish_reason",
         "_wants_logprobs",
         "_wants_prompt_logprobs",
+        "_worker",
         "count",
         "done",
     )
@@ -74,8 +75,10 @@ class Postprocess:
         one_call: bool = False,
         tool_finish_reason: str = "tool_calls",
         stop_worker: Callable[[], None],
+        worker: Callable[[], str] = lambda: "the worker",
     ) -> None:
-        """`one_call` drops all but the first tool call; `tool_finish_reason` replaces `stop` if there were calls."""
+        """`one_call` drops all but the first tool call; `tool_finish_reason` replaces `stop` if there were calls;
+        `worker` names the worker in errors."""
         conditions = request.stop_conditions
         self._choice = choice
         self._decoder = decoder
@@ -83,6 +86,7 @@ class Postprocess:
         self._one_call = one_call
         self._tool_finish_reason = tool_finish_reason
         self._stop_worker = stop_worker
+        self._worker = worker
         self._stop_ids = frozenset(conditions.stop_token_ids or ())
         self._end_ids = self._stop_ids.union(conditions.stop_token_ids_hidden or ())
         self._include_stop = bool(request.sampling_options.include_stop_str_in_output)
@@ -112,13 +116,17 @@ class Postprocess:
         count = self.count + len(ids)
         if count <= self._limit and self._end_ids.isdisjoint(ids):
             self.count = count
-            text = self._decoder.push_escaped(ids)
+            try:
+                text = self._decoder.push_escaped(ids)
+            except UnknownToken as error:
+                self._refuse(error)
+                return
             if text:
                 self._choice.escaped(text)
             return
         shown, end = self._cut(ids)
-        self._push_text(self._decoder.push(shown))
-        if end:
+        self._push_tokens(shown)
+        if end and not self.done:
             self._answer_ended(end, engine_continues=self.count < count)
 
     def item(self, output: EngineOutput) -> None:
@@ -144,7 +152,7 @@ class Postprocess:
         elif shown := _REASONS.get(reason):
             self._finish((shown, output.stop_reason))
         else:
-            self.fail(ProtocolError(f"a worker ended with the unknown finish reason {reason[:64]!r}"))
+            self.fail(ProtocolError(f"{self._worker()} ended with the unknown finish reason {reason[:64]!r}"))
 
     @property
     def complete(self) -> bool:
@@ -164,19 +172,25 @@ class Postprocess:
             self._choice.fail(error)
 
     def usage(self) -> Usage:
-        """The engine's usage where it reported one, except that completion tokens are those the client got."""
-        reported = self._engine_usage
-        prompt = reported.prompt_tokens if reported and reported.prompt_tokens else len(self._prompt)
-        details = reported.completion_tokens_details if reported else None
-        if details is None and self._reasoning_tokens:
-            details = {"reasoning_tokens": self._reasoning_tokens}
+        """The engine's details where it reported any, made to fit the prompt that was sent and the tokens that came.
+
+        An engine may have read more than the prompt, such as images, but not less.
+        """
+        prompt, reported = len(self._prompt), self._engine_usage
+        details = {"reasoning_tokens": self._reasoning_tokens} if self._reasoning_tokens else None
+        if reported is None:
+            return Usage(
+                prompt_tokens=prompt,
+                completion_tokens=self.count,
+                total_tokens=prompt + self.count,
+                completion_tokens_details=details,
+            )
         return Usage(
-            prompt_tokens=prompt,
+            prompt_tokens=max(prompt, reported.prompt_tokens),
             completion_tokens=self.count,
-            total_tokens=prompt + self.count,
-            prompt_tokens_details=reported.prompt_tokens_details if reported else None,
-            completion_tokens_details=details,
-        )
+            prompt_tokens_details=reported.prompt_tokens_details,
+            completion_tokens_details=reported.completion_tokens_details or details,
+        ).consistent()
 
     def _token_by_token(self, ids: list[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         for position, id in enumerate(ids):
@@ -187,7 +201,7 @@ class Postprocess:
             if shown:
                 if position < len(logprobs):
                     self._pending_logprobs.append((self._decoded_chars, logprobs[position]))
-                self._push_text(self._decoder.push(shown))
+                self._push_tokens(shown)
             if end and not self.done:
                 self._answer_ended(end, engine_continues=end[0] == "length")
             if self.done:
@@ -221,6 +235,19 @@ class Postprocess:
         if self._wants_logprobs:
             self._pending_logprobs += [(self._decoded_chars, token) for token in _logprobs(output)]
         self._push_text(text)
+
+    def _push_tokens(self, ids: list[int]) -> None:
+        try:
+            text = self._decoder.push(ids)
+        except UnknownToken as error:
+            self._refuse(error)
+        else:
+            self._push_text(text)
+
+    def _refuse(self, error: UnknownToken) -> None:
+        self.done = True
+        self._choice.fail(ProtocolError(f"{self._worker()} sent {error}"))
+        self._stop_worker()
 
     def _push_text(self, text: str) -> None:
         self._decoded_chars += len(text)

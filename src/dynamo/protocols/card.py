@@ -57,6 +57,10 @@ class CardFile(Struct, kw_only=True, frozen=True):
     checksum: str
 
 
+SHOW_SPECIAL_TOKENS = "show_special_tokens"
+"""In `runtime_data`: the engine's answers are shown with their special tokens, unless a request says otherwise."""
+
+
 class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
     """What the engine reported when it started."""
 

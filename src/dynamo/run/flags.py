@@ -57,15 +57,21 @@ class RunSettings(Settings, frozen=True, kw_only=True):
 
 _ONE_PROCESS = ("--http-workers",)
 """dynamo-run serves from its own process only."""
-OPTIONS: tuple[Option, ...] = tuple(
+_OWN = options(RunSettings)
+_SHARED = tuple(
     option
-    for table in (RunSettings, FrontendSettings, RouterSettings, NetworkSettings)
+    for table in (FrontendSettings, RouterSettings, NetworkSettings)
     for option in options(table)
-    if option.setting.flag and option.setting.flag not in _ONE_PROCESS
+    if option.setting.flag
+    and option.setting.flag not in _ONE_PROCESS
+    # One that a worker has too, such as --migration-limit, sets both.
+    and option.key not in {own.key for own in _OWN}
 )
+OPTIONS: tuple[Option, ...] = (*_OWN, *_SHARED)
 BY_WORD = {word: option for option in OPTIONS for word in option.flags}
 NEGATED = {f"--no-{word[2:]}": option for word, option in BY_WORD.items() if option.kind is bool}
-OTHER_WORDS = ("--help", "-h", "--version", "--completion", "-v", "-vv")
+OTHER_WORDS = ("--help", "-h", "--version", "--completion", "-v", "-vv", "--verbosity")
+VERBOSITIES = {"-v": 1, "-vv": 2, "0": 0, "1": 1, "2": 2}
 SHELLS = ("bash", "zsh", "fish")
 
 GROUPS = ("model", "engine", "HTTP", "requests", "router", "network")

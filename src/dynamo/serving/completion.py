@@ -28,6 +28,7 @@ class Completion(ServedRequest[CompletionRequest]):
 
     model_type = ModelType.Completions
     id_prefix = "cmpl-"
+    chunk_object = "text_completion"
     prompts: Sequence[Prepared] = ()
     """Empty for a worker that takes text."""
 

@@ -26,6 +26,7 @@ class Conversation(ServedRequest[ChatRequest]):
 
     model_type = ModelType.Chat
     id_prefix = "chatcmpl-"
+    chunk_object = "chat.completion.chunk"
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Conversation(ServedRequest[ChatRequest]):
     async def send(self, choices: Sequence[ChoiceSink]) -> None:
         if self.prepared is None:
             request = {**msgspec.to_builtins(self.request), "stream": True, "stream_options": {"include_usage": True}}
-            await self._deliver(request, self._next_context(), RelayedChoice(choices[0]))
+            await self._deliver(request, self._next_context(), RelayedChoice(choices[0], self.worker_name))
             return
         for index, choice in enumerate(choices):
             await self._add_choice(self.prepared.choice(index), choice, self.request, self._tool_finish_reason)

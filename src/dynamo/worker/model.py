@@ -14,7 +14,7 @@ from dynamo.engines.registry import engine_entry
 from dynamo.llm.parsers import AUTO
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
-from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType
+from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType
 from dynamo.worker.config import WorkerConfig
 
 
@@ -79,9 +79,12 @@ def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: E
         guided_decoding=info.guided_decoding,
         data_parallel_size=info.data_parallel_size,
     )
+    entry = engine_entry(config.engine)
+    if entry.repeats_prompt:
+        runtime_config.set_engine_specific(SHOW_SPECIAL_TOKENS, True)
     model_type = config.model_type
     if model_type is None:
-        names = info.model_types or engine_entry(config.engine).model_types
+        names = info.model_types or entry.model_types
         model_type = reduce(operator.or_, (ModelType[name] for name in names))
     block_size = info.kv_cache_block_size or config.kv_cache_block_size or 16
     if engine.model_input is ModelInput.Text:

@@ -32,7 +32,7 @@ class VllmFollower:
             self._executor = await in_thread(self._join)
         except Exception as error:
             raise EngineError(f"vLLM could not join {self._args.master_addr}: {error}") from error
-        return EngineInfo()
+        return EngineInfo(follower=True)
 
     def _join(self) -> Any:
         config = self._args.create_engine_config(usage_context=UsageContext.ENGINE_CONTEXT, headless=True)

@@ -28,7 +28,7 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
             return json_response(await conversation.answer())
         stream: RelayedStream | Chunks
         if conversation.takes_text:
-            stream = RelayedStream(call.request_id)
+            stream = RelayedStream(conversation.head, conversation.worker_name, call.request_id)
             await conversation.relay(stream)
         else:
             stream = chunks_of(conversation, "chat.completion.chunk", body.top_logprobs, call.request_id)

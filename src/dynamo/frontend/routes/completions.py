@@ -24,7 +24,7 @@ async def completions(frontend: Frontend, call: HttpCall[CompletionRequest]) -> 
         if not body.stream:
             return json_response(await completion.answer())
         if completion.takes_text:
-            relayed = RelayedStream(call.request_id)
+            relayed = RelayedStream(completion.head, completion.worker_name, call.request_id)
             await completion.relay(relayed)
             return await stream_response(call, relayed, annotation_events(completion, None))
         chunks = chunks_of(completion, "text_completion", body.logprobs, call.request_id)
