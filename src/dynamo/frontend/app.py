@@ -50,7 +50,7 @@ def _handler(
     handler = route.handler
     if route.body is None:
         return lambda request, record: handler(frontend, HttpCall(request, record, None, b""))
-    read = BodyReader(route.body, config).read
+    read = BodyReader(route.body, config, only_json=not route.any_content_type).read
 
     async def with_body(request: web.Request, record: RequestRecord) -> web.StreamResponse:
         return await handler(frontend, HttpCall(request, record, *await read(request)))

@@ -84,8 +84,8 @@ class Gate:
             response.headers["x-request-id"] = record.request_id if record else headers.request_id(request.headers)
         if "anthropic-version" in request.headers or request.path.startswith("/v1/messages"):
             response.headers["request-id"] = response.headers["x-request-id"]
-        if ignored := request.get(headers.IGNORED_FIELDS):
-            response.headers[headers.WARNING] = headers.ignored_fields(ignored)
+        if warnings := request.get(headers.WARNINGS):
+            response.headers[headers.WARNING] = "; ".join(warnings)
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"
         if self._cors:
