@@ -41,7 +41,7 @@ class Installed:
             capture_output=True,
             text=True,
             cwd=self.home,
-            env=kept | {"HOME": str(self.home), "PATH": path, "HF_HUB_OFFLINE": "1"} | env,
+            env=kept | {"HOME": str(self.home), "PATH": path} | env,
             timeout=PATIENCE,
             check=False,
         )

@@ -1,4 +1,4 @@
-"""A model that does what it is asked, for `out=pytok:`: a user's `CALL NAME {…}` is called, a tool's result is repeated.
+"""A model that does what it is asked, for `out=pytok:`: it calls what `CALL NAME {…}` says, and repeats tool results.
 
 It thinks first where the last message begins with THINK, and otherwise says the last message again. The tokens of a
 prompt that occurred in it before are likely, all others are not.

@@ -41,7 +41,8 @@ metric_list: [{metric: acc}]
 def evaluate(client: Installed, place: Path, task: str, *words: str) -> dict[str, Any]:
     (client.home / "documents.jsonl").write_text(DOCUMENTS)
     (place / "own.yaml").write_text(TASK + task)
-    client.run("lm_eval", *words, "--include_path", str(place), "--tasks", "own", "--output_path", str(place / "out"))
+    own = ("--include_path", str(place), "--tasks", "own", "--output_path", str(place / "out"))
+    client.run("lm_eval", *words, *own, HF_HUB_OFFLINE="1")
     (results,) = (place / "out").rglob("results*.json")
     return json.loads(results.read_text())["results"]["own"]
 

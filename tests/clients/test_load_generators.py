@@ -17,8 +17,7 @@ def test_aiperf_measures_a_stream(mocker: str, long_model: Path, tmp_path: Path,
     size = ("--request-count", "10", "--concurrency", "2", "--isl", "50", "--osl", "10")
     words = ("--tokenizer", str(long_model), "--ui", "none", "--artifact-dir", str(tmp_path / "out"))
     command = ("aiperf", "profile", "-m", "scripted", "-u", mocker, "--endpoint-type", kind, "--streaming")
-    # Offline it takes the path of a tokenizer for the name of a repository.
-    Installed("aiperf", tmp_path).run(*command, *size, *words, HF_HUB_OFFLINE="0")
+    Installed("aiperf", tmp_path).run(*command, *size, *words)
     report = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
     assert report["request_count"]["avg"] == 10
     assert report["output_sequence_length"]["avg"] == 10
@@ -29,7 +28,9 @@ def test_guidellm_measures_a_stream(mocker: str, long_model: Path, tmp_path: Pat
     words = ("--model", "scripted", "--processor", str(long_model), "--data", "prompt_tokens=20,output_tokens=8")
     command = ("guidellm", "benchmark", "run", "--target", mocker, "--rate-type", "synchronous", "--max-requests", "5")
     report = tmp_path / "report.json"
-    Installed("guidellm", tmp_path).run(*command, *words, "--output-path", str(report), "--disable-progress")
+    Installed("guidellm", tmp_path).run(
+        *command, *words, "--output-path", str(report), "--disable-progress", HF_HUB_OFFLINE="1"
+    )
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     assert benchmark["run_stats"]["requests_made"]["successful"] == 5
     assert benchmark["run_stats"]["requests_made"]["errored"] == 0

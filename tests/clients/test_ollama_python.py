@@ -19,9 +19,13 @@ def asked(content): return {"model": "scripted", "messages": [{"role": "user", "
 
 def test_it_lists_the_models_and_shows_one(client: Installed, scripted: str) -> None:
     heard = client.python(
-        HEAD + 'print(json.dumps([client.list().models[0].model, client.show("scripted").capabilities]))', scripted
+        HEAD
+        + """
+print(json.dumps([client.list().models[0].model, client.ps().models[0].model, client.show("scripted").capabilities]))
+""",
+        scripted,
     )
-    assert heard == ["scripted", ["completion", "tools", "thinking"]]
+    assert heard == ["scripted", "scripted", ["completion", "tools", "thinking"]]
 
 
 def test_a_chat_and_a_prompt_are_answered_whole_and_streamed(client: Installed, scripted: str) -> None:

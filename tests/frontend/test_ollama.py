@@ -75,6 +75,8 @@ async def test_models_are_listed_and_shown(live: Live, toy: Scripted) -> None:
     status, shown = await live.post("/api/show", {"model": "org/toy:latest"})
     assert (status, shown["capabilities"]) == (200, ["completion", "tools", "thinking"])
     assert (await live.get("/api/version"))["version"]
+    (loaded,) = (await live.get("/api/ps"))["models"]
+    assert (loaded["name"], loaded["expires_at"] > "2100") == (listed["name"], True)
 
 
 async def test_errors_are_one_sentence(live: Live, toy: Scripted) -> None:

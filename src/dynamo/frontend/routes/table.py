@@ -185,6 +185,9 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
     HttpRoute(
         "GET", "/api/tags", ollama.tags, summary="List the models, as Ollama", error=OllamaError, statuses=(401,)
     ),
+    HttpRoute(
+        "GET", "/api/ps", ollama.ps, summary="List the loaded models, as Ollama", error=OllamaError, statuses=(401,)
+    ),
     HttpRoute("GET", "/api/version", tokens.version, error=OllamaError),
     _inference("/tokenize", tokens.tokenize, TokenizeRequest, TokenizeAnswer, None, "The tokens of a text or a chat"),
     _inference("/detokenize", tokens.detokenize, DetokenizeRequest, DetokenizeAnswer, None, "The text of tokens"),
