@@ -69,7 +69,7 @@ class Completion(ServedRequest[CompletionRequest]):
 
     async def send(self, choices: Sequence[ChoiceSink]) -> None:
         for index, choice in enumerate(choices):
-            await self.generation.add(self.prompts[index // self.n].choice(index % self.n), choice)
+            await self._add_choice(self.prompts[index // self.n].choice(index % self.n), choice)
 
     async def answer(self, listener: Listener | None = None) -> TextCompletion | dict[str, Any]:
         """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
@@ -87,7 +87,7 @@ class Completion(ServedRequest[CompletionRequest]):
             tokenizer=self.tokenizer,
             echo=[self.echo(index) for index in range(self.choice_count)],
             logprobs=self.request.logprobs,
-            nvext=self.extra_fields.values(collected.stop_reason),
+            nvext=self.nvext(collected.stop_reason),
         )
 
     def _keep_prompts_only(self, collected: CollectedAnswer) -> None:
@@ -112,7 +112,7 @@ class Completion(ServedRequest[CompletionRequest]):
                 prepared.request.output_options = structs.replace(prepared.request.output_options, logprobs=ranked_by)
             if self._echoes_logprobs:
                 choice.prompt_logprobs(prompt_logprobs(prepared.request.token_ids))
-            await self.generation.add(prepared, choice)
+            await self._add_choice(prepared, choice)
         await collected.done()
         return collected
 

@@ -62,10 +62,10 @@ class Conversation(ServedRequest[ChatRequest]):
     async def send(self, choices: Sequence[ChoiceSink]) -> None:
         if self.prepared is None:
             request = {**msgspec.to_builtins(self.request), "stream": True, "stream_options": {"include_usage": True}}
-            await self.generation.relay(request, RelayedChoice(choices[0]))
+            await self._deliver(request, self._next_context(), RelayedChoice(choices[0]))
             return
         for index, choice in enumerate(choices):
-            await self.generation.add(self.prepared.choice(index), choice, self.request, self._tool_finish_reason)
+            await self._add_choice(self.prepared.choice(index), choice, self.request, self._tool_finish_reason)
 
     async def answer(self, listener: Listener | None = None) -> ChatCompletion | dict[str, Any]:
         """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
@@ -87,5 +87,5 @@ class Conversation(ServedRequest[ChatRequest]):
             model=self.model.name,
             tokenizer=self.tokenizer,
             top_logprobs=self.request.top_logprobs or 0,
-            nvext=self.extra_fields.values(collected.stop_reason),
+            nvext=self.nvext(collected.stop_reason),
         )

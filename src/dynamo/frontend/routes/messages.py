@@ -23,8 +23,7 @@ async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.S
     chat = anthropic_to_chat(body)
     call.warn("tools that run at Anthropic", hosted_tools(body))
     validate_chat(chat)
-    call.apply_headers(chat)
-    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.record)
+    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
     try:
         await conversation.prepare()
         id = f"msg_{conversation.context.id().replace('-', '')}"
