@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dynamo.engines.echo import EchoSettings
+from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
-from dynamo.model import HubConfig
+from dynamo.model import FetchConfig, HubConfig
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.run.help import help_text
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
@@ -28,7 +29,8 @@ TABLES = {
     "echo": (EchoSettings,),
     "etcd": (EtcdConfig,),
     "frontend": (FrontendSettings,),
-    "hub": (HubConfig,),
+    "hub": (HubConfig, FetchConfig),
+    "llamacpp": (LlamaCppArgs,),
     "logs": (LogSettings,),
     "mocker": (MockerSettings, MockerArgs),
     "nats": (NatsConfig,),

@@ -295,6 +295,12 @@ def test_a_template_minijinja_cannot_parse_is_rendered_by_jinja2() -> None:
     assert both.render([USER]) == "002.5|ab  |hi"
 
 
+def test_a_template_that_makes_minijinja_panic_is_rendered_by_jinja2() -> None:
+    reversed_ = template("{% for m in messages[::-1] %}{{ m.content }}{% endfor %}")
+    assert reversed_.engine == "jinja2"
+    assert reversed_.render([USER]) == "hi"
+
+
 def test_the_date_is_todays() -> None:
     renderer = Renderer("{{ strftime_now('%d %b %Y') }}", now=lambda: datetime(2026, 11, 15))
     assert renderer.render({}) == "15 Nov 2026"

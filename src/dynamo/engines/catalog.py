@@ -48,7 +48,13 @@ BUILT_IN = (
     EngineEntry(
         name="mocker", factory="dynamo.engines.mocker.from_spec:mocker_from_spec", weights=False, bundled=True
     ),
-    EngineEntry(name="llamacpp", aliases=("llama_cpp",), install="pip install llama-cpp-python"),
+    EngineEntry(
+        name="llamacpp",
+        factory="dynamo.engines.llamacpp.engine:LlamaCppEngine",
+        aliases=("llama_cpp",),
+        bundled=True,
+        install="pip install xllamacpp llguidance numpy",
+    ),
     EngineEntry(name="vllm", parallel=True, install="pip install vllm"),
     EngineEntry(name="sglang", parallel=True, install="pip install sglang (needs an NVIDIA GPU)"),
     EngineEntry(

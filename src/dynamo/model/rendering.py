@@ -25,6 +25,10 @@ _NAME = "chat template"
 _TRIAL_TIME = datetime(2026, 1, 2, 3, 4, 5)
 
 
+# A panic inside minijinja is a BaseException, but no reason to stop.
+_INTERRUPTS = (KeyboardInterrupt, SystemExit)
+
+
 class _Refusal(Exception):
     """Raised by a template through raise_exception."""
 
@@ -57,7 +61,9 @@ class Renderer:
         if self._fast is not None:
             try:
                 return self._fast.render_template(_NAME, **context)
-            except Exception:  # jinja2 decides what a template accepts, and has the error message
+            except _INTERRUPTS:
+                raise
+            except BaseException:  # jinja2 decides what a template accepts, and has the error message
                 pass
         return self._render_reference(context)
 
@@ -96,7 +102,9 @@ class Renderer:
                 continue
             try:
                 same = environment.render_template(_NAME, **trial) == expected
-            except Exception:  # `render` would fall back each time, and pay for both engines
+            except _INTERRUPTS:
+                raise
+            except BaseException:  # `render` would fall back each time, and pay for both engines
                 same = False
             if not same:
                 log.info("rendering with jinja2: minijinja renders this template differently")

@@ -36,6 +36,11 @@ class ChatTemplate:
     def engine(self) -> str:
         return self._default.renderer.engine
 
+    @property
+    def sources(self) -> list[str]:
+        """The text of each template."""
+        return [template.renderer.source for template in self._templates.values()]
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

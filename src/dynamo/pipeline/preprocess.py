@@ -164,6 +164,7 @@ class Preprocessor:
             in_reasoning=in_reasoning,
             tool_names=[function.name for function in functions],
             tool_schemas={function.name: function.parameters for function in functions if function.parameters},
+            guided=guiding_field(request) is not None,
         )
 
     async def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:

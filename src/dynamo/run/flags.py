@@ -23,10 +23,10 @@ class RunSettings(Settings, frozen=True, kw_only=True):
         "--model-config", help="the tokenizer for a GGUF file", metavar="FOLDER", group="model")] = None
     context_length: Annotated[int | None, _AT_LEAST_1, Setting(
         "--context-length", help="fewer tokens than the model allows", group="model")] = None
-    dyn_tool_call_parser: Annotated[str | None, Setting(
-        "--dyn-tool-call-parser", help="format of the model's tool calls", group="model")] = None
-    dyn_reasoning_parser: Annotated[str | None, Setting(
-        "--dyn-reasoning-parser", help="format of the model's reasoning", group="model")] = None
+    dyn_tool_call_parser: Annotated[str, Setting(
+        "--dyn-tool-call-parser", help="format of the model's tool calls", group="model")] = "auto"
+    dyn_reasoning_parser: Annotated[str, Setting(
+        "--dyn-reasoning-parser", help="format of the model's reasoning", group="model")] = "auto"
     kv_cache_block_size: Annotated[int | None, _AT_LEAST_1, Setting(
         "--kv-cache-block-size", help="tokens in a KV block", group="engine", default="16")] = None
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=255), Setting(

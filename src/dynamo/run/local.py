@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from dynamo.engines.base import Engine, EngineInfo
 from dynamo.engines.registry import EngineSpec, engine_entry, make_engine
+from dynamo.llm.parsers import AUTO, NONE
 from dynamo.llm.register import register_card
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
@@ -30,8 +31,6 @@ from dynamo.runtime.process import exit_if_blocked, unless_shut_down
 from dynamo.runtime.threads import in_thread
 from dynamo.settings import nearest
 from dynamo.worker import serve_engine
-
-_BUNDLED_PARSERS = ("hermes", "basic")
 
 
 class EngineModel(Struct, frozen=True, kw_only=True):
@@ -54,7 +53,7 @@ async def engine_served(
         card = await in_thread(lambda: _card(command, served, engine, info))
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {info.worker_type.value} worker answers no requests itself: use in=dyn://...")
-        await register_card(endpoint, card)
+        card = await register_card(endpoint, card)
         serving = asyncio.create_task(serve_engine(endpoint, engine, card.name))
         try:
             await _wait_until_listed(runtime, instance_key(endpoint_id, runtime.instance_id), serving)
@@ -102,8 +101,9 @@ def _check_parsers(command: Command) -> None:
         ("--dyn-tool-call-parser", command.dyn_tool_call_parser, tool_formats()),
         ("--dyn-reasoning-parser", command.dyn_reasoning_parser, reasoning_formats()),
     ):
-        if name is not None and name not in known:
-            raise UsageError(f"{flag}: unknown format '{name}'{nearest(name, known) or '; use ' + ', '.join(known)}")
+        names = [AUTO, NONE, *known]
+        if name not in names:
+            raise UsageError(f"{flag}: unknown format '{name}'{nearest(name, names) or '; use ' + ', '.join(names)}")
 
 
 async def _wait_until_listed(runtime: DistributedRuntime, key: str, serving: asyncio.Task[None]) -> None:
@@ -184,13 +184,15 @@ def _make(command: Command, served: EngineModel, environ: Mapping[str, str]) -> 
 
 
 def _card(command: Command, served: EngineModel, engine: Engine, info: EngineInfo) -> ModelCard:
-    tools, reasoning = _BUNDLED_PARSERS if served.is_bundled else (None, None)
+    reasoning = command.dyn_reasoning_parser
+    if served.is_bundled and reasoning == AUTO:  # its template does not show how it reasons
+        reasoning = "basic"
     runtime_config = ModelRuntimeConfig(
         total_kv_blocks=info.total_kv_blocks,
         max_num_seqs=info.max_num_seqs,
         max_num_batched_tokens=info.max_num_batched_tokens,
-        tool_call_parser=command.dyn_tool_call_parser or tools,
-        reasoning_parser=command.dyn_reasoning_parser or reasoning,
+        tool_call_parser=command.dyn_tool_call_parser,
+        reasoning_parser=reasoning,
         guided_decoding=info.guided_decoding,
         data_parallel_size=info.data_parallel_size,
     )

@@ -12,3 +12,5 @@ def main(engine: str) -> None:
         engine_entry(engine)
     except EngineError as error:
         raise fail(str(error), error=error) from None
+    use = f"use dynamo-run in=dyn out={engine}"
+    raise fail(f"this build does not have the engine '{engine}' as a command of its own yet; {use}")

@@ -64,6 +64,17 @@ def see(tools: str | None, reasoning: str | None, text: str, **options: Any) -> 
     return Seen(whole)
 
 
+def cut(text: str, sizes: list[int]) -> list[str]:
+    pieces: list[str] = []
+    at = 0
+    for size in itertools.cycle(sizes):
+        if at >= len(text):
+            return pieces
+        pieces.append(text[at : at + size])
+        at += size
+    return pieces
+
+
 SCHEMAS: Mapping[str, dict[str, Any]] = {
     "get_weather": {
         "type": "object",
@@ -110,6 +121,30 @@ TWO_CALLS: Mapping[str, str] = {
     "glm4": (
         "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>"
     ),
+    "deepseek_v3_2": (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="city" string="true">Zürich</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="g">\n\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
+    ),
+    "deepseek_v4": (
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="city" string="true">Zürich</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="g">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    ),
+    "kimi_k3": (
+        '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>'
+        "Zürich<|close|>argument<|sep|><|close|>call<|sep|>"
+        '<|open|>call tool="g" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="city">Zürich</parameter>\n</invoke>\n'
+        '<invoke name="g">\n</invoke>\n</minimax:tool_call>'
+    ),
+    "minimax_m3": (
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<city>Zürich]<]minimax[>[</city>'
+        ']<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="g">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>'
+    ),
+    "gemma4": '<|tool_call>call:f{city:<|"|>Zürich<|"|>}<tool_call|><|tool_call>call:g{}<tool_call|><|tool_response>',
     "pythonic": '[f(city="Zürich"), g()]',
     "harmony": (
         '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"city": "Zürich"}<|call|>'
@@ -123,5 +158,11 @@ THOUGHTS: Mapping[str, str] = {
     "granite": "Here is my thought process:\nHm.\nHere is my response:\n",
     "kimi": "◁think▷Hm.◁/think▷",
     "mistral": "[THINK]Hm.[/THINK]",
+    "deepseek_v4": "<think>Hm.</think>",
+    "kimi_k25": "<think>Hm.</think>",
+    "kimi_k3": "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>",
+    "minimax_m2": "Hm.\n</think>\n\n",
+    "minimax_m3": "<mm:think>Hm.</mm:think>",
+    "gemma4": "<|channel>thought\nHm.\n<channel|>",
     "gpt_oss": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>",
 }

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.pipeline.parse import Event, Text, ThoughtText, ToolArgs, ToolStart, make_forced_parser
+from pipeline.parse.outputs import see
 
 CALLS = '[{"name": "f", "parameters": {"a": [1, "]"]}}, {"name": "g", "parameters": {}}]'
 OUTPUTS = [
@@ -58,3 +60,20 @@ def test_a_forced_call_may_come_in_the_models_own_form(name: str | None, cut: in
     assert whole[0] == ToolStart(0, "id", "f")
     assert "".join(event.fragment for event in whole if isinstance(event, ToolArgs)) == '{"city": "Lyon"}'
     assert not any(isinstance(event, Text) for event in (*whole, *events(OWN[:cut])))
+
+
+@pytest.mark.parametrize("reasoning", ["basic", "deepseek_r1", "minimax_m2", "kimi_k25", "deepseek_v4"])
+def test_guided_json_is_content_although_the_prompt_opened_the_reasoning(reasoning: str) -> None:
+    options: dict[str, Any] = {"in_reasoning": True, "guided": True}
+    for text in ('{"a": 1}', " \n[1]"):
+        assert see(None, reasoning, text, **options).text == text
+    seen = see(None, reasoning, 'Hm {.</think>{"a": 1}', **options)
+    assert (seen.reasoning, seen.text) == ("Hm {.", '{"a": 1}')
+    assert see(None, reasoning, '{"a": 1}', in_reasoning=True).reasoning == '{"a": 1}'
+
+
+def test_a_forced_call_is_a_call_although_the_prompt_opened_the_reasoning() -> None:
+    parser = make_forced_parser("f", "basic", in_reasoning=True, new_id=lambda: "call_x")
+    assert parser.feed('{"a": 1}') == [ToolStart(0, "call_x", "f"), ToolArgs(0, '{"a": 1}')]
+    parser = make_forced_parser(None, "basic", "hermes", in_reasoning=True, new_id=lambda: "call_x")
+    assert parser.feed(OWN) == [ToolStart(0, "call_x", "f"), ToolArgs(0, '{"city": "Lyon"}')]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import product
 
 import pytest
 
@@ -44,8 +45,15 @@ def test_thinking_is_split_from_the_answer(reasoning: str) -> None:
     assert (seen.reasoning.strip(), seen.text) == ("Hm.", "Yes & no.")
 
 
-@pytest.mark.parametrize("reasoning", [name for name in THOUGHTS if name != "gpt_oss"])
-@pytest.mark.parametrize("tools", TWO_CALLS)
+@pytest.mark.parametrize(
+    ("tools", "reasoning"),
+    # Harmony and kimi_k3 both frame the whole answer, so no model mixes them.
+    [
+        pair
+        for pair in product(TWO_CALLS, [name for name in THOUGHTS if name != "gpt_oss"])
+        if pair != ("harmony", "kimi_k3")
+    ],
+)
 def test_calls_follow_thinking_in_every_combination(tools: str, reasoning: str) -> None:
     seen = see(tools, reasoning, THOUGHTS[reasoning] + TWO_CALLS[tools])
     assert seen.reasoning.strip() == "Hm."

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dynamo.pipeline.parse import tool_formats
-from pipeline.parse.outputs import SCHEMAS, THOUGHTS, TWO_CALLS, Seen, parse
+from pipeline.parse.outputs import SCHEMAS, THOUGHTS, TWO_CALLS, Seen, cut, parse
 
 COMBINATIONS = [
     *((tools, None) for tools in TWO_CALLS),
@@ -21,6 +20,12 @@ COMBINATIONS = [
     ("hermes", "gpt_oss"),
     ("harmony", "gpt_oss"),
     ("harmony", "basic"),
+    ("deepseek_v4", "deepseek_v4"),
+    ("kimi_k2", "kimi_k25"),
+    ("kimi_k3", "kimi_k3"),
+    ("minimax_m2", "minimax_m2"),
+    ("minimax_m3", "minimax_m3"),
+    ("gemma4", "gemma4"),
 ]
 LOOSE_PARTS = [
     '{"',
@@ -75,17 +80,6 @@ def outputs(draw: st.DrawFn, tools: str | None, reasoning: str | None) -> str:
     whole = [seed for seed in seeds(tools, reasoning) if seed]
     part = st.one_of(*slices, st.sampled_from(whole), st.sampled_from(LOOSE_PARTS), st.text(max_size=5))
     return "".join(draw(st.lists(part, max_size=8)))
-
-
-def cut(text: str, sizes: list[int]) -> list[str]:
-    pieces: list[str] = []
-    at = 0
-    for size in itertools.cycle(sizes):
-        if at >= len(text):
-            return pieces
-        pieces.append(text[at : at + size])
-        at += size
-    return pieces
 
 
 @pytest.mark.parametrize(("tools", "reasoning"), COMBINATIONS)

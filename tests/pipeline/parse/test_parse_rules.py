@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo.pipeline.parse import Text, ThoughtText, ToolArgs, ToolStart, make_parser, reasoning_formats, tool_formats
-from pipeline.parse.outputs import TWO_CALLS, parse, see
+from dynamo.pipeline.parse import Text, ThoughtText, ToolArgs, ToolStart, make_parser, tool_formats
+from pipeline.parse.outputs import THOUGHTS, TWO_CALLS, parse, see
+
+M3 = "]<]minimax[>["
 
 
 @pytest.mark.parametrize("tools", [None, *tool_formats()])
@@ -26,12 +28,42 @@ def test_arguments_stream_while_they_arrive() -> None:
     assert parser.finish() == []
 
 
-def test_tagged_arguments_stream_one_at_a_time() -> None:
+def test_tagged_values_of_unknown_type_stream_one_at_a_time() -> None:
     parser = make_parser("qwen3_coder", None, new_id=lambda: "call_x")
     assert parser.feed("<function=f>") == [ToolStart(0, "call_x", "f")]
-    assert parser.feed("<parameter=a>\n1\n</parameter>\n<parameter=b>") == [ToolArgs(0, '{"a": 1')]
-    assert parser.feed("x</parameter>") == [ToolArgs(0, ', "b": "x"')]
+    assert parser.feed("<parameter=a>\n1\n</parameter>\n<parameter=b>") == [ToolArgs(0, '{"a": 1, "b": ')]
+    assert parser.feed("x") == []
+    assert parser.feed("</parameter>") == [ToolArgs(0, '"x"')]
     assert parser.feed("</function>") == [ToolArgs(0, "}")]
+
+
+@pytest.mark.parametrize(
+    ("tools", "before", "after"),
+    [
+        ("qwen3_coder", "<function=f>\n<parameter=text>\n", "\n</parameter>\n</function>"),
+        ("glm4", "<tool_call>f<arg_key>text</arg_key><arg_value>", "</arg_value></tool_call>"),
+        ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="text">', "</parameter></invoke>"),
+        ("minimax_m3", f'{M3}<tool_call>{M3}<invoke name="f">{M3}<text>', f"{M3}</text>{M3}</invoke>"),
+        ("gemma4", '<|tool_call>call:f{text:<|"|>', '<|"|>}<tool_call|>'),
+        (
+            "deepseek_v4",
+            '<｜DSML｜tool_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="text" string="true">',
+            "</｜DSML｜parameter></｜DSML｜invoke>",
+        ),
+        (
+            "kimi_k3",
+            '<|open|>tools<|sep|><|open|>call tool="f"<|sep|><|open|>argument key="text" type="string"<|sep|>',
+            "<|close|>argument<|sep|><|close|>call<|sep|>",
+        ),
+    ],
+)
+def test_a_value_that_is_certainly_a_string_streams_while_it_arrives(tools: str, before: str, after: str) -> None:
+    schema = {"f": {"type": "object", "properties": {"text": {"type": "string"}}}}
+    parser = make_parser(tools, None, new_id=lambda: "call_x", tool_schemas=schema)
+    assert parser.feed(before) == [ToolStart(0, "call_x", "f"), ToolArgs(0, '{"text": "')]
+    assert parser.feed('a "b') == [ToolArgs(0, 'a \\"b')]
+    assert parser.feed("\\ ü\nc") == [ToolArgs(0, "\\\\ ü\\nc")]
+    assert parser.feed(after) == [ToolArgs(0, '"}')]
 
 
 def test_a_partial_marker_is_held_back_until_it_is_decided() -> None:
@@ -179,12 +211,10 @@ def test_models_that_always_think_start_inside_with_or_without_the_opening(reaso
     assert see(None, reasoning, "Hm. <tool_call>").reasoning == "Hm. <tool_call>"
 
 
-@pytest.mark.parametrize("reasoning", [name for name in reasoning_formats() if name not in ("granite", "gpt_oss")])
+@pytest.mark.parametrize("reasoning", [name for name in THOUGHTS if name not in ("granite", "gpt_oss")])
 def test_an_empty_thought_leaves_no_trace(reasoning: str) -> None:
-    opener, closer = {"kimi": ("◁think▷", "◁/think▷"), "mistral": ("[THINK]", "[/THINK]")}.get(
-        reasoning, ("<think>", "</think>")
-    )
-    assert parse(None, reasoning, [f"{opener}\n\n{closer}\n\nYes."]) == [("text", "Yes.")]
+    opener, closer = THOUGHTS[reasoning].split("Hm.")
+    assert parse(None, reasoning, [f"{opener}\n\n{closer}Yes."]) == [("text", "Yes.")]
 
 
 def test_channels_can_start_inside_the_analysis() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo.pipeline.parse.values import json_value, types_of
+from dynamo.pipeline.parse.values import json_value, property_of, types_of
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_with_a_schema_a_value_gets_a_type_the_schema_allows(text: str, types: s
     ],
 )
 def test_a_schema_names_the_types_of_a_parameter(parameter: object, expected: set[str]) -> None:
-    assert types_of({"type": "object", "properties": {"p": parameter}}, "p") == expected
+    assert types_of(property_of({"type": "object", "properties": {"p": parameter}}, "p")) == expected
 
 
 @pytest.mark.parametrize("schema", [None, {}, {"properties": None}, {"properties": {"q": {"type": "string"}}}])
 def test_a_schema_that_does_not_know_the_parameter_names_no_type(schema: dict[str, object] | None) -> None:
-    assert types_of(schema, "p") == frozenset()
+    assert types_of(property_of(schema, "p")) == frozenset()

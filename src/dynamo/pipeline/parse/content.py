@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from msgspec import Struct
+
 from .events import ParsedSink, Text
 from .source import NotACall, Reading, Source, marker_search
 
@@ -23,11 +25,26 @@ class Grammar(Protocol):
         ...
 
 
-def read_content(src: Source, grammar: Grammar, sink: ParsedSink) -> Reading[None]:
+class NoCalls(Struct, frozen=True):
+    """The grammar of output without calls."""
+
+    open: tuple[tuple[str, ...], ...] = ()
+    close: tuple[str, ...] = ()
+    bare: str = ""
+
+    def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
+        raise NotACall
+
+
+def read_content(src: Source, grammar: Grammar, sink: ParsedSink, ignored: tuple[str, ...] = ()) -> Reading[None]:
+    """Text and calls up to the end of the output; markers in `ignored` are left out of the text."""
     markers = tuple(dict.fromkeys(opening[0] for opening in grammar.open))
-    search = marker_search(markers)
+    search = marker_search((*markers, *ignored))
     # Leading whitespace is held until it is followed by text; before a call it is meaningless and dropped.
     yield from src.skip_space()
+    while ignored and (yield from src.one_of(ignored)):
+        src.drop()
+        yield from src.skip_space()
     at_start = True
     if grammar.bare and (yield from src.peek()) == grammar.bare:
         if (yield from _call(src, grammar, sink, bare=True)):
@@ -44,7 +61,9 @@ def read_content(src: Source, grammar: Grammar, sink: ParsedSink) -> Reading[Non
             src.pos = at
             src.drop()
             at_start = False
-        if found and found[0] in markers:
+        if found and found[0] in ignored:
+            src.buf = src.buf.replace(found[0], "", 1)
+        elif found and found[0] in markers:
             if not (yield from _call(src, grammar, sink, bare=False)):
                 length = src.buf.index(found[0]) + len(found[0])
                 sink.text(src.buf[:length])

@@ -64,7 +64,12 @@ class ParsedSink:
         self.calls += 1
 
     def args(self, fragment: str) -> None:
-        if fragment:
+        if not fragment:
+            return
+        last = self.events[-1] if self.events else None
+        if isinstance(last, ToolArgs) and last.index == self.calls - 1:
+            self.events[-1] = ToolArgs(last.index, last.fragment + fragment)
+        else:
             self.events.append(ToolArgs(self.calls - 1, fragment))
 
     def offers(self, name: str) -> bool:

@@ -177,9 +177,9 @@ def _object(src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
                 started = True
                 yield from stream_object(src, sink)
             else:
-                arguments = _arguments((yield from _value(src)))
+                arguments = _arguments((yield from read_json(src)))
         else:
-            value = yield from _value(src)
+            value = yield from read_json(src)
             if key == "id" and value.startswith('"'):
                 call_id = _decoded(value)
         if name and arguments and not started:
@@ -196,7 +196,8 @@ def _object(src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
     src.drop()
 
 
-def _value(src: Source) -> Reading[str]:
+def read_json(src: Source) -> Reading[str]:
+    """One JSON value, verbatim; only strings and brackets are checked."""
     start = src.pos
     char = yield from src.peek()
     if char and char in '{["':
@@ -217,7 +218,7 @@ def _value(src: Source) -> Reading[str]:
 def _string(src: Source) -> Reading[str]:
     if (yield from src.peek()) != '"':
         raise NotACall
-    return _decoded((yield from _value(src)))
+    return _decoded((yield from read_json(src)))
 
 
 def _decoded(raw: str) -> str:

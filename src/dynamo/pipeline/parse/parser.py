@@ -9,15 +9,18 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from . import formats
-from .content import read_content
+from .content import NoCalls, read_content
 from .events import Event, ParsedSink, Text, ThoughtText
 from .formats import CallForm, HarmonyFormat, ReasoningFormat, ToolFormat
+from .gemma_calls import GemmaCalls
 from .harmony import HarmonyReader
 from .json_calls import JsonCalls, NamedCall
 from .reasoning import ThinkingMarkers, read_thinking
 from .source import Bypass, Reading, Source, marker_search
+from .xml_calls import XmlCalls
 
 F = TypeVar("F")
+_JSON = ("{", "[")
 
 
 def tool_formats() -> list[str]:
@@ -58,12 +61,16 @@ def make_parser(
     in_reasoning: bool = False,
     tool_names: Collection[str] | None = None,
     tool_schemas: Mapping[str, dict[str, Any]] | None = None,
+    guided: bool = False,
     new_id: Callable[[], str] = new_call_id,
 ) -> OutputParser:
-    """A parser for one output. `tool_schemas` maps each tool's name to the JSON schema of its parameters."""
-    return OutputParser(
-        _tool_format(tools), _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, tool_names, tool_schemas)
-    )
+    """A parser for one output. `tool_schemas` maps each tool's name to the JSON schema of its parameters.
+
+    `guided` says that guided decoding constrains the output.
+    """
+    sink = ParsedSink(new_id, tool_names, tool_schemas)
+    begins = _JSON if guided else ()
+    return OutputParser(_tool_format(tools), _reasoning_format(reasoning), in_reasoning, sink, begins)
 
 
 def make_forced_parser(
@@ -85,7 +92,9 @@ def make_forced_parser(
         form = NamedCall(name=name, own=own)
     else:
         form = structs.replace(own, bare="[") if own else formats.GUIDED_CALLS
-    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, ParsedSink(new_id, None, None), forced=True)
+    begins = (*_JSON, *(opening[0] for opening in own.open)) if own else _JSON
+    sink = ParsedSink(new_id, None, None)
+    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, sink, begins, forced=True)
 
 
 def call_form(tools: str | None) -> CallForm | None:
@@ -102,12 +111,13 @@ class OutputParser:
         reasoning: ReasoningFormat | None,
         in_reasoning: bool,
         sink: ParsedSink,
+        guided: tuple[str, ...] = (),
         forced: bool = False,
     ) -> None:
         self._forced = forced
         self._sink = sink
         self._content = _content_stage(tools, reasoning, in_reasoning, sink)
-        self._thinking = _thinking_stage(tools, reasoning, in_reasoning, sink, self._to_content)
+        self._thinking = _thinking_stage(tools, reasoning, in_reasoning, guided, sink, self._to_content)
         self._bypass: Bypass | None = None
         self._finished = False
 
@@ -199,25 +209,30 @@ class _Stage:
 def _content_stage(
     tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: ParsedSink
 ) -> _Stage | None:
-    if tools is None:
-        return None
+    ignored: tuple[str, ...] = reasoning.ignored if isinstance(reasoning, ThinkingMarkers) else ()
     src = Source()
+    if tools is None:
+        return _Stage(src, read_content(src, NoCalls(), sink, ignored)) if ignored else None
     if isinstance(tools, HarmonyFormat):
         inside = in_reasoning and not isinstance(reasoning, ThinkingMarkers)
         return _Stage(src, HarmonyReader(sink, sink.text, calls=True).read(src, inside))
-    return _Stage(src, read_content(src, tools, sink))
+    if isinstance(tools, XmlCalls | GemmaCalls):
+        ignored = tuple(dict.fromkeys((*tools.ignored, *ignored)))
+    return _Stage(src, read_content(src, tools, sink, ignored))
 
 
 def _thinking_stage(
     tools: ToolFormat | None,
     reasoning: ReasoningFormat | None,
     in_reasoning: bool,
+    guided: tuple[str, ...],
     sink: ParsedSink,
     text: Callable[[str], None],
 ) -> _Stage | None:
     src = Source()
     if isinstance(reasoning, ThinkingMarkers):
-        return _Stage(src, read_thinking(src, reasoning, in_reasoning or reasoning.always, sink.reasoning))
+        inside = in_reasoning or reasoning.always
+        return _Stage(src, read_thinking(src, reasoning, inside, guided, sink.reasoning))
     if reasoning is None or isinstance(tools, HarmonyFormat):
         return None
     return _Stage(src, HarmonyReader(sink, text, calls=False).read(src, in_reasoning))

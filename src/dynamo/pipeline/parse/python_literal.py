@@ -103,10 +103,16 @@ def _escape(found: re.Match[str]) -> str:
     return _ESCAPED.get(char, found[0])
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def json_string(text: str) -> str:
-    quoted = json.dumps(text, ensure_ascii=False)
-    try:
-        quoted.encode()
-    except UnicodeEncodeError:
-        return json.dumps(text)
-    return quoted
+    return f'"{json_escaped(text)}"'
+
+
+def json_escaped(text: str) -> str:
+    """The text as it stands inside a JSON string; each character is escaped by itself, so pieces may be joined."""
+    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+    if escaped.isascii():
+        return escaped
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped)

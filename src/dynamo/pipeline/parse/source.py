@@ -19,6 +19,7 @@ Reading: TypeAlias = Generator[Bypass | None, None, T]
 
 SPACE = re.compile(r"\s*+")
 WORD = re.compile(r"[\w.:/-]*+")
+_LONGEST_LABEL = 512
 
 
 class NotACall(Exception):
@@ -91,6 +92,22 @@ class Source:
             seen = max(start, len(self.buf) - len(literal) + 1)
             yield None
         self.pos = at + len(literal)
+        return self.buf[start:at]
+
+    def label(self, end: str) -> Reading[str]:
+        """Consume the text up to and including `end`, and return the text: a name, a key or a tag.
+
+        It is not a call if the text is empty or longer than any such label, so that prose is not held back.
+        """
+        start = self.pos
+        limit = start + _LONGEST_LABEL + len(end)
+        while (at := self.buf.find(end, start, limit)) < 0:
+            if self.ended or len(self.buf) >= limit:
+                raise NotACall
+            yield None
+        if at == start:
+            raise NotACall
+        self.pos = at + len(end)
         return self.buf[start:at]
 
 

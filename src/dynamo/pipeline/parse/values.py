@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from .python_literal import json_string, literal_to_json
+from .events import ParsedSink
+from .python_literal import json_escaped, json_string, literal_to_json
+from .source import Reading, Source, marker_search
+
+_COMBINED = ("anyOf", "oneOf", "allOf")
+
+
+def stream_string(src: Source, sink: ParsedSink, closers: tuple[str, ...]) -> Reading[str]:
+    """Pass on a string value as it arrives, up to the first of `closers`; returns that, "" if the output ends first.
+
+    A string that was cut off is left unclosed, so that it cannot be mistaken for a complete one.
+    """
+    search = marker_search(closers)
+    sink.args('"')
+    while True:
+        found = search(src.buf, src.pos)
+        closer = found[0] if found and found[0] in closers else ""
+        at = len(src.buf) if found is None or (src.ended and not closer) else found.start()
+        sink.args(json_escaped(src.buf[src.pos : at]))
+        src.pos = at + len(closer)
+        src.drop()
+        if closer:
+            sink.args('"')
+        if closer or src.ended:
+            return closer
+        yield None
 
 
 def parsed_json(text: str) -> object:
@@ -17,10 +43,33 @@ def parsed_json(text: str) -> object:
         return msgspec.UNSET
 
 
-def types_of(schema: dict[str, Any] | None, key: str) -> frozenset[str]:
-    """The JSON types that a tool's schema allows for this parameter; empty if it names none."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    return frozenset(_types(properties.get(key))) if isinstance(properties, dict) else frozenset()
+def types_of(schema: object) -> frozenset[str]:
+    """The JSON types that a schema allows; empty if it names none."""
+    return frozenset(_types(schema))
+
+
+def property_of(schema: object, key: str) -> object:
+    """The schema of one property of an object; None if there is none."""
+    for part in _parts(schema):
+        properties = part.get("properties")
+        if isinstance(properties, dict) and key in properties:
+            return properties[key]
+    return None
+
+
+def items_of(schema: object) -> object:
+    """The schema of an array's items; None if there is none."""
+    return next((part["items"] for part in _parts(schema) if "items" in part), None)
+
+
+def _parts(schema: object, depth: int = 8) -> Iterator[dict[str, Any]]:
+    """A schema and all that it combines."""
+    if isinstance(schema, dict) and depth:
+        yield schema
+        for combined in _COMBINED:
+            choices = schema.get(combined)
+            for choice in choices if isinstance(choices, list) else []:
+                yield from _parts(choice, depth - 1)
 
 
 def _types(schema: object, depth: int = 8) -> list[str]:
@@ -35,7 +84,7 @@ def _types(schema: object, depth: int = 8) -> list[str]:
     if isinstance(options, list):
         return [name for option in options for name in _json_types(option)]
     found: list[str] = []
-    for combined in ("anyOf", "oneOf", "allOf"):
+    for combined in _COMBINED:
         choices = schema.get(combined)
         for choice in choices if isinstance(choices, list) else []:
             found += _types(choice, depth - 1)

@@ -1,30 +1,61 @@
-"""Calls written as tags, one per parameter, with untyped values."""
+"""Calls written as tags, one per parameter."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
 
 from msgspec import Struct
 
 from .events import ParsedSink
+from .json_calls import stream_object
 from .python_literal import json_string
 from .source import WORD, NotACall, Reading, Source
-from .values import json_value, types_of
+from .values import json_value, property_of, stream_string, types_of
+
+_STRING = frozenset({"string"})
+_NOT_STRING = frozenset({"object", "array", "number", "integer", "boolean", "null"})
+_ESCAPED = (("&quot;", '"'), ("&amp;", "&"))
 
 
 class XmlCalls(Struct, frozen=True, kw_only=True):
-    """`name_close` ends the function's name; without it the name ends at the first key or the end of the call."""
+    """`name_close` ends the function's name; without it the name ends at the first key or the end of the call.
+
+    `repeat` begins a further call in the same block. Where tags have attributes, `name_tag` and `key_tag` match the
+    text of a tag: the groups `name`, `key` and `type`, in which `&quot;` and `&amp;` are escapes if `escapes` is set.
+    Values are typed by their tag, else by the tool's schema. `json_object` encloses arguments that are one JSON object.
+    """
 
     open: tuple[tuple[str, ...], ...]
     close: tuple[str, ...] = ()
     bare: str = ""
+    repeat: str = ""
     name_close: str = ""
+    name_tag: re.Pattern[str] | None = None
     key: tuple[str, str]
+    key_tag: re.Pattern[str] | None = None
+    escapes: bool = False
     value: tuple[str, str]
     newline_padding: bool = False
+    json_object: tuple[str, str] | None = None
     end: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
 
     def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
+        while True:
+            name = yield from self._name(src)
+            sink.start(name)
+            src.drop()
+            yield from self._arguments(src, sink, sink.schemas.get(name))
+            yield from src.skip_space()
+            if not self.repeat or not (yield from src.one_of((self.repeat,))):
+                return
+
+    def _name(self, src: Source) -> Reading[str]:
+        if self.name_tag:
+            found = self.name_tag.fullmatch((yield from src.label(self.name_close)))
+            if not found or not found["name"]:
+                raise NotACall
+            return self._unescaped(found["name"])
         yield from src.skip_space()
         name = yield from src.take(WORD)
         if not name:
@@ -37,37 +68,76 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
             if not (yield from src.one_of((self.key[0], *self.end))):
                 raise NotACall
             src.pos = at
-        sink.start(name)
-        src.drop()
-        yield from self._parameters(src, sink, sink.schemas.get(name))
+        return name
 
-    def _parameters(self, src: Source, sink: ParsedSink, schema: dict[str, Any] | None) -> Reading[None]:
+    def _arguments(self, src: Source, sink: ParsedSink, schema: object) -> Reading[None]:
         lead = "{"
         while True:
             yield from src.skip_space()
+            if self.json_object and lead == "{" and (yield from src.one_of((self.json_object[0],))):
+                yield from self._object(src, sink, self.json_object[1])
+                return
             found = yield from src.one_of((self.key[0], *self.end))
             if found in self.end:
                 sink.args("{}" if lead == "{" else "}")
                 src.drop()
                 return
-            key = (yield from src.until(self.key[1])) if found else None
-            if key is None:
+            if not found:
                 raise NotACall
+            key, types = yield from self._key(src, schema)
             if self.value[0]:
                 yield from src.skip_space()
                 yield from src.expect(self.value[0])
-            key = key.strip()
-            start = src.pos
-            value = yield from src.until(self.value[1])
-            if value is None:
-                # Left unclosed, so that a value that was cut off cannot be mistaken for a complete one.
-                src.pos = len(src.buf)
-                sink.args(f"{lead}{json_string(key)}: {json_string(self._unpadded(src.buf[start:]))[:-1]}")
-                src.drop()
-                return
-            sink.args(f"{lead}{json_string(key)}: {json_value(self._unpadded(value), types_of(schema, key))}")
+            sink.args(f"{lead}{json_string(key)}: ")
             lead = ", "
             src.drop()
+            if not (yield from self._value(src, sink, types)):
+                return
+
+    def _key(self, src: Source, schema: object) -> Reading[tuple[str, frozenset[str]]]:
+        key = yield from src.label(self.key[1])
+        if not self.key_tag:
+            key = key.strip()
+            return key, types_of(property_of(schema, key))
+        found = self.key_tag.fullmatch(key)
+        if not found:
+            raise NotACall
+        key, declared = self._unescaped(found["key"]), found.groupdict().get("type")
+        if declared:
+            return key, _STRING if declared in ("string", "true") else _NOT_STRING
+        return key, types_of(property_of(schema, key))
+
+    def _value(self, src: Source, sink: ParsedSink, types: frozenset[str]) -> Reading[bool]:
+        """One value; returns False if the output ends inside it, and then leaves it unclosed."""
+        if self.newline_padding:
+            yield from src.one_of(("\n",))
+        if types == _STRING:
+            closers = (f"\n{self.value[1]}", self.value[1]) if self.newline_padding else (self.value[1],)
+            return bool((yield from stream_string(src, sink, closers)))
+        start = src.pos
+        value = yield from src.until(self.value[1])
+        if value is None:
+            src.pos = len(src.buf)
+            sink.args(json_string(self._unpadded(src.buf[start:]))[:-1])
+        else:
+            sink.args(json_value(self._unpadded(value), types))
+        src.drop()
+        return value is not None
+
+    def _object(self, src: Source, sink: ParsedSink, closer: str) -> Reading[None]:
+        yield from src.skip_space()
+        if (yield from src.peek()) != "{":
+            raise NotACall
+        yield from stream_object(src, sink)
+        for literal in (closer, *self.end):
+            yield from src.skip_space()
+            yield from src.expect(literal)
+        src.drop()
 
     def _unpadded(self, value: str) -> str:
-        return value.removeprefix("\n").removesuffix("\n") if self.newline_padding else value
+        return value.removesuffix("\n") if self.newline_padding else value
+
+    def _unescaped(self, value: str) -> str:
+        for escape, char in _ESCAPED if self.escapes else ():
+            value = value.replace(escape, char)
+        return value
