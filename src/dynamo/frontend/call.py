@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from aiohttp import web
@@ -42,3 +43,8 @@ class HttpCall(Generic[Body]):
         return Context(
             headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.record.traceparent
         )
+
+    def warn(self, what: str, names: Sequence[str]) -> None:
+        """Name in the answer's headers what was left out of the request."""
+        if names:
+            self.request.setdefault(headers.WARNINGS, []).append(headers.ignored(what, names))

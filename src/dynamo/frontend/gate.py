@@ -45,7 +45,8 @@ class Gate:
 
     def guard(self, route: HttpRoute[Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Wrap the route's handler: its failures become answers with the request's id, which is also in the log."""
-        read = BodyReader(route.body, self._config).read if route.body else no_body
+        any_type = route.any_content_type
+        read = BodyReader(route.body, self._config, only_json=not any_type).read if route.body else no_body
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             record = self._arrived(request, route)
@@ -87,8 +88,8 @@ class Gate:
             response.headers["x-request-id"] = record.request_id if record else headers.request_id(request.headers)
         if "anthropic-version" in request.headers or request.path.startswith("/v1/messages"):
             response.headers["request-id"] = response.headers["x-request-id"]
-        if ignored := request.get(headers.IGNORED_FIELDS):
-            response.headers[headers.WARNING] = headers.ignored_fields(ignored)
+        if warnings := request.get(headers.WARNINGS):
+            response.headers[headers.WARNING] = "; ".join(warnings)
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"
         if self._cors:
