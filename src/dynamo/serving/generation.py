@@ -48,8 +48,12 @@ class Generation:
         choice: ChoiceSink,
         chat: ChatRequest | None = None,
         tool_finish_reason: str = "tool_calls",
+        token_ids: list[int] | None = None,
     ) -> None:
-        """Send the request of one choice; its text goes to `choice`, parsed as the `chat` request asks."""
+        """Send the request of one choice; its text goes to `choice`, parsed as the `chat` request asks.
+
+        The ids of its tokens are appended to `token_ids`.
+        """
         preprocessor = self._model.preprocessor
         assert preprocessor
         context = self._next_context()
@@ -61,6 +65,7 @@ class Generation:
             one_call=bool(chat and chat.parallel_tool_calls is False),
             tool_finish_reason=tool_finish_reason,
             stop_worker=context.stop_generating,
+            token_ids=token_ids,
         )
         choice.begin(sink.usage)
         await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))
