@@ -36,7 +36,7 @@ async def test_a_chat_answer_has_the_ids_of_its_tokens_and_of_its_prompt(
     assert "prompt_token_ids" in streamed[0]
     for index, expected in enumerate(ids):
         parts = [choice for each in streamed for choice in each["choices"] if choice["index"] == index]
-        assert sum((part.get("token_ids", []) for part in parts), []) == expected
+        assert [id for part in parts for id in part.get("token_ids", [])] == expected
 
 
 async def test_a_completion_has_the_ids_of_its_tokens_and_of_each_prompt(live: Live, toy: Scripted) -> None:
@@ -52,7 +52,7 @@ async def test_a_completion_has_the_ids_of_its_tokens_and_of_each_prompt(live: L
     streamed = chunks(await live.events("/v1/completions", {**asked, "stream": True}))
     for expected in answer["choices"]:
         parts = [choice for each in streamed for choice in each["choices"] if choice["index"] == expected["index"]]
-        assert sum((part["token_ids"] for part in parts), []) == expected["token_ids"]
+        assert [id for part in parts for id in part["token_ids"]] == expected["token_ids"]
         assert [part.get("prompt_token_ids") for part in parts] == (
             [expected["prompt_token_ids"]] + [None] * (len(parts) - 1)
         )
