@@ -12,7 +12,6 @@ ABSENT = {
     "FrontendExtensionContext": "routes cannot be added to the frontend",
     "FrontendResponse": "routes cannot be added to the frontend",
     "FrontendRoute": "routes cannot be added to the frontend",
-    "KserveGrpcService": "the frontend speaks HTTP only",
     "KvDcRelay": "there are no relays between data centres",
     "KvIndexer": "use KvRouter, or RadixTree for an index of your own",
     "KvStateAgentHost": "there are no KV state agents",

@@ -43,7 +43,8 @@ async def register_llm(*args: Any, **options: Any) -> None:
 
     Called as `(model_type, endpoint, model_path[, model_name])`, where `ModelType.Backend` means tokens in and out and
     the others text, or as `(model_input, model_type, endpoint, model_path[, model_name])`. Options: model_name,
-    context_length, kv_cache_block_size, user_data, migration_limit, custom_template_path, runtime_config, worker_type.
+    context_length, kv_cache_block_size, user_data, migration_limit, custom_template_path, runtime_config, worker_type,
+    tensor_model_config (the inputs and outputs of a model that takes tensors).
     Raises ModelError when the model cannot be found, when its options are invalid, or when another worker
     serves this name with another card.
     """
@@ -116,6 +117,7 @@ def _make_card(
     context_length: int | None = None,
     kv_cache_block_size: int | None = None,
     user_data: dict[str, Any] | None = None,
+    tensor_model_config: dict[str, Any] | None = None,
     migration_limit: int | None = None,
     custom_template_path: str | Path | None = None,
     runtime_config: ModelRuntimeConfig | None = None,
@@ -132,6 +134,7 @@ def _make_card(
             context_length=context_length,
             kv_cache_block_size=kv_cache_block_size or 16,
             user_data=user_data,
+            tensor_model_config=tensor_model_config,
             migration_limit=migration_limit or 0,
             runtime_config=runtime_config or ModelRuntimeConfig(),
         )

@@ -123,6 +123,8 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     kv_cache_block_size: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] = 16
     migration_limit: Size = 0
     user_data: dict[str, Any] | None = None
+    tensor_model_config: dict[str, Any] | None = None
+    """The inputs and outputs of a model that takes tensors."""
     runtime_config: ModelRuntimeConfig = msgspec.field(default_factory=ModelRuntimeConfig)
 
     @property
