@@ -50,17 +50,17 @@ async def measure(engine: MockerEngine, prompts: list[list[int]], output: int, c
         left -= 1
         if not left:
             done.set_result(None)
-        submit()
+        send()
 
-    def submit() -> None:
+    def send() -> None:
         prompt = next(queue, None)
         if prompt is not None:
             request = PreprocessedRequest(token_ids=prompt, stop_conditions=StopConditions(max_tokens=output))
-            engine.submit(request, CountingSink(ended))
+            engine.generate(request, CountingSink(ended))
 
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(concurrency):
-        submit()
+        send()
     await done
     return time.process_time() - cpu, time.perf_counter() - wall
 
@@ -91,7 +91,7 @@ async def main() -> None:
         await publish_kv_events(runtime.endpoint("bench.backend.generate"), engine)
         await publish_load(runtime.endpoint("bench.backend.generate"), engine)
     cpu, wall = await measure(engine, prompts, options.output, options.concurrency)
-    await engine.stop()
+    await engine.close()
     if runtime:
         await runtime.close()
     print(f"{cpu / options.requests * 1e6:.0f} us CPU per request, {options.requests / wall:.0f} requests/s")

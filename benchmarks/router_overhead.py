@@ -24,7 +24,7 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import RouterEvent, Stored
-from dynamo.router import Router, RouterConfig
+from dynamo.router import Router, RoutingConfig
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
@@ -126,7 +126,7 @@ async def main(workers: int, tokens: int, number: int, repeats: int) -> None:
         ("all hold some, each to another depth", each, the_same, True),
         ("the same, its hashes not remembered", each, the_same, False),
     ):
-        router = KvAwareRouter(RouterConfig(mode="kv"), fleet(workers), runtime, BLOCK, lambda _: card, rng=rng)
+        router = KvAwareRouter(RoutingConfig(mode="kv"), fleet(workers), runtime, BLOCK, lambda _: card, rng=rng)
         # Not started: nobody publishes anything here, and members are learned as they would be.
         router.instances.follow(router.instance_changed)
         hold(router, prompt, depths)
@@ -136,7 +136,7 @@ async def main(workers: int, tokens: int, number: int, repeats: int) -> None:
             await router.place(request(random_tokens(rng, 512)))
         print(f"  kv: {name:37} {await measure(router, make, number, repeats):6.1f}")
     for mode in ("round-robin", "least-loaded", "power-of-two"):
-        simple = SimpleRouter(RouterConfig(mode=mode), fleet(workers), runtime.events, lambda _: card)
+        simple = SimpleRouter(RoutingConfig(mode=mode), fleet(workers), runtime.events, lambda _: card)
         print(f"  {mode:41} {await measure(simple, the_same, number, repeats):6.1f}")
     await runtime.close()
 

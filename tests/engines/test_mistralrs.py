@@ -39,6 +39,7 @@ from support.tiny_llama import (
     tiny_llama_sentencepiece_gguf,
     vocabulary_size,
 )
+from support.waiting import PATIENCE
 
 TOKENIZER = Tokenizer(byte_level_json())
 END = TOKENIZER.id_of("<|im_end|>") or 0
@@ -65,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def engine(folder: Path) -> AsyncIterator[MistralRsEngine]:
     engine = await started(folder, extra_engine_args={"max_seqs": 4})
     yield engine
-    await engine.stop()
+    await engine.close()
 
 
 def asking(prompt: str | list[int] = PROMPT, *, max_tokens: int | None = 16, **more: Any) -> PreprocessedRequest:
@@ -90,7 +91,7 @@ def asking(prompt: str | list[int] = PROMPT, *, max_tokens: int | None = 16, **m
 
 async def run(engine: MistralRsEngine, request: PreprocessedRequest) -> Kept:
     kept = Kept()
-    engine.submit(request, kept)
+    engine.generate(request, kept)
     await kept.done
     return kept
 
@@ -123,7 +124,7 @@ async def test_gguf_gives_the_tokens_of_the_folder(engine: MistralRsEngine, tmp_
         assert TOKENIZER.decode(kept.ids) in ("a", "b")
         assert kept.last.finish_reason == "stop"
     finally:
-        await gguf.stop()
+        await gguf.close()
 
 
 @pytest.mark.parametrize("make", [tiny_llama_sentencepiece, tiny_llama_sentencepiece_gguf])
@@ -141,7 +142,7 @@ async def test_sentencepiece_vocabularies_keep_their_ids(tmp_path: Path, make: C
         assert kept.last.finish_reason == "stop"
         assert re.fullmatch(form["regex"], b"".join(map(tokenizer.token_bytes, kept.ids[:-1])).decode())
     finally:
-        await engine.stop()
+        await engine.close()
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 5, 17])
@@ -231,7 +232,7 @@ async def test_an_answer_ends_where_the_context_does(folder: Path) -> None:
         assert isinstance(kept.error, InvalidArgument)
         assert "40" in kept.error.message
     finally:
-        await engine.stop()
+        await engine.close()
 
 
 async def test_sampling_options_reach_the_sampler(engine: MistralRsEngine) -> None:
@@ -338,22 +339,26 @@ async def test_a_cancelled_answer_gives_its_place_to_the_next(engine: MistralRsE
     for _ in range(4):
         begun = asyncio.Event()
         sink = Kept(on_tokens=begun.set)
-        running.append(engine.submit(asking(max_tokens=400, ignore_eos=True), sink))
+        running.append(engine.generate(asking(max_tokens=400, ignore_eos=True), sink))
         kept.append(sink)
         await begun.wait()
     waiting = Kept()
-    queued = engine.submit(asking(max_tokens=400, ignore_eos=True), waiting)
-    queued.cancel()
+    queued = engine.generate(asking(max_tokens=400, ignore_eos=True), waiting)
+    queued.abort()
     await waiting.done
     assert isinstance(waiting.error, Cancelled)
     assert waiting.ids == []
+    assert not engine.quiet()
     for each in running:
-        each.cancel()
-        each.cancel()
+        each.abort()
+        each.abort()
     for sink in kept:
         await sink.done
         assert isinstance(sink.error, Cancelled)
         assert len(sink.ids) < 400
+    async with asyncio.timeout(PATIENCE):
+        while not engine.quiet():
+            await asyncio.sleep(0)
     assert (await run(engine, asking(max_tokens=3))).error is None
 
 
@@ -362,10 +367,10 @@ async def test_stopping_fails_what_runs_and_what_waits_so_that_it_can_go_elsewhe
     begun = asyncio.Event()
     kept = [Kept(on_tokens=begun.set), Kept(), Kept()]
     for sink in kept:
-        engine.submit(asking(max_tokens=450, ignore_eos=True), sink)
+        engine.generate(asking(max_tokens=450, ignore_eos=True), sink)
     await begun.wait()
-    await engine.stop()
-    await engine.stop()
+    await engine.close()
+    await engine.close()
     for sink in kept:
         assert isinstance(sink.error, EngineShutdown)
     late = await run(engine, asking())
@@ -375,7 +380,7 @@ async def test_stopping_fails_what_runs_and_what_waits_so_that_it_can_go_elsewhe
 async def test_the_engine_says_what_it_can_do(folder: Path) -> None:
     engine = make_engine("mistralrs", EngineSpec(model=local(folder), extra_engine_args={"max_seqs": 3}))
     info = await engine.start()
-    await engine.stop()
+    await engine.close()
     assert (info.context_length, info.max_num_seqs) == (CONTEXT, 3)
 
 
@@ -423,7 +428,7 @@ async def test_the_tokenizer_may_come_from_another_place(engine: MistralRsEngine
     try:
         assert (await run(gguf, asking())).ids == (await run(engine, asking())).ids
     finally:
-        await gguf.stop()
+        await gguf.close()
 
 
 async def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -447,7 +452,7 @@ async def main():
     path = pathlib.Path(sys.argv[1])
     engine = make_engine("mistralrs", EngineSpec(model=LocalModel(source=str(path), path=path)))
     await engine.start()
-    await engine.stop()
+    await engine.close()
     print("done")
 asyncio.run(main())
 """

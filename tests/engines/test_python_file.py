@@ -55,12 +55,12 @@ async def running(tmp_path: Path) -> AsyncIterator[Any]:
 
     yield start
     for engine in reversed(engines):
-        await engine.stop()
+        await engine.close()
 
 
 async def ask(engine: Engine, request: Any = REQUEST) -> Kept:
     kept = Kept()
-    engine.submit(request, kept)
+    engine.generate(request, kept)
     await kept.done
     return kept
 
@@ -68,7 +68,7 @@ async def ask(engine: Engine, request: Any = REQUEST) -> Kept:
 async def test_the_pystr_example_says_its_sentence() -> None:
     engine = await started("pystr", EXAMPLES / "pystr_engine.py")
     kept = await ask(engine, {"model": "m", "messages": [{"role": "user", "content": "hi"}]})
-    await engine.stop()
+    await engine.close()
     assert engine.model_input is ModelInput.Text
     deltas = [chunk["choices"][0]["delta"]["content"] for chunk in kept.items]
     assert "".join(deltas) == "The capital of France is Paris."
@@ -78,7 +78,7 @@ async def test_the_pystr_example_says_its_sentence() -> None:
 async def test_the_pytok_example_gives_its_ids() -> None:
     engine = await started("pytok", EXAMPLES / "pytok_engine.py")
     kept = await ask(engine)
-    await engine.stop()
+    await engine.close()
     assert engine.model_input is ModelInput.Tokens
     assert kept.ids == [791, 6864, 315, 9822, 374, 12366, 13]
     assert kept.error is None
@@ -257,10 +257,12 @@ async def generate({signature}):
     )
     begun = asyncio.Event()
     kept = Kept(on_tokens=begun.set)
-    request = engine.submit(REQUEST, kept)
+    request = engine.generate(REQUEST, kept)
     await begun.wait()
-    request.cancel()
+    assert not engine.quiet()
+    request.abort()
     await kept.done
+    assert engine.quiet()
     await sys.modules["dynamo_engine_engine0"].closed.wait()
     assert kept.error is None or isinstance(kept.error, Cancelled)
 
@@ -270,10 +272,10 @@ async def test_stopping_fails_what_runs_so_that_it_can_go_elsewhere(tmp_path: Pa
     engine = await started("pytok", write(tmp_path, text))
     begun = asyncio.Event()
     kept = Kept(on_tokens=begun.set)
-    engine.submit(REQUEST, kept)
+    engine.generate(REQUEST, kept)
     await begun.wait()
-    await engine.stop()
-    await engine.stop()
+    await engine.close()
+    await engine.close()
     assert isinstance(kept.error, EngineShutdown)
     late = await ask(engine)
     assert isinstance(late.error, EngineShutdown)

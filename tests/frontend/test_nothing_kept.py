@@ -11,10 +11,10 @@ from dynamo.frontend.answers.sse import EventStream
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.router.delivery import Delivery
-from dynamo.serving.generation import Generation
+from dynamo.serving.request import ServedRequest
 from support.toys import Live, Scripted
 
-PARTS = (RequestRecord, Generation, Delivery, Postprocess, EventStream)
+PARTS = (RequestRecord, ServedRequest, Delivery, Postprocess, EventStream)
 
 MESSAGES = [{"role": "user", "content": "Is it sunny?"}]
 CHAT = {"model": "org/toy", "messages": MESSAGES}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.runtime import Context
 from support.toys import Live, Scripted, toy_card, toy_folder
 from support.waiting import PATIENCE
@@ -22,7 +22,7 @@ TEXT = {**ASKED, "prompt": "hello " * 40, "max_tokens": 4}
 
 @pytest.fixture
 async def live() -> AsyncIterator[Live]:
-    async with Live(router=RouterConfig(mode="kv")) as live:
+    async with Live(router=RoutingConfig(mode="kv")) as live:
         yield live
 
 
@@ -118,7 +118,7 @@ async def test_beyond_a_threshold_requests_are_refused_and_asked_to_retry(live: 
 
 
 async def test_direct_mode_refuses_requests_that_name_no_worker(tmp_path: Path) -> None:
-    async with Live(router=RouterConfig(mode="direct")) as live:
+    async with Live(router=RoutingConfig(mode="direct")) as live:
         worker = await live.serve(Scripted().generate, toy_card(toy_folder(tmp_path)))
         status, answer = await live.post("/v1/completions", TEXT)
         assert status == 400

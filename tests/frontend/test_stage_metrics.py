@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dynamo.llm import ModelType
 from dynamo.protocols.errors import Disconnected
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.router.overhead import EVERY
 from support.serving import MODEL, Holding, serving
 from support.toys import Live, embed_tokens, metrics_once, toy_card
@@ -110,7 +110,7 @@ async def test_a_request_is_in_one_stage_until_its_first_token(tmp_path: Path) -
 
 async def test_a_request_that_waits_for_a_worker_is_in_the_routers_queue(tmp_path: Path) -> None:
     engine = Holding()
-    router = RouterConfig(mode="kv", queue_threshold=0.0, queue_limit=1)
+    router = RoutingConfig(mode="kv", queue_threshold=0.0, queue_limit=1)
     async with serving(tmp_path, engine, router=router) as stack:
         first = asyncio.create_task(stack.chat())
         held = await engine.requests.get()
@@ -133,7 +133,7 @@ async def test_a_request_that_waits_for_a_worker_is_in_the_routers_queue(tmp_pat
 
 
 async def test_the_cost_of_every_eighth_choice_by_caches_is_measured_in_parts(tmp_path: Path) -> None:
-    async with serving(tmp_path, router=RouterConfig(mode="kv")) as stack:
+    async with serving(tmp_path, router=RoutingConfig(mode="kv")) as stack:
         for _ in range(EVERY + 1):
             assert (await stack.chat()).status == 200
         metrics = await stack.metrics()

@@ -12,7 +12,7 @@ import pytest
 
 from dynamo.llm import WorkerMetricsPublisher
 from dynamo.llm.register import register_card
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.runtime import Context, DistributedRuntime, RuntimeConfig
 from support.toys import Live, Scripted, metrics_once, toy_card
 
@@ -26,7 +26,7 @@ def at(name: str, worker: DistributedRuntime) -> str:
 
 @pytest.fixture
 async def by_caches() -> AsyncIterator[Live]:
-    async with Live(router=RouterConfig(mode="kv")) as frontend:
+    async with Live(router=RoutingConfig(mode="kv")) as frontend:
         yield frontend
 
 

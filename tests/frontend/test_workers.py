@@ -85,7 +85,7 @@ async def worker(tmp_path: Path, delay: float = 0.0) -> AsyncIterator[None]:
         yield
         runtime.shutdown()
         await serving
-        await engine.stop()
+        await engine.close()
 
 
 async def metrics(url: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.llm import KvRouter, KvRouterConfig, bookings, compute_block_hash_for_seq, kv_router
 from dynamo.llm.exceptions import InvalidArgument, ResourceExhausted, Unavailable
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.router.service import serve_router
 from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import DistributedRuntime, EndpointId, Local, RuntimeConfig
@@ -219,7 +219,7 @@ async def test_all_settings_of_the_router_can_be_given(mockers: dict[int, Mocker
         await kv.best_worker(PROMPT, request_id=name, router_config_override={"overlap_score_weight": 0})
     with pytest.raises(ResourceExhausted):
         await kv.best_worker(PROMPT, request_id="c")
-    settings = {field for field in RouterConfig.__struct_fields__ if field != "mode"}
+    settings = {field for field in RoutingConfig.__struct_fields__ if field != "mode"}
     own = KvRouterConfig.__struct_fields__.index("overlap_score_credit")
     assert own == len(settings)
 
@@ -262,7 +262,7 @@ async def test_a_card_counts_whenever_it_comes_and_changes(
         serving = asyncio.create_task(endpoint.serve_endpoint(nothing))
         client = await runtime.endpoint("ns.backend.generate").client()
         await client.wait_for_instances()
-        standalone = StandaloneRouter(runtime, EndpointId("ns", "backend", "generate"), RouterConfig(mode="kv"))
+        standalone = StandaloneRouter(runtime, EndpointId("ns", "backend", "generate"), RoutingConfig(mode="kv"))
         starting = asyncio.create_task(standalone.start())
 
         async def tell(block_size: int, ranks: int) -> None:
@@ -290,7 +290,7 @@ async def test_the_service_takes_its_block_size_from_the_card_and_answers_all_th
     local: Local, mockers: dict[int, Mocker], runtime: DistributedRuntime
 ) -> None:
     host = DistributedRuntime(config=NETWORK, local=local)
-    standalone = StandaloneRouter(host, EndpointId("ns", "backend", "generate"), RouterConfig(mode="kv"))
+    standalone = StandaloneRouter(host, EndpointId("ns", "backend", "generate"), RoutingConfig(mode="kv"))
     await standalone.start()
     assert standalone.block_size == 4
     found = asyncio.Event()

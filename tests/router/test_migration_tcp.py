@@ -10,7 +10,7 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import Disconnected, DynamoException
 from dynamo.protocols.instance import Instance
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.router.delivery import Delivery
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Context, EndpointId
@@ -105,7 +105,7 @@ async def reaching(*workers: Worker) -> AsyncIterator[SimpleRouter]:
         instances = InstanceSet("test", plane)
         for worker in workers:
             await stack.enter_async_context(worker.registered(instances))
-        yield SimpleRouter(RouterConfig(), instances, MemoryEventPlane(MemoryBus()), lambda _: ModelRuntimeConfig())
+        yield SimpleRouter(RoutingConfig(), instances, MemoryEventPlane(MemoryBus()), lambda _: ModelRuntimeConfig())
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import pytest
 from dynamo.frontend.__main__ import main
 from dynamo.frontend.config import FrontendConfig
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
-from dynamo.router import RouterConfig, make_router
+from dynamo.router import RoutingConfig, make_router
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.simple import SimpleRouter
 from dynamo.run.flags import BY_WORD
@@ -21,9 +21,9 @@ from dynamo.settings.arguments import FlagParser
 from dynamo.settings.router import MODES
 
 
-def parse(*words: str, **environ: str) -> RouterConfig:
-    parsed = FlagParser("test", None, RouterConfig).parse_args(words)
-    return RouterConfig.from_env(environ, **given(vars(parsed), RouterConfig))
+def parse(*words: str, **environ: str) -> RoutingConfig:
+    parsed = FlagParser("test", None, RoutingConfig).parse_args(words)
+    return RoutingConfig.from_env(environ, **given(vars(parsed), RoutingConfig))
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,10 @@ def test_a_wrong_flag_ends_the_start_with_its_name(words: str, capsys: pytest.Ca
 )
 def test_a_wrong_variable_is_named(variable: str, text: str) -> None:
     with pytest.raises(ValueError, match=variable):
-        RouterConfig.from_env({variable: text})
+        RoutingConfig.from_env({variable: text})
 
 
-def made(card_says: Any, config: RouterConfig) -> object:
+def made(card_says: Any, config: RoutingConfig) -> object:
     runtime = DistributedRuntime(config=Network.in_process({}), local=Local())
     card = ModelCard(
         name="m", model_type=3, runtime_config=ModelRuntimeConfig(runtime_data={"router_config": card_says})
@@ -127,12 +127,12 @@ def made(card_says: Any, config: RouterConfig) -> object:
 
 
 async def test_a_card_may_bring_its_own_router() -> None:
-    assert isinstance(made({"router_mode": "kv", "router_temperature": 0.5}, RouterConfig()), KvAwareRouter)
-    assert isinstance(made({"router_mode": "random"}, RouterConfig(mode="kv")), SimpleRouter)
-    assert isinstance(made({"use_kv_events": False}, RouterConfig(mode="kv")), SimpleRouter), "it replaces ours wholly"
+    assert isinstance(made({"router_mode": "kv", "router_temperature": 0.5}, RoutingConfig()), KvAwareRouter)
+    assert isinstance(made({"router_mode": "random"}, RoutingConfig(mode="kv")), SimpleRouter)
+    assert isinstance(made({"use_kv_events": False}, RoutingConfig(mode="kv")), SimpleRouter), "it replaces ours wholly"
 
 
 @pytest.mark.parametrize("said", [7, "kv", {"router_mode": "best"}, {"color": 1}, {"router_temperature": "x"}])
 async def test_a_card_that_asks_for_nonsense_gets_our_router(said: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert isinstance(made(said, RouterConfig(mode="kv")), KvAwareRouter)
+    assert isinstance(made(said, RoutingConfig(mode="kv")), KvAwareRouter)
     assert "asks for a router we cannot make" in caplog.text

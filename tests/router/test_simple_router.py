@@ -12,8 +12,8 @@ import pytest
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import CannotConnect, InvalidRequest, Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.router import Placement, RouterConfig
-from dynamo.router.attempt import reach
+from dynamo.router import Placement, RoutingConfig
+from dynamo.router.delivery import reach
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network
@@ -61,7 +61,7 @@ class Side:
                 instance_id=id, namespace="n", component="c", endpoint="e", transport="test", address=""  # type: ignore[arg-type]
             ))  # fmt: skip
         self.router = SimpleRouter(
-            RouterConfig(mode=mode), self.instances, runtime.events, lambda _: ModelRuntimeConfig()
+            RoutingConfig(mode=mode), self.instances, runtime.events, lambda _: ModelRuntimeConfig()
         )
         self.connections.to[OLD].opened.set_result(None)
 

@@ -11,7 +11,7 @@ import pytest
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, EngineShutdown, Unavailable
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.router.service import serve_router
 from dynamo.router.standalone import StandaloneRouter
 from dynamo.runtime import Context, DistributedRuntime, Local
@@ -47,7 +47,7 @@ class Reader:
 async def standing(local: Local, workers: int) -> AsyncIterator[StandaloneRouter]:
     """A router that knows so many workers."""
     async with DistributedRuntime(config=network("memory"), local=local) as runtime:
-        router = StandaloneRouter(runtime, GENERATE, RouterConfig(mode="kv"), BLOCK)
+        router = StandaloneRouter(runtime, GENERATE, RoutingConfig(mode="kv"), BLOCK)
         await router.start()
         try:
             await until(lambda: len(router.core.instances) == workers)

@@ -25,17 +25,20 @@ class Shout:
     async def start(self):
         return EngineInfo()
 
-    def submit(self, request, sink):
+    def generate(self, request, sink):
         text = request["messages"][-1]["content"].upper()
         choice = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": "stop"}
         sink.item({"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "shout", "choices": [choice]})
         sink.end()
         return self
 
-    def cancel(self):
+    def quiet(self):
+        return True
+
+    def abort(self):
         pass
 
-    async def stop(self):
+    async def close(self):
         pass
 """
 

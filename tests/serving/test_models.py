@@ -16,7 +16,7 @@ from dynamo.llm.register import register_card
 from dynamo.model import HubConfig
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.runtime import DistributedRuntime, Endpoint, Local, RuntimeConfig
 from dynamo.runtime.names import CARDS, INSTANCES
 from dynamo.serving.models import Models
@@ -56,7 +56,7 @@ def card(name: str = "m", **options: Any) -> ModelCard:
 async def models_of(local: Local, mode: str = "round-robin") -> Models:
     runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
     await runtime.start()
-    models = Models(runtime, RouterConfig(mode=mode), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
+    models = Models(runtime, RoutingConfig(mode=mode), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
     await models.start()
     return models
 
@@ -150,7 +150,7 @@ async def test_a_model_that_joins_others_does_not_make_the_server_loading() -> N
 
 async def test_no_model_is_missing_before_the_workers_are_known() -> None:
     runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=Local())
-    models = Models(runtime, RouterConfig(), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
+    models = Models(runtime, RoutingConfig(), HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
     assert models.is_loading
     assert refusal(models, "m") is Unavailable
     await runtime.start()
@@ -265,7 +265,7 @@ async def test_a_thousand_instances_are_all_listed(tmp_path: Path) -> None:
         serving.append(asyncio.create_task(endpoint.serve_endpoint(say)))
     runtime = DistributedRuntime(config=config)
     await runtime.start()
-    models = Models(runtime, RouterConfig(), HubConfig.from_env({}))
+    models = Models(runtime, RoutingConfig(), HubConfig.from_env({}))
     await models.start()
     await until(lambda: models.served() and len(models.get("m").router.instances) == 1000)
     await models.close()

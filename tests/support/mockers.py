@@ -45,7 +45,7 @@ class Mocker:
         self.runtime.shutdown()
         assert self._serving
         await self._serving
-        await self.engine.stop()
+        await self.engine.close()
         await self.runtime.close()
 
     def cached(self, dp_rank: int = 0) -> set[int]:

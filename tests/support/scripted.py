@@ -29,9 +29,8 @@ from dynamo.protocols.kv import (
     Stored,
     WorkerRank,
 )
-from dynamo.router import RouterConfig
-from dynamo.router.attempt import reach
-from dynamo.router.delivery import Delivery
+from dynamo.router import RoutingConfig
+from dynamo.router.delivery import Delivery, reach
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.router.kv_aware import KvAwareRouter
@@ -178,7 +177,7 @@ class RouterSide:
     """One frontend: its runtime, its view of the workers and its router."""
 
     def __init__(
-        self, local: Local, config: RouterConfig, events: str, card: ModelRuntimeConfig, follow: FollowConfig
+        self, local: Local, config: RoutingConfig, events: str, card: ModelRuntimeConfig, follow: FollowConfig
     ) -> None:
         self.runtime = DistributedRuntime(config=network(events), local=local)
         self._config = config
@@ -295,6 +294,6 @@ async def routing(
     follow: FollowConfig = EAGER,
     **config: Any,
 ) -> AsyncIterator[RouterSide]:
-    settings = RouterConfig(**{"mode": "kv", **config})
+    settings = RoutingConfig(**{"mode": "kv", **config})
     async with RouterSide(local, settings, events, card or ModelRuntimeConfig(), follow) as side:
         yield side

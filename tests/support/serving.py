@@ -113,7 +113,7 @@ async def serving(
             for runtime in runtimes:
                 runtime.shutdown()
             await asyncio.gather(*tasks)
-            await engine.stop()
+            await engine.close()
 
 
 async def registered(endpoint: Endpoint) -> None:
@@ -132,7 +132,7 @@ class Held:
         self.sink = sink
         self.cancelled = asyncio.Event()
 
-    def cancel(self) -> None:
+    def abort(self) -> None:
         if not self.cancelled.is_set():
             self.cancelled.set()
             self.sink.fail(Cancelled("request was cancelled"))
@@ -149,10 +149,13 @@ class Holding:
     async def start(self) -> EngineInfo:
         return EngineInfo()
 
-    def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
+    def generate(self, request: PreprocessedRequest, sink: Sink) -> Running:
         held = Held(request, sink)
         self.requests.put_nowait(held)
         return held
 
-    async def stop(self) -> None:
+    def quiet(self) -> bool:
+        return self.requests.empty()
+
+    async def close(self) -> None:
         pass

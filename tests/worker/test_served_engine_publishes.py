@@ -166,7 +166,7 @@ async def test_the_events_on_an_engines_own_socket_are_relayed(local: Local) -> 
         }
         runtime.shutdown()
         await serving
-        await engine.stop()
+        await engine.close()
     await fake.close()
 
 
@@ -182,4 +182,4 @@ async def test_an_engine_that_knows_nothing_of_itself_is_served_without_publishi
             assert (await runtime.endpoint(f"ns.backend.{name}").client()).instance_ids() == []
         runtime.shutdown()
         await serving
-        await engine.stop()
+        await engine.close()

@@ -13,7 +13,7 @@ from dynamo.embedded.http_service import PythonAsyncEngine, until_stopped
 from dynamo.llm.register import register_card
 from dynamo.model import HubConfig
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.serving.models import Models
 
@@ -103,7 +103,7 @@ class KserveGrpcService:
         network = structs.replace(RuntimeConfig.in_process(os.environ), graceful_shutdown_timeout=_SHUTDOWN_SECONDS)
         async with AsyncExitStack() as closing:
             inside = await closing.enter_async_context(DistributedRuntime(config=network, local=Local()))
-            models = Models(inside, RouterConfig(), HubConfig.from_env(os.environ))
+            models = Models(inside, RoutingConfig(), HubConfig.from_env(os.environ))
             server = KserveServer(models, self._host, self._port)
             serving: list[asyncio.Task[None]] = []
             try:

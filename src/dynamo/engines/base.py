@@ -1,12 +1,13 @@
-"""The engine seam.
+"""The contract of an engine; `dynamo.worker` exports it.
 
 A token engine takes a `PreprocessedRequest` and pushes token ids; a text engine takes the OpenAI request as a dict and
-pushes OpenAI chunks. Both push into a `Sink`, a whole step at a time.
+pushes OpenAI chunks. Both push into a `Sink`, a whole step at a time. What else an engine can do is declared by the
+methods it has: one protocol below for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -35,21 +36,24 @@ class EngineInfo(Struct, kw_only=True):
 
 
 class Running(Protocol):
-    def cancel(self) -> None:
-        """Stop generating: free what the request holds and end or fail its sink, soon."""
+    def abort(self) -> None:
+        """Stop this request: free what it holds and end or fail its sink, soon. Safe twice and after its end."""
 
 
 class Engine(Protocol):
     model_input: ModelInput
 
     async def start(self) -> EngineInfo:
-        """Load the model; raises EngineError when that cannot be done."""
+        """Load the model and be ready to generate; raises EngineError when that cannot be done."""
 
-    def submit(self, request: Any, sink: Sink) -> Running:
-        """Begin one request. Its sink is ended or failed exactly once."""
+    def generate(self, request: Any, sink: Sink) -> Running:
+        """Begin one request and return at once. Its sink is ended or failed exactly once, on the event loop."""
 
-    async def stop(self) -> None:
-        """Fail running requests and release everything."""
+    def quiet(self) -> bool:
+        """Whether no request holds anything in the engine."""
+
+    async def close(self) -> None:
+        """Fail running requests and release everything. Safe twice and after a failed start."""
 
 
 KvListener = Callable[[int, list[KvChange]], None]
@@ -112,6 +116,48 @@ class CacheOwner(Protocol):
 
     async def clear_cache(self) -> bool:
         """Forget cached prefixes; False, and nothing is forgotten, while requests hold them."""
+
+
+DeathListener = Callable[[str], None]
+"""Called once, on the event loop, with the reason."""
+
+
+@runtime_checkable
+class DeathSource(Protocol):
+    """An engine that can die while this process lives, such as one in a process of its own."""
+
+    def on_death(self, listener: DeathListener) -> None:
+        """Call `listener` when the engine can no longer generate; called once, after it has started.
+
+        The worker then leaves discovery, fails its streams so that they migrate, closes the engine and exits.
+        """
+
+
+class MetricsRegistry(Protocol):
+    """What `prometheus_client.CollectorRegistry` and its collectors have."""
+
+    def collect(self) -> Iterable[Any]:
+        """The metric families with their samples."""
+
+
+@runtime_checkable
+class MetricsSource(Protocol):
+    """An engine with Prometheus metrics of its own."""
+
+    def metrics_registry(self) -> MetricsRegistry:
+        """Shown at the worker's /metrics; asked for once the engine has started, collected at each scrape."""
+
+
+Control = Callable[[dict[str, Any]], Awaitable[Any]]
+"""Called with the JSON object of the request; what it returns is the JSON of the answer."""
+
+
+@runtime_checkable
+class Controllable(Protocol):
+    """An engine with operations besides answering, such as profiling or sleeping."""
+
+    def controls(self) -> Mapping[str, Control]:
+        """Served at POST /engine/control/NAME of the worker; asked for once the engine has started."""
 
 
 class EngineError(StartError):

@@ -30,8 +30,10 @@ class EngineEntry(Struct, frozen=True, kw_only=True):
     """It runs a user's Python file: `out=NAME:FILE.py`."""
     repeats_prompt: bool = False
     """Its answers contain the prompt's end-of-turn tokens, which must not end them."""
+    parallel: bool = False
+    """It can use several GPUs and nodes: `--tensor-parallel-size`, `--num-nodes`."""
     install: str | None = None
-    """The command that installs what it needs."""
+    """The command that installs what it needs, and the hardware it needs."""
 
 
 MISTRALRS = EngineEntry(
@@ -47,9 +49,14 @@ BUILT_IN = (
         name="mocker", factory="dynamo.engines.mocker.from_spec:mocker_from_spec", weights=False, bundled=True
     ),
     EngineEntry(name="llamacpp", aliases=("llama_cpp",), install="pip install llama-cpp-python"),
-    EngineEntry(name="vllm", install="pip install vllm"),
-    EngineEntry(name="sglang", install="pip install sglang"),
-    EngineEntry(name="trtllm", aliases=("tensorrtllm",), install="pip install tensorrt-llm"),
+    EngineEntry(name="vllm", parallel=True, install="pip install vllm"),
+    EngineEntry(name="sglang", parallel=True, install="pip install sglang (needs an NVIDIA GPU)"),
+    EngineEntry(
+        name="trtllm",
+        aliases=("tensorrtllm",),
+        parallel=True,
+        install="pip install tensorrt-llm (needs an NVIDIA GPU)",
+    ),
     EngineEntry(
         name="pystr", factory="dynamo.engines.python_file:pystr", takes="text", model_types=("Chat",), file=True
     ),

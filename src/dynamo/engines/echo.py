@@ -50,6 +50,9 @@ class Metronome:
         if self._task is None:
             self._task = asyncio.create_task(self._tick())
 
+    def quiet(self) -> bool:
+        return not self._running
+
     def remove(self, echoed: Echoed) -> None:
         self._running.pop(echoed, None)
 
@@ -62,7 +65,7 @@ class Metronome:
                     echoed.step()
             self._begun.clear()
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         for echoed in tuple(self._running):
             echoed.fail(EngineShutdown("engine shutting down"))
         if self._task:
@@ -90,7 +93,7 @@ class Echoed(Running):
             self._finish()
             self._sink.end()
 
-    def cancel(self) -> None:
+    def abort(self) -> None:
         self.fail(Cancelled("request was cancelled"))
 
     def fail(self, error: DynamoException) -> None:
@@ -114,7 +117,7 @@ class EchoCore:
     async def start(self) -> EngineInfo:
         return EngineInfo(guided_decoding=False)
 
-    def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
+    def generate(self, request: PreprocessedRequest, sink: Sink) -> Running:
         prompt = request.token_ids
         limit = request.stop_conditions.max_tokens
         echoed = prompt if limit is None else prompt[:limit]
@@ -128,8 +131,11 @@ class EchoCore:
         steps.append(lambda sink: sink.item(last))
         return Echoed(self._metronome, sink, steps)
 
-    async def stop(self) -> None:
-        await self._metronome.stop()
+    def quiet(self) -> bool:
+        return self._metronome.quiet()
+
+    async def close(self) -> None:
+        await self._metronome.close()
 
 
 class EchoFull:
@@ -143,7 +149,7 @@ class EchoFull:
     async def start(self) -> EngineInfo:
         return EngineInfo(guided_decoding=False)
 
-    def submit(self, request: dict[str, Any], sink: Sink) -> Running:
+    def generate(self, request: dict[str, Any], sink: Sink) -> Running:
         chat = "messages" in request
         text = last_user_text(request["messages"]) if chat else prompt_text(request.get("prompt"))
         head = {
@@ -167,8 +173,11 @@ class EchoFull:
         steps.append(lambda sink: sink.item(chunk(None, "stop" if limit >= len(text) else "length")))
         return Echoed(self._metronome, sink, steps)
 
-    async def stop(self) -> None:
-        await self._metronome.stop()
+    def quiet(self) -> bool:
+        return self._metronome.quiet()
+
+    async def close(self) -> None:
+        await self._metronome.close()
 
 
 def last_user_text(messages: Any) -> str:

@@ -55,7 +55,7 @@ class PythonFileEngine:
             raise
         return EngineInfo(context_length=self._spec.context_length)
 
-    def submit(self, request: PreprocessedRequest | dict[str, Any], sink: Sink) -> Running:
+    def generate(self, request: PreprocessedRequest | dict[str, Any], sink: Sink) -> Running:
         context = Context()
         running = _FileRunning(context)
         if self._handler is None:
@@ -67,7 +67,10 @@ class PythonFileEngine:
         self._handler(msgspec.to_builtins(request, enc_hook=as_builtin) if tokens else request, context, outlet)
         return running
 
-    async def stop(self) -> None:
+    def quiet(self) -> bool:
+        return not self._outlets
+
+    async def close(self) -> None:
         handler, self._handler = self._handler, None
         if handler is None:
             return
@@ -89,7 +92,7 @@ class _FileRunning:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def cancel(self) -> None:
+    def abort(self) -> None:
         self._context.stop_for_caller(kill=True)
 
 

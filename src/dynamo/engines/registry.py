@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -31,7 +31,7 @@ class EngineSpec(Struct, kw_only=True, frozen=True):
     file: str | None = None
     """The user's Python file, for pystr and pytok."""
     arguments: list[str] = []
-    """What came after `--`."""
+    """The engine's own flags: what came after `--`, or what a worker's command line has besides its own."""
     environ: Mapping[str, str] = {}
 
 
@@ -50,16 +50,22 @@ def engine_entry(name: str) -> EngineEntry:
     return entry
 
 
-def make_engine(name: str, spec: EngineSpec) -> Engine:
-    """Raises EngineError for an engine that cannot be loaded, and for a spec that it cannot follow."""
+def load_engine(name: str) -> Callable[[EngineSpec], Engine]:
+    """The factory of an engine. Raises EngineError, with what to install, if its module cannot be imported."""
     entry = engine_entry(name)
     module, _, factory = (entry.factory or "").partition(":")
     try:
-        make = getattr(importlib.import_module(module), factory)
+        make: Callable[[EngineSpec], Engine] = getattr(importlib.import_module(module), factory)
     except (ImportError, AttributeError) as error:
         fix = f"; {entry.install}" if entry.install else ""
         raise EngineError(f"cannot load the engine '{entry.name}': {error}{fix}") from error
-    engine: Engine = make(spec)
+    return make
+
+
+def make_engine(name: str, spec: EngineSpec) -> Engine:
+    """Raises EngineError for an engine that cannot be loaded, and for a spec that it cannot follow."""
+    entry = engine_entry(name)
+    engine = load_engine(name)(spec)
     if engine.model_input.value != entry.takes:
         raise EngineError(f"the engine '{entry.name}' takes {engine.model_input.value}, its entry says {entry.takes}")
     return engine

@@ -18,6 +18,11 @@ BOM = b"\xef\xbb\xbf"
 """Some editors and clients begin UTF-8 with it; JSON does not allow it."""
 
 
+async def no_body(request: web.Request) -> tuple[None, bytes]:
+    """The reader of a route that takes no body: what a client sends all the same stays unread."""
+    return None, b""
+
+
 class BodyReader(Generic[Body]):
     """Reads the bodies of one route."""
 

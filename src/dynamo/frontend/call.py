@@ -29,13 +29,10 @@ class HttpCall(Generic[Body]):
     def request_id(self) -> str:
         return self.record.request_id
 
-    def context(self) -> Context:
-        """The request's id, metadata and trace, which workers get with its content."""
+    def context(self, request: ChatRequest | CompletionRequest | EmbeddingRequest) -> Context:
+        """Read the headers: `nvext` fields are added to `request`; id, metadata and trace become the context."""
         sent = self.request.headers
+        request.nvext = headers.nvext(sent, request.nvext)
         return Context(
             headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.record.traceparent
         )
-
-    def apply_headers(self, request: ChatRequest | CompletionRequest | EmbeddingRequest) -> None:
-        """Add the `nvext` fields that were sent as headers."""
-        request.nvext = headers.nvext(self.request.headers, request.nvext)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dynamo.frontend.connection import ConnectionLimits
 from dynamo.frontend.measure.metrics import clean_prefix
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.runtime.names import NamespaceFilter
 from dynamo.serving.request_template import RequestTemplate
 from dynamo.settings import given, read
@@ -17,7 +17,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
-    router: RouterConfig = RouterConfig()
+    router: RoutingConfig = RoutingConfig()
     request_template: RequestTemplate | None = None
 
     def __post_init__(self) -> None:
@@ -52,8 +52,8 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
         cls, environ: Mapping[str, str], *, request_template: RequestTemplate | None = None, **flags: Any
     ) -> FrontendConfig:
         """`flags` by the names of the frontend's and the router's flags."""
-        routing = given(flags, RouterConfig)
-        router = RouterConfig.from_env(environ, **routing)
+        routing = given(flags, RoutingConfig)
+        router = RoutingConfig.from_env(environ, **routing)
         values = read(cls, environ, {name: flags[name] for name in flags if name not in routing})
         if "metrics_prefix" in values:
             values["metrics_prefix"] = clean_prefix(values["metrics_prefix"])

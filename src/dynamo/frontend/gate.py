@@ -1,4 +1,4 @@
-"""Admits or refuses every request, turns its failure into an answer and records its end."""
+"""Admits or refuses every request, reads its body, turns its failure into an answer and records its end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from aiohttp import web
 
 from dynamo.frontend import headers
 from dynamo.frontend.answers.errors import error_response
+from dynamo.frontend.bodies import BodyReader, no_body
+from dynamo.frontend.call import HttpCall
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
@@ -23,7 +25,6 @@ from dynamo.protocols.errors import DynamoException, HttpError, ResourceExhauste
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[web.Request, RequestRecord], Awaitable[web.StreamResponse]]
 CLIENT_LEFT = 499
 BUSY = (Unavailable, ResourceExhausted)
 """Expected under load or before workers join: the one line that every request gets in the log is enough."""
@@ -42,8 +43,9 @@ class Gate:
         self._cors = Cors(config.cors_allow_origins)
         self._tracing = tracing
 
-    def guard(self, route: HttpRoute[Any], handler: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """Wrap `handler`: its failures become answers with the request's id, which is also in the log."""
+    def guard(self, route: HttpRoute[Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Wrap the route's handler: its failures become answers with the request's id, which is also in the log."""
+        read = BodyReader(route.body, self._config).read if route.body else no_body
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             record = self._arrived(request, route)
@@ -52,7 +54,8 @@ class Gate:
                 response: web.StreamResponse | None = self._cors.preflight(request) if self._cors else None
                 if response is None:
                     self._admit(request, route)
-                    response = await handler(request, record)
+                    body, raw_body = await read(request)
+                    response = await route.handler(self._frontend, HttpCall(request, record, body, raw_body))
                 status = response.status
                 record.stream |= not isinstance(response, web.Response)
             except asyncio.CancelledError:

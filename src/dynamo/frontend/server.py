@@ -78,7 +78,7 @@ class Server:
         )
         self._certificate = self._tls()
         tls = self._certificate.context if self._certificate else None
-        app = application(self._frontend, self._gate, self._config)
+        app = application(self._gate, self._config)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         self._listener = await self._listen(self._runner, tls)

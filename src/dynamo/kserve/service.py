@@ -14,13 +14,12 @@ from dynamo.kserve.descriptions import model_config, model_metadata
 from dynamo.kserve.messages import Message
 from dynamo.kserve.parameters import FINAL
 from dynamo.kserve.streams import ItemStream, TextStream
-from dynamo.kserve.tensor_models import tensor_request, tensor_response
+from dynamo.kserve.tensor_models import TensorInference, tensor_request, tensor_response
 from dynamo.kserve.text_models import completion_request, infer_response
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import DynamoException, InvalidRequest, ProtocolError
 from dynamo.runtime import Context
 from dynamo.serving.completion import Completion
-from dynamo.serving.generation import Generation
 from dynamo.serving.models import Models, ServedModel
 from dynamo.serving.observer import RequestObserver
 
@@ -119,14 +118,14 @@ class Service:
                 yield _with_choices(request, chunk["choices"])
 
     async def _tensors(self, model: ServedModel, request: Message, call: Call) -> AsyncIterator[Message]:
-        generation = Generation(model, call.context, call.observer)
+        inference = TensorInference(model, tensor_request(request), call.context, call.observer)
         try:
             stream = ItemStream()
-            await generation.relay(tensor_request(request), stream)
+            await inference.relay(stream)
             async for item in stream.items():
                 yield tensor_response(request, item)
         finally:
-            await generation.close()
+            await inference.close()
 
     async def _only(self, responses: AsyncIterator[Message]) -> AsyncIterator[Message]:
         """The one response there must be."""

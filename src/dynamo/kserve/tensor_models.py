@@ -1,64 +1,52 @@
-"""Tensor models: a worker gets and gives tensors as dicts, with ai-dynamo's field names."""
+"""Tensor models: a worker gets and gives tensors as dicts."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from msgspec import Struct, ValidationError, convert
+from msgspec import ValidationError, convert, to_builtins
 
 from dynamo.kserve import messages, parameters
 from dynamo.kserve.datatypes import BY_NAME, add_output, datatype_of, element_count, input_values
 from dynamo.kserve.messages import Message
+from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import ProtocolError
+from dynamo.protocols.tensors import Tensor, TensorData, TensorMetadata, TensorRequest, TensorResponse
+from dynamo.serving.request import ServedRequest
 
 
-def tensor_request(request: Message) -> dict[str, Any]:
-    return {
-        "id": request.id or None,
-        "model": request.model_name,
-        "tensors": [
-            {
-                "metadata": {
-                    "name": tensor.name,
-                    "data_type": datatype_of(tensor).name,
-                    "shape": list(tensor.shape),
-                    "parameters": parameters.tagged(tensor.parameters),
-                },
-                "data": {"data_type": datatype_of(tensor).name, "values": input_values(request, index)},
-            }
-            for index, tensor in enumerate(request.inputs)
-        ],
-        "parameters": parameters.tagged(request.parameters),
-    }
+class TensorInference(ServedRequest[TensorRequest]):
+    """One inference of a tensor model; send it with `relay`."""
+
+    model_type = ModelType.TensorBased
+
+    def _relayed_body(self) -> dict[str, Any]:
+        body: dict[str, Any] = to_builtins(self.request, builtin_types=(bytes,))
+        del body["nvext"]
+        return body
 
 
-class _Metadata(Struct):
-    name: str
-    data_type: str
-    shape: list[int]
-    parameters: dict[str, Any] = {}
+def tensor_request(request: Message) -> TensorRequest:
+    return TensorRequest(
+        id=request.id or None,
+        model=request.model_name,
+        tensors=[_tensor(request, index) for index in range(len(request.inputs))],
+        parameters=parameters.tagged(request.parameters),
+    )
 
 
-class _Data(Struct):
-    data_type: str
-    values: list[Any]
-
-
-class _Tensor(Struct):
-    metadata: _Metadata
-    data: _Data
-
-
-class _Response(Struct):
-    tensors: list[_Tensor]
-    model: str = ""
-    parameters: dict[str, Any] = {}
+def _tensor(request: Message, index: int) -> Tensor:
+    tensor = request.inputs[index]
+    kind = datatype_of(tensor).name
+    given = parameters.tagged(tensor.parameters)
+    metadata = TensorMetadata(name=tensor.name, data_type=kind, shape=list(tensor.shape), parameters=given)
+    return Tensor(metadata=metadata, data=TensorData(data_type=kind, values=input_values(request, index)))
 
 
 def tensor_response(request: Message, item: Any) -> Message:
     """A worker's item as a response, raw if the request was; raises ProtocolError for what is not one."""
     try:
-        answer = convert(item, _Response)
+        answer = convert(item, TensorResponse)
         response = messages.ModelInferResponse(
             model_name=answer.model or request.model_name, model_version="1", id=request.id
         )
@@ -70,7 +58,7 @@ def tensor_response(request: Message, item: Any) -> Message:
     return response
 
 
-def _add(response: Message, tensor: _Tensor, request: Message) -> None:
+def _add(response: Message, tensor: Tensor, request: Message) -> None:
     metadata, data = tensor.metadata, tensor.data
     kind = BY_NAME.get(metadata.data_type)
     if kind is None or data.data_type != metadata.data_type:

@@ -15,7 +15,7 @@ from dynamo.kv.hashing import local_hashes, media_hashes, salt_seed
 from dynamo.llm.bookings import ProgramBookings
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.config import RouterConfig
+from dynamo.router.config import RoutingConfig
 from dynamo.router.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
@@ -87,7 +87,7 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
         defaults = KvRouterConfig()
         return [name for name in self.__struct_fields__[begin:] if getattr(self, name) != getattr(defaults, name)]
 
-    def router_config(self) -> RouterConfig:
+    def router_config(self) -> RoutingConfig:
         """The router's settings; this class's own fields, all but the first, have the names of its flags."""
         for name in self.without_effect():
             log.warning("KvRouterConfig: %s has no effect here", name)
@@ -99,7 +99,7 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
             flags["router_disk_cache_hit_weight"] = self.disk_cache_hit_weight
         credit = self.overlap_score_credit
         weight = self.overlap_score_weight if credit is None else credit
-        return RouterConfig.from_env({}, router_mode="kv", kv_overlap_score_weight=weight, **flags)
+        return RoutingConfig.from_env({}, router_mode="kv", kv_overlap_score_weight=weight, **flags)
 
 
 class KvRouter:

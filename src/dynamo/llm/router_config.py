@@ -7,7 +7,7 @@ import enum
 from msgspec import structs
 
 from dynamo.llm.kv_router import KvRouterConfig
-from dynamo.router.config import RouterConfig as RouterSettings
+from dynamo.router.config import RoutingConfig
 
 
 class RouterMode(enum.Enum):
@@ -56,7 +56,7 @@ class RouterConfig:
             "active_prefill_tokens_threshold_frac": active_prefill_tokens_threshold_frac,
         }
 
-    def settings(self) -> RouterSettings:
+    def settings(self) -> RoutingConfig:
         """The same as the settings of our router."""
         given = {name: value for name, value in self._thresholds.items() if value is not None}
         return structs.replace(self.kv_router_config.router_config(), mode=_MODES[self.router_mode], **given)

@@ -168,7 +168,7 @@ async def serve(
             print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
             await serve_engine(place, engine, card.name)
         finally:
-            await engine.stop()
+            await engine.close()
 
     try:
         await run_until_signalled(first, work())

@@ -11,7 +11,7 @@ import uvloop
 from msgspec import Meta
 
 from dynamo.protocols.errors import StartError
-from dynamo.router.config import RouterConfig
+from dynamo.router.config import RoutingConfig
 from dynamo.router.service import COMPONENT, serve_router
 from dynamo.router.standalone import StandaloneRouter
 from dynamo.runtime import DistributedRuntime, EndpointId, RuntimeConfig
@@ -42,7 +42,7 @@ class StandaloneSettings(Settings, frozen=True, kw_only=True):
     ] = None
 
 
-class StandaloneRouterConfig(RouterConfig, frozen=True, kw_only=True):
+class StandaloneRouterConfig(RoutingConfig, frozen=True, kw_only=True):
     mode: Annotated[Literal["kv"], Setting("--router-mode", help="how to choose a worker", metavar="MODE")] = "kv"
 
 
@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
     uvloop.run(serve(endpoint, config, asked.block_size, network))
 
 
-async def serve(endpoint: EndpointId, config: RouterConfig, block_size: int | None, network: RuntimeConfig) -> None:
+async def serve(endpoint: EndpointId, config: RoutingConfig, block_size: int | None, network: RuntimeConfig) -> None:
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
 
     async def work() -> None:

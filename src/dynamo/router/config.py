@@ -10,7 +10,7 @@ from dynamo.settings import read
 from dynamo.settings.router import RouterSettings
 
 
-class RouterConfig(RouterSettings, frozen=True, kw_only=True):
+class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
     @property
     def cost(self) -> CostConfig:
         return CostConfig(
@@ -29,7 +29,7 @@ class RouterConfig(RouterSettings, frozen=True, kw_only=True):
         )
 
     @classmethod
-    def from_card(cls, wanted: object) -> RouterConfig:
+    def from_card(cls, wanted: object) -> RoutingConfig:
         """What a worker asks for its own model, by the names of the flags; a ValueError says what is wrong with it."""
         if not isinstance(wanted, Mapping):
             raise ValueError(f"router_config must be an object, not {type(wanted).__name__}")

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from time import perf_counter
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import structs
 
-from dynamo.protocols.engine import EngineOutput
-from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown
-from dynamo.router.attempt import PlaceRequest, reach, send
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
+from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, Unavailable
 from dynamo.router.continuation import can_continue, continuation, count_prompt, is_complete
+from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
@@ -30,55 +29,12 @@ BACKOFF_SECONDS = 0.1
 MAX_BACKOFF_SECONDS = 2.0
 
 
-class Migration(Struct, frozen=True):
-    """A finished migration, from the failure of the old worker on."""
+class PlaceRequest(Protocol):
+    """`Router.place` with its other arguments bound."""
 
-    kind: str
-    """`new_request` when nothing had been generated, else `ongoing_request`."""
-    outcome: str
-    """`success` (the new worker produced output), `failure` or `cancelled`."""
-    seconds: float
-
-
-class DeliveryHistory:
-    """What happened to a delivery and when, for the metrics."""
-
-    __slots__ = ("_current", "finished", "first_output_time", "migrations", "placed_at", "restarts")
-
-    def __init__(self) -> None:
-        self.placed_at = 0.0
-        """When it was first placed, by `perf_counter`."""
-        self.first_output_time: float | None = None
-        """By `time.time`."""
-        self.migrations = 0
-        """Started, including those that failed."""
-        self.restarts = 0
-        """Migrations before anything was generated."""
-        self.finished: tuple[Migration, ...] = ()
-        self._current: tuple[str, float] | None = None
-        """Kind and start of the migration under way."""
-
-    def placed(self) -> None:
-        self.placed_at = self.placed_at or perf_counter()
-
-    def first_output(self) -> None:
-        if self.first_output_time is None:
-            self.first_output_time = time.time()
-
-    def begin_migration(self) -> None:
-        """Record that a migration begins; the one under way, if any, has failed."""
-        self.end_migration("failure")
-        fresh = self.first_output_time is None
-        self.migrations += 1
-        self.restarts += fresh
-        self._current = ("new_request" if fresh else "ongoing_request", perf_counter())
-
-    def end_migration(self, outcome: str) -> None:
-        """Record the outcome of the migration under way, if any."""
-        if self._current:
-            kind, began = self._current
-            self._current = None
-            self.finished += (Migration(kind, outcome, perf_counter() - began),)
+    async def __call__(
+        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
+    ) -> Placement: ...
 
 
 class Delivery:
@@ -272,3 +228,48 @@ class Delivery:
         self._prompt_pending = False
         if self.placement:
             self.placement.release()
+
+
+async def reach(
+    place: PlaceRequest,
+    instances: InstanceSet,
+    request: Any,
+    begin: Callable[[Placement], Awaitable[None]],
+    *,
+    request_id: str = "",
+    pinned: int | None = None,
+    excluded: set[int] | None = None,
+) -> Placement:
+    """Place a request where `begin` succeeds. Each instance where it fails is added to `excluded`."""
+    excluded = set() if excluded is None else excluded
+    last: DynamoException | None = None
+    while True:
+        try:
+            placement = await place(request, request_id=request_id, pinned=pinned, avoid=excluded)
+        except Unavailable:
+            if last is None:
+                raise
+            raise instances.none_reachable(last) from last
+        try:
+            await begin(placement)
+            return placement
+        except DynamoException as error:
+            if pinned is not None:
+                raise
+            instances.mark_unreachable(placement.instance_id, error)
+            excluded.add(placement.instance_id)
+            last = error
+
+
+def send(placement: Placement, request: Any, context: Context, sink: Sink) -> None:
+    """Send on the placement's open channel; if that fails, the booking is released."""
+    tokens = isinstance(request, PreprocessedRequest)
+    if tokens and placement.dp_rank is not None:
+        # A copy: the choices of one client request share theirs.
+        routing = structs.replace(request.routing or Routing(), dp_rank=placement.dp_rank)
+        request = structs.replace(request, routing=routing)
+    try:
+        placement.channel.send(request, context, sink, item_type=EngineOutput if tokens else Any, columnar=tokens)
+    except BaseException:
+        placement.release()
+        raise

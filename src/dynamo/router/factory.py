@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
-from dynamo.router.config import RouterConfig
+from dynamo.router.config import RoutingConfig
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Router
 from dynamo.router.simple import SimpleRouter
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def make_router(
-    config: RouterConfig,
+    config: RoutingConfig,
     card: ModelCard,
     instances: InstanceSet,
     runtime: DistributedRuntime,
@@ -31,7 +31,7 @@ def make_router(
     requested = card.runtime_config.runtime_data.get("router_config")
     if requested is not None:
         try:
-            config = RouterConfig.from_card(requested)
+            config = RoutingConfig.from_card(requested)
         except ValueError as error:
             log.warning("model '%s': its card asks for a router we cannot make (%s); ours is used", card.name, error)
     if config.mode == "kv":

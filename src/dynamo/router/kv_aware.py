@@ -18,7 +18,7 @@ from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQue
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.active_requests import ActiveRequests, KvPlacement
-from dynamo.router.config import RouterConfig
+from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.kv.choice.choose import Choice, choose
 from dynamo.router.kv.choice.cost import CostConfig
@@ -50,7 +50,7 @@ _NO_ROUTING = Routing()
 class KvAwareRouter:
     def __init__(
         self,
-        config: RouterConfig,
+        config: RoutingConfig,
         instances: InstanceSet,
         runtime: DistributedRuntime,
         block_size: int,

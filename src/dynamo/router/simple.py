@@ -12,7 +12,7 @@ from typing import Any
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import ResourceExhausted
 from dynamo.protocols.kv import WorkerRank
-from dynamo.router.config import RouterConfig
+from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.placement import DECISIONS_KEPT, Placement, WorkerLoad, check_pinned
 from dynamo.router.policy import Policy
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class SimpleRouter:
     def __init__(
         self,
-        config: RouterConfig,
+        config: RoutingConfig,
         instances: InstanceSet,
         events: EventPlane,
         runtime_of: Callable[[int], ModelRuntimeConfig],

@@ -15,9 +15,8 @@ from msgspec import structs
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.attempt import reach
-from dynamo.router.config import RouterConfig
-from dynamo.router.delivery import Delivery
+from dynamo.router.config import RoutingConfig
+from dynamo.router.delivery import Delivery, reach
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv_aware import KvAwareRouter
@@ -39,7 +38,7 @@ class StandaloneRouter:
     """Routes to the endpoint's workers from `start` to `close`."""
 
     def __init__(
-        self, runtime: DistributedRuntime, endpoint: EndpointId, config: RouterConfig, block_size: int | None = None
+        self, runtime: DistributedRuntime, endpoint: EndpointId, config: RoutingConfig, block_size: int | None = None
     ) -> None:
         self._runtime = runtime
         self._config = config

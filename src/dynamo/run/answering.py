@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from dynamo.engines.registry import engine_entry
 from dynamo.model import HubConfig
-from dynamo.router import RouterConfig
+from dynamo.router import RoutingConfig
 from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served
@@ -26,7 +26,7 @@ async def answering(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
 ) -> AsyncIterator[tuple[Models, ServedModel]]:
     """All models and the one to ask, served while the block runs."""
-    router = RouterConfig.from_env(environ, **given(command.flags, RouterSettings))
+    router = RoutingConfig.from_env(environ, **given(command.flags, RouterSettings))
     http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
     serves_namespace = NamespaceFilter(http.namespace, http.namespace_prefix)
     models = Models(runtime, router, HubConfig.from_env(environ), serves_namespace)

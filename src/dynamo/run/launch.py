@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from dynamo.engines.registry import engine_entry
+from dynamo.engines.registry import load_engine
 from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.run.errors import INTERRUPTED, Interrupted
 from dynamo.run.grammar import Command, UsageError
@@ -27,7 +27,7 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         logged = quiet(environ) if command.input.kind in ("text", "stdin", "batch") else environ
         configure_dynamo_logging(LogConfig.from_env(logged, verbosity=command.verbosity))
         if command.output.engine:
-            engine_entry(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
+            load_engine(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None

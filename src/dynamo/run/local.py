@@ -65,7 +65,7 @@ async def engine_served(
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
     finally:
-        await engine.stop()
+        await engine.close()
 
 
 async def start_follower(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> Engine:
@@ -86,7 +86,7 @@ async def _start(
         try:
             return served, engine, await engine.start()
         except BaseException:
-            await engine.stop()
+            await engine.close()
             raise
 
     _check_parsers(command)

@@ -16,5 +16,5 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
     try:
         await runtime.wait_for_shutdown()
     finally:
-        await engine.stop()
+        await engine.close()
     return 0

@@ -87,7 +87,7 @@ async def ask(model: ServedModel, request: ChatRequest | CompletionRequest, list
     try:
         await served.prepare()
         answer = await served.answer(listener)
-        first = served.generation.first_output_time
+        first = served.first_output_time
     finally:
         await served.close()
     return Answer(

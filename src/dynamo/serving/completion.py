@@ -78,7 +78,7 @@ class Completion(ServedRequest[CompletionRequest]):
     async def send(self, choices: Sequence[ChoiceSink]) -> None:
         for index, choice in enumerate(choices):
             ids = self.token_ids[index] if self.token_ids else None
-            await self.generation.add(self.prompts[index // self.n].choice(index % self.n), choice, token_ids=ids)
+            await self._add_choice(self.prompts[index // self.n].choice(index % self.n), choice, token_ids=ids)
 
     async def answer(self, listener: Listener | None = None) -> TextCompletion | dict[str, Any]:
         """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
@@ -97,7 +97,7 @@ class Completion(ServedRequest[CompletionRequest]):
             echo=[self.echo(index) for index in range(self.choice_count)],
             prompt_token_ids=[self.prompt_token_ids(index) for index in range(self.choice_count)],
             logprobs=self.request.logprobs,
-            nvext=self.extra_fields.values(collected.stop_reason),
+            nvext=self.nvext(collected.stop_reason),
         )
 
     def _keep_prompts_only(self, collected: CollectedAnswer) -> None:
@@ -123,7 +123,7 @@ class Completion(ServedRequest[CompletionRequest]):
                 prepared.request.output_options = structs.replace(prepared.request.output_options, logprobs=ranked_by)
             if self._echoes_logprobs:
                 choice.prompt_logprobs(prompt_logprobs(prepared.request.token_ids))
-            await self.generation.add(prepared, choice, token_ids=choice.token_ids)
+            await self._add_choice(prepared, choice, token_ids=choice.token_ids)
         await collected.done()
         return collected
 

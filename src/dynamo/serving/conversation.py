@@ -69,12 +69,12 @@ class Conversation(ServedRequest[ChatRequest]):
     async def send(self, choices: Sequence[ChoiceSink]) -> None:
         if self.prepared is None:
             request = {**msgspec.to_builtins(self.request), "stream": True, "stream_options": {"include_usage": True}}
-            await self.generation.relay(request, RelayedChoice(choices[0]))
+            await self._deliver(request, self._next_context(), RelayedChoice(choices[0]))
             return
         for index, choice in enumerate(choices):
             ids = self.token_ids[index] if self.token_ids else None
             prepared = self.prepared.choice(index)
-            await self.generation.add(prepared, choice, self.request, self._tool_finish_reason, ids)
+            await self._add_choice(prepared, choice, self.request, self._tool_finish_reason, ids)
 
     async def answer(self, listener: Listener | None = None) -> ChatCompletion | dict[str, Any]:
         """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
@@ -97,5 +97,5 @@ class Conversation(ServedRequest[ChatRequest]):
             tokenizer=self.tokenizer,
             top_logprobs=self.request.top_logprobs or 0,
             prompt_token_ids=self.prompt_token_ids,
-            nvext=self.extra_fields.values(collected.stop_reason),
+            nvext=self.nvext(collected.stop_reason),
         )

@@ -74,7 +74,7 @@ class Embeddings(ServedRequest[EmbeddingRequest]):
             one: dict[str, Any] = {"model": request.model, "token_ids": ids, "dimensions": request.dimensions}
             if request.nvext is not None:
                 one["nvext"] = msgspec.to_builtins(request.nvext)
-            await self.generation.relay(one, item)
+            await self._deliver(one, self._next_context(), item)
         values = await asyncio.gather(*(item.value for item in items))
         count = sum(map(len, inputs))
         usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)

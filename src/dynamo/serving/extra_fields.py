@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
-from dynamo.protocols.openai_fields import NvExt
 from dynamo.router.decision import Decision
-from dynamo.serving.generation import Generation
 
 
-class ExtraFields:
-    def __init__(self, nvext: NvExt | None, generation: Generation) -> None:
-        self._names = frozenset((nvext and nvext.extra_fields) or ())
-        self._generation = generation
-        self._received = time.time()
+def extra_fields(
+    names: Collection[str],
+    decisions: list[Decision],
+    received: float,
+    first_output: float | None,
+    stop_reason: str | int | None,
+) -> dict[str, Any]:
+    """The named facts about a request whose answer is complete. Times are on the clock of `time.time`."""
+    values: dict[str, Any] = {}
+    if "worker_id" in names and decisions:
+        values["worker_id"] = _worker(decisions[0])
+    if "routing" in names:
+        values["routing"] = [decision.reasons() for decision in decisions]
+    if "timing" in names:
+        values["timing"] = _timing(decisions, received, first_output)
+    if "stop_reason" in names:
+        values["stop_reason"] = stop_reason
+    return values
 
-    def values(self, stop_reason: str | int | None) -> dict[str, Any] | None:
-        """The facts, to be read when the answer is complete; None if the client named none."""
-        if not self._names:
-            return None
-        values: dict[str, Any] = {}
-        decisions = self._generation.decisions
-        if "worker_id" in self._names and decisions:
-            values["worker_id"] = _worker(decisions[0])
-        if "routing" in self._names:
-            values["routing"] = [decision.reasons() for decision in decisions]
-        if "timing" in self._names:
-            values["timing"] = self._timing(decisions)
-        if "stop_reason" in self._names:
-            values["stop_reason"] = stop_reason
-        return values
 
-    def _timing(self, decisions: list[Decision]) -> dict[str, float]:
-        timing = {
-            "request_received_ms": self._received * 1000,
-            "total_time_ms": (time.time() - self._received) * 1000,
-        }
-        first = self._generation.first_output_time
-        if first is not None:
-            timing["ttft_ms"] = max(0.0, first - self._received) * 1000
-        hit_rate = next((decision.hit_rate for decision in decisions), None)
-        if hit_rate is not None:
-            timing["kv_hit_rate"] = hit_rate
-        return timing
+def _timing(decisions: list[Decision], received: float, first_output: float | None) -> dict[str, float]:
+    timing = {"request_received_ms": received * 1000, "total_time_ms": (time.time() - received) * 1000}
+    if first_output is not None:
+        timing["ttft_ms"] = max(0.0, first_output - received) * 1000
+    hit_rate = next((decision.hit_rate for decision in decisions), None)
+    if hit_rate is not None:
+        timing["kv_hit_rate"] = hit_rate
+    return timing
 
 
 def _worker(decision: Decision) -> dict[str, int]:

@@ -16,7 +16,7 @@ from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.router import Router, RouterConfig, make_router
+from dynamo.router import Router, RoutingConfig, make_router
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
@@ -116,7 +116,7 @@ class Models:
     def __init__(
         self,
         runtime: DistributedRuntime,
-        router: RouterConfig,
+        router: RoutingConfig,
         hub: HubConfig,
         serves_namespace: Callable[[str], bool] = lambda namespace: True,
         times: PromptTimes | None = None,

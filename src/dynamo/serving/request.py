@@ -1,31 +1,41 @@
-"""A request to a model, by whatever entry point: what chats, completions and embeddings have in common."""
+"""A request to a model: what chats, completions and embeddings have in common, from whichever door they come.
+
+Each choice has a delivery to a worker and stages through which its stream passes.
+"""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from dynamo.pipeline.choice import ChoiceSink
+from dynamo.pipeline.postprocess import Postprocess
+from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
+from dynamo.protocols.tensors import TensorRequest
+from dynamo.router.decision import Decision
+from dynamo.router.delivery import Delivery
+from dynamo.router.placement import pinned_instance
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 from dynamo.serving.collect import Listener
-from dynamo.serving.extra_fields import ExtraFields
-from dynamo.serving.generation import Generation
+from dynamo.serving.extra_fields import extra_fields
 from dynamo.serving.models import ServedModel
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedAnswer
 
-RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest)
+RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest | TensorRequest)
 
 
 class ServedRequest(Generic[RequestT]):
-    """Must be closed, which ends the streams it still has at workers."""
+    """Must be closed, which ends the streams it still has at workers, in any state."""
 
     model_type: ClassVar[ModelType]
     id_prefix: ClassVar[str] = ""
@@ -44,11 +54,16 @@ class ServedRequest(Generic[RequestT]):
         self.model = model
         self.request = request
         self.context = context
-        self.generation = Generation(model, context, observer)
-        self.extra_fields = ExtraFields(request.nvext, self.generation)
         self.id = f"{self.id_prefix}{context.id()}"
-        self.created = int(time.time())
+        self._received = time.time()
+        self.created = int(self._received)
         self._body = body
+        self._observer = observer
+        if observer:
+            observer.served_by(model.name)
+        self._group = object()
+        """Identifies to the router the deliveries that are choices of one request."""
+        self._running: list[tuple[Context, Delivery]] = []
 
     @property
     def takes_text(self) -> bool:
@@ -57,7 +72,7 @@ class ServedRequest(Generic[RequestT]):
 
     async def relay(self, sink: Sink) -> None:
         """Send the request to a worker that takes text; its own chunks go to `sink`."""
-        await self.generation.relay(self._relayed_body(), sink)
+        await self._deliver(self._relayed_body(), self._next_context(), sink)
 
     async def relayed_answer(self, listener: Listener | None) -> dict[str, Any]:
         """The whole answer of a worker that takes text."""
@@ -74,8 +89,79 @@ class ServedRequest(Generic[RequestT]):
             written["nvext"] = msgspec.to_builtins(self.request.nvext)
         return written
 
+    @property
+    def first_output_time(self) -> float | None:
+        """When any worker first produced output, on the clock of `time.time`."""
+        times = [delivery.history.first_output_time for _, delivery in self._running]
+        return min((at for at in times if at), default=None)
+
+    def nvext(self, stop_reason: str | int | None) -> dict[str, Any] | None:
+        """The facts that the client named in `nvext.extra_fields`, once the answer is complete."""
+        names = self.request.nvext and self.request.nvext.extra_fields
+        if not names:
+            return None
+        placements = [delivery.placement for _, delivery in self._running]
+        decisions: list[Decision] = [each.decision for each in placements if each and each.decision]
+        return extra_fields(names, decisions, self._received, self.first_output_time, stop_reason)
+
     async def close(self) -> None:
-        await self.generation.close()
+        # Emptied: the deliveries lead back to this object, and only the garbage collector frees a cycle.
+        running, self._running = self._running, []
+        for context, delivery in running:
+            context.kill()
+            await delivery.close()
+
+    async def _add_choice(
+        self,
+        prepared: Prepared,
+        choice: ChoiceSink,
+        chat: ChatRequest | None = None,
+        tool_finish_reason: str = "tool_calls",
+        token_ids: list[int] | None = None,
+    ) -> None:
+        """Send the request of one choice; its text goes to `choice`, parsed as the `chat` request asks.
+
+        The ids of its tokens are appended to `token_ids`.
+        """
+        preprocessor = self.model.preprocessor
+        assert preprocessor
+        context = self._next_context()
+        sink = Postprocess(
+            prepared.request,
+            preprocessor.decoder(prepared),
+            choice,
+            parser=preprocessor.parser(chat, prepared.prompt) if chat else None,
+            one_call=bool(chat and chat.parallel_tool_calls is False),
+            tool_finish_reason=tool_finish_reason,
+            stop_worker=context.stop_generating,
+            token_ids=token_ids,
+        )
+        choice.begin(sink.usage)
+        await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))
+
+    async def _deliver(self, request: object, context: Context, sink: Sink, prompt_tokens: int = 0) -> None:
+        router = self.model.router
+        if self._observer:
+            sink = self._observer.metered(sink, prompt_tokens)
+        delivery = Delivery(
+            partial(router.place, group=self._group),
+            router.instances,
+            request,
+            context,
+            sink,
+            pinned=pinned_instance(request),
+            limit=self.model.card.migration_limit,
+        )
+        self._running.append((context, delivery))
+        if self._observer:
+            self._observer.delivering(delivery)
+        await delivery.start()
+
+    def _next_context(self) -> Context:
+        """Each choice can be stopped alone; the first one carries the request's own id."""
+        if not self._running:
+            return self.context
+        return self.context.detached(f"{self.context.id()}-{len(self._running)}")
 
 
 def require_type(model: ServedModel, model_type: ModelType) -> None:

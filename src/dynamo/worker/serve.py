@@ -32,10 +32,10 @@ def engine_handler(engine: Engine) -> Handler:
     """A handler that passes requests and cancellations to the engine and its output to the outlet."""
 
     def handle(request: Any, context: Context, outlet: Outlet) -> None:
-        running = engine.submit(request, outlet)
-        context.on_stop(lambda _: running.cancel())
+        running = engine.generate(request, outlet)
+        context.on_stop(lambda _: running.abort())
         if context.is_stopped():
-            running.cancel()
+            running.abort()
 
     return handle
 

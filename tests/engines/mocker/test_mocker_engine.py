@@ -57,7 +57,7 @@ async def engine_with(**overrides: Any) -> MockerEngine:
 
 async def answer(engine: MockerEngine, asked: PreprocessedRequest) -> Collector:
     sink = Collector()
-    engine.submit(asked, sink)
+    engine.generate(asked, sink)
     await sink.over.wait()
     return sink
 
@@ -103,26 +103,28 @@ async def test_a_sink_may_submit_the_next_request_when_its_own_ends() -> None:
             if ended == 100:
                 over.set()
             elif ended < 50:
-                engine.submit(request([ended]), Chained())
-                engine.submit(request([ended]), Chained())
+                engine.generate(request([ended]), Chained())
+                engine.generate(request([ended]), Chained())
 
-    engine.submit(request([0]), Chained())
-    engine.submit(request([0]), Chained())
+    engine.generate(request([0]), Chained())
+    engine.generate(request([0]), Chained())
     await over.wait()
 
 
 async def test_cancelling_ends_the_stream_and_frees_the_blocks() -> None:
     engine = await engine_with(speedup_ratio=1.0)
     sink, other = Collector(), Collector()
-    running = engine.submit(request([1, 2, 3], 100_000), sink)
+    running = engine.generate(request([1, 2, 3], 100_000), sink)
     await sink.first.wait()
-    running.cancel()
+    assert not engine.quiet()
+    running.abort()
+    assert engine.quiet()
     assert sink.last is not None
     assert sink.last.finish_reason == "cancelled"
     assert sink.over.is_set()
     assert engine.load()[0].kv_used_blocks == 0
-    running.cancel()
-    engine.submit(request([1, 2, 3], 1), other)
+    running.abort()
+    engine.generate(request([1, 2, 3], 1), other)
     await other.over.wait()
     assert other.error is None
 
@@ -130,13 +132,13 @@ async def test_cancelling_ends_the_stream_and_frees_the_blocks() -> None:
 async def test_stopping_fails_what_runs_so_that_it_can_go_elsewhere() -> None:
     engine = await engine_with(speedup_ratio=1.0)
     sink = Collector()
-    engine.submit(request([1], 100_000), sink)
+    engine.generate(request([1], 100_000), sink)
     await sink.first.wait()
-    await engine.stop()
+    await engine.close()
     assert isinstance(sink.error, EngineShutdown)
     assert sink.error.migratable
     late = Collector()
-    engine.submit(request([1]), late)
+    engine.generate(request([1]), late)
     assert isinstance(late.error, EngineShutdown)
 
 
@@ -147,11 +149,11 @@ async def test_a_sink_may_stop_the_engine() -> None:
     class Stopper(Collector):
         def tokens(self, ids: list[int]) -> None:
             super().tokens(ids)
-            stopping.append(asyncio.ensure_future(engine.stop()))
+            stopping.append(asyncio.ensure_future(engine.close()))
 
     sinks = [Stopper(), Stopper()]
     for sink in sinks:
-        engine.submit(request([1], 100), sink)
+        engine.generate(request([1], 100), sink)
     for sink in sinks:
         await sink.over.wait()
     await asyncio.gather(*stopping)
@@ -187,7 +189,7 @@ async def test_a_sink_that_raises_loses_only_its_own_request(caplog: pytest.LogC
         def tokens(self, ids: list[int]) -> None:
             raise OSError("connection lost")
 
-    engine.submit(request([1], 50), Broken())
+    engine.generate(request([1], 50), Broken())
     sink = await answer(engine, request([2], 50))
     assert len(sink.ids) == 50
     assert "a sink refused its tokens" in caplog.text
@@ -211,7 +213,7 @@ async def test_what_was_stored_before_the_cache_was_cleared_is_told_before() -> 
     engine.on_kv_events(lambda _, changes: told.extend(map(type, changes)))
     await engine.start()
     sink = Collector()
-    engine.submit(request(list(range(4)), 1), sink)
+    engine.generate(request(list(range(4)), 1), sink)
     while engine.load()[0].waiting:
         await asyncio.sleep(0)
     assert not sink.over.is_set()
@@ -224,7 +226,7 @@ async def test_what_is_due_together_arrives_together() -> None:
     engine = await engine_with(max_num_batched_tokens=16)
     sinks = [Collector() for _ in range(8)]
     for index, sink in enumerate(sinks):
-        engine.submit(request([index] * 10, 8), sink)
+        engine.generate(request([index] * 10, 8), sink)
     await asyncio.gather(*(sink.over.wait() for sink in sinks))
     assert [len(sink.ids) for sink in sinks] == [8] * 8
     assert sum(sink.pushes for sink in sinks) < 8

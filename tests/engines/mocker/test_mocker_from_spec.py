@@ -38,11 +38,11 @@ async def test_out_mocker_follows_flags_and_file_and_answers_in_the_models_words
     assert (info.kv_cache_block_size, info.context_length, info.total_kv_blocks) == (8, 64, 32)
     assert info.data_parallel_size == 2
     kept = Kept()
-    engine.submit(PreprocessedRequest(token_ids=[5, 6, 7], stop_conditions=StopConditions(max_tokens=20)), kept)
+    engine.generate(PreprocessedRequest(token_ids=[5, 6, 7], stop_conditions=StopConditions(max_tokens=20)), kept)
     await kept.done
     assert len(kept.ids) == 20
     assert all(3 <= token < 600 for token in kept.ids)
-    await engine.stop()
+    await engine.close()
 
 
 async def test_the_context_is_the_models_own_unless_less_is_asked_for(tmp_path: Path) -> None:
@@ -97,10 +97,10 @@ async def test_the_load_told_last_is_that_of_an_engine_at_rest(model: LocalModel
 
     engine.on_load(listener)
     kept = Kept()
-    engine.submit(PreprocessedRequest(token_ids=[1] * 200, stop_conditions=StopConditions(max_tokens=300)), kept)
+    engine.generate(PreprocessedRequest(token_ids=[1] * 200, stop_conditions=StopConditions(max_tokens=300)), kept)
     await kept.done
     async with asyncio.timeout(PATIENCE):
         while not told or any(told[-1]):
             more.clear()
             await more.wait()
-    await engine.stop()
+    await engine.close()

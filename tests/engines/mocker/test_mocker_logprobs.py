@@ -18,7 +18,7 @@ async def outputs(prompt: list[int], options: OutputOptions, **fields: Any) -> l
     sink = Kept()
     stop = StopConditions(max_tokens=12, ignore_eos=True)
     request = PreprocessedRequest(token_ids=prompt, stop_conditions=stop, output_options=options, **fields)
-    engine.submit(request, sink)
+    engine.generate(request, sink)
     await sink.done
     assert sink.error is None
     return sink.items

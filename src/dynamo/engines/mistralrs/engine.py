@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class MistralRsEngine:
         self._model = spec.model
         self._args = MistralRsArgs.from_spec(spec)
         self._streams: set[MistralRsStream] = set()
+        self._reading: set[Future[None]] = set()
         self._send = threading.Lock()
         self._seed_logged = False
         self._runner: Any = None
@@ -84,7 +85,7 @@ class MistralRsEngine:
             raise EngineError(f"context length {asked} is not within what the model can do, 1 to {possible}")
         return asked
 
-    def submit(self, request: PreprocessedRequest, sink: Sink) -> Running:
+    def generate(self, request: PreprocessedRequest, sink: Sink) -> Running:
         """Start one answer; if the request is invalid, its sink fails at once."""
         if self._runner is None:
             sink.fail(EngineShutdown("mistralrs is not running"))
@@ -100,7 +101,13 @@ class MistralRsEngine:
         stream = MistralRsStream(planned, self._vocabulary, sink, self._open, self._outbox.post, self._streams.discard)
         self._streams.add(stream)
         stream.queued = self._pool.submit(stream.follow)
+        self._reading.add(stream.queued)
+        stream.queued.add_done_callback(self._reading.discard)
         return stream
+
+    def quiet(self) -> bool:
+        # An aborted answer keeps its slot until its thread has read the next token.
+        return not self._streams and not self._reading
 
     def _open(self, parameters: dict[str, Any]) -> Any:
         import mistralrs
@@ -109,7 +116,7 @@ class MistralRsEngine:
         with self._send:
             return self._runner.send_chat_completion_request(request)
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         if self._runner is None:
             return
         for stream in tuple(self._streams):
@@ -144,7 +151,7 @@ class Outbox:
 
 
 class _NotRunning:
-    def cancel(self) -> None:
+    def abort(self) -> None:
         """There is nothing to free."""
 
 

@@ -40,7 +40,7 @@ class MistralRsStream:
         self._done = False
         self.queued: Future[None] | None = None
 
-    def cancel(self) -> None:
+    def abort(self) -> None:
         self.fail(Cancelled("request was cancelled"))
 
     def fail(self, error: DynamoException) -> None:

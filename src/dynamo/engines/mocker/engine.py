@@ -44,9 +44,9 @@ class MockerRunning:
         self._engine = engine
         self._request_id = request_id
 
-    def cancel(self) -> None:
+    def abort(self) -> None:
         """Free what the request held and end its stream as cancelled, unless it has ended."""
-        self._engine.cancel(self._request_id)
+        self._engine.abort(self._request_id)
 
 
 class MockerEngine:
@@ -109,7 +109,7 @@ class MockerEngine:
         self._on_load = listener
         self._report_load_soon()
 
-    async def stop(self) -> None:
+    async def close(self) -> None:
         """Fail what is still running; nothing is accepted afterwards."""
         self._loop = None
         if self._load_timer is not None:
@@ -118,7 +118,7 @@ class MockerEngine:
         self._rest()
         self._fail_all(EngineShutdown("mocker is shutting down"))
 
-    def submit(self, request: PreprocessedRequest, sink: Sink) -> MockerRunning:
+    def generate(self, request: PreprocessedRequest, sink: Sink) -> MockerRunning:
         """Start answering; a request that cannot be answered fails its sink at once."""
         request_id = next(self._ids)
         running = MockerRunning(self, request_id)
@@ -140,7 +140,10 @@ class MockerEngine:
             self._timer = self._loop.call_soon(self._tick)
         return running
 
-    def cancel(self, request_id: int) -> None:
+    def quiet(self) -> bool:
+        return not self._sinks
+
+    def abort(self, request_id: int) -> None:
         sink = self._sinks.pop(request_id, None)
         self.ranks.cancel(request_id)
         self._report_load_soon()

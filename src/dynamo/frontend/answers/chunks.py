@@ -6,6 +6,7 @@ Chunks are byte templates: between the id and the finish reason only the text ch
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,6 @@ from dynamo.protocols.openai_fields import StreamOptions
 from dynamo.serving.collect import add_usage
 from dynamo.serving.completion import Completion
 from dynamo.serving.conversation import Conversation
-from dynamo.serving.extra_fields import ExtraFields
 
 _json = msgspec.json.Encoder()
 
@@ -42,7 +42,7 @@ class Chunks:
         options: StreamOptions | None = None,
         tokenizer: Tokenizer | None = None,
         top_logprobs: int = 0,
-        extra_fields: ExtraFields | None = None,
+        nvext: Callable[[str | int | None], dict[str, Any] | None] | None = None,
         request_id: str = "",
     ) -> None:
         """`per_prompt` of the choices share a prompt, whose tokens count once."""
@@ -60,7 +60,7 @@ class Chunks:
         self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
         self._running = choices
         self._per_prompt = per_prompt
-        self._extra_fields = extra_fields
+        self._nvext = nvext
         self._request_id = request_id
 
     def usage_tail(self, usage: Usage) -> str:
@@ -72,7 +72,7 @@ class Chunks:
         if self._running:
             self.events.write(chunk.encode())
             return
-        nvext = self._extra_fields.values(finish.stop_reason) if self._extra_fields else None
+        nvext = self._nvext(finish.stop_reason) if self._nvext else None
         if nvext:
             chunk = chunk.removesuffix("}\n\n") + f',"nvext":{_json.encode(nvext).decode()}}}\n\n'
         if self._include_usage:
@@ -102,7 +102,7 @@ def chunks_of(served: Conversation | Completion, object: str, top_logprobs: int 
         options=served.request.stream_options,
         tokenizer=served.tokenizer,
         top_logprobs=top_logprobs or 0,
-        extra_fields=served.extra_fields,
+        nvext=served.nvext,
         request_id=request_id,
     )
 

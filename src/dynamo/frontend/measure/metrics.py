@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dynamo.frontend.measure.stages import Stages
 from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.protocols.card import ModelCard
-from dynamo.router.delivery import DeliveryHistory
+from dynamo.router.history import DeliveryHistory
 from dynamo.runtime.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
 
 UNKNOWN_MODEL = "unknown_model"

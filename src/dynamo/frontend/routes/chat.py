@@ -18,10 +18,9 @@ from dynamo.serving.conversation import Conversation
 async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamResponse:
     body = call.body
     validate_chat(body)
-    call.apply_headers(body)
     model = frontend.models.get(body.model)
     conversation = Conversation(
-        model, body, call.context(), call.record, call.raw_body, tool_finish_reason=tool_finish_reason(body)
+        model, body, call.context(body), call.record, call.raw_body, tool_finish_reason=tool_finish_reason(body)
     )
     try:
         await conversation.prepare()

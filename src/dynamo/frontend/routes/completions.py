@@ -17,9 +17,8 @@ from dynamo.serving.completion import Completion
 async def completions(frontend: Frontend, call: HttpCall[CompletionRequest]) -> web.StreamResponse:
     body = call.body
     validate_completion(body)
-    call.apply_headers(body)
     model = frontend.models.get(body.model)
-    completion = Completion(model, body, call.context(), call.record, call.raw_body)
+    completion = Completion(model, body, call.context(body), call.record, call.raw_body)
     try:
         await completion.prepare()
         if not body.stream:

@@ -15,8 +15,7 @@ from dynamo.serving.embedding import Embeddings
 async def embeddings(frontend: Frontend, call: HttpCall[EmbeddingRequest]) -> web.StreamResponse:
     body = call.body
     validate_embedding(body)
-    call.apply_headers(body)
-    served = Embeddings(frontend.models.get(body.model), body, call.context(), call.record)
+    served = Embeddings(frontend.models.get(body.model), body, call.context(body), call.record)
     try:
         return json_response(await served.answer())
     finally:

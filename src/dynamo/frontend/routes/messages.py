@@ -22,8 +22,7 @@ async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.S
     body = call.body
     chat = anthropic_to_chat(body)
     validate_chat(chat)
-    call.apply_headers(chat)
-    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.record)
+    conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
     try:
         await conversation.prepare()
         id = f"msg_{conversation.context.id().replace('-', '')}"

@@ -79,8 +79,7 @@ async def _answer(
         return json_response(loaded)
     request = ollama_to_chat(call.body, model.name)
     validate_chat(request)
-    call.apply_headers(request)
-    conversation = Conversation(model, request, call.context(), call.record)
+    conversation = Conversation(model, request, call.context(request), call.record)
     try:
         await conversation.prepare()
         if not call.body.stream:

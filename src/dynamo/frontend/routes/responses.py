@@ -28,8 +28,7 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
     chat = responses_to_chat(body, turn.past())
     try:
         validate_chat(chat)
-        call.apply_headers(chat)
-        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(), call.record)
+        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     try:

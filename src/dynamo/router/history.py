@@ -1,0 +1,59 @@
+"""What happened to a delivery and when."""
+
+from __future__ import annotations
+
+import time
+from time import perf_counter
+
+from msgspec import Struct
+
+
+class Migration(Struct, frozen=True):
+    """A finished migration, from the failure of the old worker on."""
+
+    kind: str
+    """`new_request` when nothing had been generated, else `ongoing_request`."""
+    outcome: str
+    """`success` (the new worker produced output), `failure` or `cancelled`."""
+    seconds: float
+
+
+class DeliveryHistory:
+    """What happened to a delivery and when, for the metrics."""
+
+    __slots__ = ("_current", "finished", "first_output_time", "migrations", "placed_at", "restarts")
+
+    def __init__(self) -> None:
+        self.placed_at = 0.0
+        """When it was first placed, by `perf_counter`."""
+        self.first_output_time: float | None = None
+        """By `time.time`."""
+        self.migrations = 0
+        """Started, including those that failed."""
+        self.restarts = 0
+        """Migrations before anything was generated."""
+        self.finished: tuple[Migration, ...] = ()
+        self._current: tuple[str, float] | None = None
+        """Kind and start of the migration under way."""
+
+    def placed(self) -> None:
+        self.placed_at = self.placed_at or perf_counter()
+
+    def first_output(self) -> None:
+        if self.first_output_time is None:
+            self.first_output_time = time.time()
+
+    def begin_migration(self) -> None:
+        """Record that a migration begins; the one under way, if any, has failed."""
+        self.end_migration("failure")
+        fresh = self.first_output_time is None
+        self.migrations += 1
+        self.restarts += fresh
+        self._current = ("new_request" if fresh else "ongoing_request", perf_counter())
+
+    def end_migration(self, outcome: str) -> None:
+        """Record the outcome of the migration under way, if any."""
+        if self._current:
+            kind, began = self._current
+            self._current = None
+            self.finished += (Migration(kind, outcome, perf_counter() - began),)
