@@ -124,6 +124,8 @@ def _make_card(
     worker_type: WorkerType = WorkerType.Aggregated,
 ) -> ModelCard:
     name = model_name or default_name(str(model_path))
+    if context_length is None and runtime_config is not None:
+        context_length = runtime_config.context_length or None
     if model_input is not ModelInput.Tokens:
         return ModelCard(
             name=name,
