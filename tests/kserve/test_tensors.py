@@ -88,6 +88,24 @@ async def test_several_responses_need_a_stream(client: Any) -> None:
         await client.infer("echo", inputs, parameters={"times": 0})
 
 
+async def test_an_object_that_a_generator_changes_and_yields_again_is_read_each_time() -> None:
+    async def counting(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        response = {"tensors": request["tensors"]}
+        for number in range(20):
+            response["model"] = f"echo-{number}"
+            yield response
+
+    async def sent() -> AsyncIterator[dict[str, Any]]:
+        yield {"model_name": "echo", "inputs": [as_input("input", np.array([1], dtype=np.int32))]}
+
+    async with Live(kserve_grpc_server=True, grpc_metrics_port=0) as live:
+        await live.serve(counting, card())
+        assert live.server.grpc
+        async with grpcclient.InferenceServerClient(live.server.grpc.address) as client:
+            names = [result.get_response().model_name async for result, _ in client.stream_infer(sent())]
+    assert names == [f"echo-{number}" for number in range(20)]
+
+
 async def test_what_a_worker_gives_that_is_no_tensor_is_an_error(client: Any) -> None:
     with pytest.raises(InferenceServerException, match="has 0 values for shape"):
         await client.infer("echo", [as_input("input", np.array([1], dtype=np.int32))], parameters={"broken": True})

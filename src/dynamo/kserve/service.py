@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -109,21 +110,18 @@ class Service:
 
     async def _relayed(self, completion: Completion, request: Message) -> AsyncIterator[Message]:
         """The chunks of a worker that takes text; it does not say in advance which is the last."""
-        stream = ItemStream()
+        stream = ItemStream(partial(_chunk, request))
         await completion.relay(stream)
-        async for chunk in stream.items():
-            if not isinstance(chunk, dict):
-                raise ProtocolError("a worker's item is not a completion chunk")
-            if chunk.get("choices"):
-                yield _with_choices(request, chunk["choices"])
+        async for response in stream.responses():
+            yield response
 
     async def _tensors(self, model: ServedModel, request: Message, call: Call) -> AsyncIterator[Message]:
         inference = TensorInference(model, tensor_request(request), call.context, call.observer)
         try:
-            stream = ItemStream()
+            stream = ItemStream(partial(tensor_response, request))
             await inference.relay(stream)
-            async for item in stream.items():
-                yield tensor_response(request, item)
+            async for response in stream.responses():
+                yield response
         finally:
             await inference.close()
 
@@ -139,6 +137,12 @@ class Service:
             yield response
         if not count:
             raise ProtocolError("the model ended without a response")
+
+
+def _chunk(request: Message, item: Any) -> Message | None:
+    if not isinstance(item, dict):
+        raise ProtocolError("a worker's item is not a completion chunk")
+    return _with_choices(request, item["choices"]) if item.get("choices") else None
 
 
 def _with_choices(request: Message, choices: Any) -> Message:

@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from dynamo.kserve.messages import Message
 from dynamo.model import json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.protocols.engine import Usage
@@ -102,10 +103,15 @@ class TextChoice:
 
 
 class ItemStream:
-    """The items of a worker that takes text or tensors, in order."""
+    """The items of a worker that takes text or tensors, in order, as `read` makes responses of them.
 
-    def __init__(self) -> None:
-        self._items: list[Any] = []
+    They are read when they arrive: a generator in this process may change an object after it has yielded it.
+    """
+
+    def __init__(self, read: Callable[[Any], Message | None]) -> None:
+        """`read` returns None for an item without a response."""
+        self._read = read
+        self._items: list[Message] = []
         self._ended = False
         self._error: DynamoException | None = None
         self._changed = asyncio.Event()
@@ -114,18 +120,24 @@ class ItemStream:
         self.fail(ProtocolError("a worker that was registered as taking text or tensors answered with token ids"))
 
     def item(self, value: Any) -> None:
-        self._items.append(value)
-        self._changed.set()
+        try:
+            response = self._read(value)
+        except DynamoException as error:
+            self.fail(error)
+            return
+        if response is not None:
+            self._items.append(response)
+            self._changed.set()
 
     def end(self) -> None:
         self._ended = True
         self._changed.set()
 
     def fail(self, error: DynamoException) -> None:
-        self._error = error
+        self._error = self._error or error
         self._changed.set()
 
-    async def items(self) -> AsyncIterator[Any]:
+    async def responses(self) -> AsyncIterator[Message]:
         while True:
             await self._changed.wait()
             self._changed.clear()

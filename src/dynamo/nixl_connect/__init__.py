@@ -3,6 +3,9 @@
 Nothing here needs NIXL until a `Connector` connects.
 """
 
+from typing import Any
+
+from dynamo.missing_names import missing
 from dynamo.nixl_connect.connector import Connector
 from dynamo.nixl_connect.memory import Descriptor, Device, DeviceKind
 from dynamo.nixl_connect.metadata import OperationKind, RdmaMetadata, SerializedDescriptor
@@ -34,3 +37,7 @@ __all__ = [
     "WritableOperation",
     "WriteOperation",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    raise missing(__name__, name)
