@@ -11,7 +11,7 @@ from dynamo.engines.echo import EchoSettings
 from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
-from dynamo.model import HubConfig
+from dynamo.model import FetchConfig, HubConfig
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.run.help import help_text
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
@@ -28,7 +28,7 @@ TABLES = {
     "echo": (EchoSettings,),
     "etcd": (EtcdConfig,),
     "frontend": (FrontendSettings,),
-    "hub": (HubConfig,),
+    "hub": (HubConfig, FetchConfig),
     "logs": (LogSettings,),
     "mocker": (MockerSettings, MockerArgs),
     "nats": (NatsConfig,),

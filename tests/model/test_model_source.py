@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.model import BUNDLED, HubConfig, ModelError, bundled, default_name, resolve
+from dynamo.model import BUNDLED, FetchConfig, HubConfig, ModelError, bundled, default_name, resolve
 from support import models
 from support.hub import COMMIT, Hub
 
@@ -192,7 +192,28 @@ def test_the_environment_decides_how_the_hub_is_reached() -> None:
     config = HubConfig.from_env(
         {"HF_TOKEN": "t", "HF_HUB_OFFLINE": "ON", "HF_HOME": "/hf", "HF_ENDPOINT": "http://mirror/", "HOME": "/h"}
     )
-    assert config == HubConfig(cache=Path("/hf/hub"), token="t", endpoint="http://mirror", offline=True)
-    assert HubConfig.from_env({"HOME": "/h"}) == HubConfig(cache=Path("/h/.cache/huggingface/hub"))
+    assert (config.cache, config.token, config.endpoint, config.offline) == (
+        Path("/hf/hub"),
+        "t",
+        "http://mirror",
+        True,
+    )
+    plain = HubConfig.from_env({"HOME": "/h"})
+    assert (plain.cache, plain.token, plain.offline) == (Path("/h/.cache/huggingface/hub"), None, False)
     assert HubConfig.from_env({"HF_HUB_CACHE": "/c", "HF_HOME": "/hf", "HF_HUB_OFFLINE": "0"}).cache == Path("/c")
     assert HubConfig.from_env({"XDG_CACHE_HOME": "/x"}).cache == Path("/x/huggingface/hub")
+
+
+def test_the_environment_decides_where_files_from_workers_are_kept_and_how_many() -> None:
+    def fetch(**environ: str) -> FetchConfig | None:
+        return HubConfig.from_env(environ).fetch
+
+    assert fetch(HOME="/h") == FetchConfig(
+        cache=Path("/h/.cache/dynamo/models"), cache_mb=1024, file_mb=128, total_mb=256
+    )
+    assert fetch(XDG_CACHE_HOME="/x") == FetchConfig(cache=Path("/x/dynamo/models"))
+    limits = {"DYN_MODEL_CACHE_MB": "3", "DYN_MODEL_FILE_MB": "1", "DYN_MODEL_FILES_MB": "2"}
+    chosen = FetchConfig(cache=Path("/m"), cache_mb=3, file_mb=1, total_mb=2)
+    assert fetch(DYN_MODEL_CACHE="/m", **limits) == chosen
+    with pytest.raises(ValueError, match="DYN_MODEL_FILE_MB must be at least 1, not 0"):
+        fetch(DYN_MODEL_FILE_MB="0")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from support.waiting import PATIENCE
@@ -33,6 +34,11 @@ class Host:
     def inside(self, *words: str) -> list[str]:
         """The command that runs `words` on this host; its process becomes theirs, so signals reach them."""
         return ["ip", "netns", "exec", self.name, *words]
+
+    def inside_without(self, folder: Path, *words: str, size: str = "1m") -> list[str]:
+        """As `inside`, but `folder` is an empty disk of this size there: what it holds elsewhere cannot be seen."""
+        mount = f'mount -t tmpfs -o size={size} none "$0" && exec "$@"'
+        return self.inside("unshare", "--mount", "sh", "-c", mount, str(folder), *words)
 
     def http(self, url: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
         """Status and JSON of a request made on this host; with a body it is a POST."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from dynamo.model import bundled
 from support.hosts import Host, two_hosts
 from support.models import byte_level_model
-from support.running import Process, running
+from support.running import SOURCE, Process, running
 from support.services import Etcd, Nats
 from support.waiting import PATIENCE, until_sync
 
@@ -34,9 +39,16 @@ class Site:
 
     def start(self, host: Host, *words: str, module: str = "dynamo.run.main", **environ: str) -> Process:
         """A process of the host, in a folder of its own: hosts share no disk."""
+        return self._running(host, host.inside(sys.executable, "-m", module), words, environ)
+
+    def start_door(self, hidden: Path, size: str = "1m", **environ: str) -> Process:
+        """The frontend on host `a`, where the folder `hidden` is an empty disk of this size."""
+        program = self.a.inside_without(hidden, sys.executable, "-m", "dynamo.run.main", size=size)
+        return self._running(self.a, program, ("in=http", "out=dyn"), environ)
+
+    def _running(self, host: Host, program: list[str], words: tuple[str, ...], environ: dict[str, str]) -> Process:
         place = self._folder / host.name
         place.mkdir(exist_ok=True)
-        program = host.inside(sys.executable, "-m", module)
         return self._stack.enter_context(running(place, *words, program=program, **self._environ, **environ))
 
 
@@ -150,3 +162,92 @@ def test_kv_events_cross_from_host_to_host(site: Site, tmp_path: Path, events: s
         return any(one["overlap_blocks"] for one in told["decisions"][0]["candidates"])
 
     until_sync(is_known_to_be_cached)
+
+
+def bundled_copy(folder: Path) -> Path:
+    """The bundled model as a folder of the operator's own."""
+    shutil.copytree(bundled(), folder)
+    return folder
+
+
+def said(host: Host, url: str, model: str) -> str:
+    """What the model answers, put together from the stream."""
+    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    command = host.inside("curl", "-sN", f"{url}/v1/chat/completions", "--json", json.dumps(body))
+    stream = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=True).stdout.decode()
+    events = [line.removeprefix("data: ") for line in stream.splitlines() if line]
+    assert events[-1] == "[DONE]", stream
+    return "".join(json.loads(event)["choices"][0]["delta"].get("content") or "" for event in events[:-1])
+
+
+@pytest.mark.parametrize("plane", ["tcp", "nats"])
+def test_a_host_without_the_models_files_gets_them_from_the_worker(site: Site, tmp_path: Path, plane: str) -> None:
+    model = bundled_copy(tmp_path / "disk-of-b" / "paris")
+    door = site.start_door(model.parent, DYN_REQUEST_PLANE=plane)
+    url = door.url()
+    first = site.start(site.b, "in=dyn://a.backend.generate", "out=mistralrs", str(model), DYN_REQUEST_PLANE=plane)
+    door.line_with("fetching 5 files of model 'paris' from its workers")
+    door.line_with("fetched 5 files of model 'paris'")
+    door.line_with("model 'paris' can be served")
+    assert said(site.a, url, "paris") == "The capital of France is Paris."
+    # A frontend that starts again finds them in its cache, though the worker has lost them meanwhile.
+    shutil.rmtree(model)
+    assert door.end() == 0
+    again = site.start_door(model.parent, DYN_REQUEST_PLANE=plane)
+    again.line_with("model 'paris' can be served")
+    assert not any("fetching" in line for line in again.said)
+    assert said(site.a, again.url(), "paris") == "The capital of France is Paris."
+    assert first.end() == 0
+
+
+def test_a_host_without_the_gguf_file_gets_its_tokenizer_from_the_worker(site: Site, tmp_path: Path) -> None:
+    model = bundled_copy(tmp_path / "disk-of-b") / "tiny.gguf"
+    door = site.start_door(model.parent)
+    url = door.url()
+    site.start(site.b, "in=dyn://a.backend.generate", "out=mistralrs", str(model))
+    door.line_with("fetched 1 files of model 'tiny'")
+    door.line_with("model 'tiny' can be served")
+    assert said(site.a, url, "tiny") == "The capital of France is Paris."
+
+
+ECHO = """
+import sys
+import uvloop
+from dynamo.llm import ModelType, register_llm
+from dynamo.runtime import DistributedRuntime, dynamo_worker
+
+@dynamo_worker
+async def worker(runtime: DistributedRuntime) -> None:
+    endpoint = runtime.endpoint("a.backend.generate")
+    await register_llm(ModelType.Backend, endpoint, sys.argv[1], "echo")
+    await endpoint.serve_endpoint(generate)
+
+async def generate(request):
+    yield {"token_ids": request["token_ids"], "finish_reason": "stop"}
+
+uvloop.run(worker())
+"""
+
+
+def test_a_user_written_worker_sends_the_files_of_its_model(site: Site, tmp_path: Path) -> None:
+    model = bundled_copy(tmp_path / "disk-of-b")
+    door = site.start_door(model)
+    url = door.url()
+    (model / "echo.py").write_text(ECHO)
+    site.start(site.b, str(model), module="echo", PYTHONPATH=os.pathsep.join([str(SOURCE), str(model)]))
+    door.line_with("fetched 5 files of model 'echo'")
+    door.line_with("model 'echo' can be served")
+    assert "What is the capital of France?" in said(site.a, url, "echo")
+
+
+def test_a_full_disk_is_named_and_the_model_is_tried_again_with_the_next_worker(site: Site, tmp_path: Path) -> None:
+    model = bundled_copy(tmp_path / "disk-of-b" / "paris")
+    cache = model.parent / "cache"
+    door = site.start_door(model.parent, "64k", DYN_MODEL_CACHE=str(cache))
+    door.url()
+    worker = ("in=dyn://a.backend.generate", "out=mistralrs", str(model))
+    site.start(site.b, *worker)
+    door.line_with(f"cannot store model files in {cache}: No space left on device (DYN_MODEL_CACHE names")
+    site.start(site.b, *worker)
+    door.line_with("fetching 3 files")
+    door.line_with("trying again when a worker joins")

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Any, overload
 
-from dynamo.model import HubConfig, ModelError, build_card, default_name, resolve
+from msgspec import structs
+
+from dynamo.model import HubConfig, ModelError, build_card, default_name, offer_files, resolve, withdraw_files
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.runtime import Endpoint, records
 from dynamo.runtime.names import CARDS, card_key
@@ -55,21 +57,25 @@ async def register_llm(*args: Any, **options: Any) -> None:
 
 
 async def register_card(endpoint: Endpoint, card: ModelCard) -> None:
+    """Put a card on the network; readers that do not have its files get them from this process."""
     runtime = endpoint.runtime
-    value = records.encode(card)
     try:
-        records.decode_card(value)
+        records.decode_card(records.encode(card))
     except ValueError as error:
         raise ModelError(f"cannot register model '{card.name}': its card is invalid: {error}") from None
     await runtime.start()
     await _refuse_disagreement(endpoint, card)
-    await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), value)
+    # Before the card: a reader that finds it must also find its files.
+    if await offer_files(endpoint, card):
+        card = structs.replace(card, serves_files=True)
+    await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), records.encode(card))
     log.info("registered model '%s' at %s", card.name, endpoint)
 
 
 async def unregister_llm(endpoint: Endpoint) -> None:
     """Take this process's model at the endpoint off the network; running requests finish."""
     await endpoint.runtime.discovery.delete(card_key(endpoint.id, endpoint.runtime.instance_id))
+    withdraw_files(endpoint)
 
 
 async def fetch_llm(model: str, ignore_weights: bool = False) -> str:

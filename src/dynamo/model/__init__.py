@@ -4,15 +4,20 @@ from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled
 from dynamo.model.card import LoadedModel, build_card, open_card
 from dynamo.model.detokenize import Decoder, json_escaped, json_unescaped
-from dynamo.model.errors import ModelError, TemplateError
-from dynamo.model.source import HubConfig, LocalModel, default_name, resolve
+from dynamo.model.errors import FileError, ModelError, TemplateError
+from dynamo.model.fetch import CardReader
+from dynamo.model.offer import offer_files, withdraw_files
+from dynamo.model.source import FetchConfig, HubConfig, LocalModel, default_name, resolve
 from dynamo.model.template import ChatTemplate
 from dynamo.model.tokenizer import Tokenizer
 
 __all__ = [
     "BUNDLED",
+    "CardReader",
     "ChatTemplate",
     "Decoder",
+    "FetchConfig",
+    "FileError",
     "HubConfig",
     "LoadedModel",
     "LocalModel",
@@ -24,6 +29,8 @@ __all__ = [
     "default_name",
     "json_escaped",
     "json_unescaped",
+    "offer_files",
     "open_card",
     "resolve",
+    "withdraw_files",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ from msgspec import Struct
 
 from dynamo.model import config as model_config
 from dynamo.model import gguf_tokenizer
-from dynamo.model.errors import ModelError
+from dynamo.model.errors import FileError, ModelError
+from dynamo.model.file_cache import FileCache
 from dynamo.model.files import checksum, find_files, read_object
 from dynamo.model.gguf import read_gguf
 from dynamo.model.source import HubConfig, LocalModel, resolve
@@ -18,7 +21,8 @@ from dynamo.model.tokenizer import Tokenizer
 from dynamo.protocols.card import CardFile, ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.engine import SamplingOptions
 
-_GGUF = "gguf"
+GGUF = "gguf"
+"""The role of a GGUF file, whose metadata stand in for all other files."""
 _CUSTOM_TEMPLATE = "custom_template"
 
 
@@ -49,7 +53,7 @@ def build_card(
     """The card of a model on this machine; `context_length` may only reduce the model's own."""
     if not name:
         raise ModelError("a model needs a name")
-    paths = {_GGUF: local.path} if local.is_gguf else find_files(local.path)
+    paths = {GGUF: local.path} if local.is_gguf else find_files(local.path)
     if custom_template_path is not None:
         paths[_CUSTOM_TEMPLATE] = Path(custom_template_path).expanduser().resolve()
         if not paths[_CUSTOM_TEMPLATE].is_file():
@@ -70,49 +74,70 @@ def build_card(
 
 
 def open_card(card: ModelCard, config: HubConfig) -> LoadedModel:
-    """Load the model a card describes, from the worker's paths if they exist here, else from the card's source.
+    """Load the model a card describes, from its paths if they are on this machine, else from the card's source.
 
-    Blocks while it downloads and reads.
+    Blocks while it downloads and reads. `CardReader` also asks the workers for the files.
     """
-    files = _find(card, config)
-    if _GGUF in files:
+    found = find_here(card)
+    if len(found) < len(card.files):
+        found |= find_in_source(card, found, config)
+    return load(card, found)
+
+
+def find_here(card: ModelCard, cache: FileCache | None = None) -> dict[str, Path]:
+    """The files of the card, by role, that are on this machine: at the worker's paths or in the cache. Blocks."""
+    found = {}
+    for role, file in card.files.items():
+        if _mismatch(role, file, Path(file.path)) is None:
+            found[role] = Path(file.path)
+        elif cache and (path := cache.find(file)):
+            found[role] = path
+    return found
+
+
+def find_in_source(
+    card: ModelCard, found: Mapping[str, Path], config: HubConfig, tried: Sequence[str] = ()
+) -> dict[str, Path]:
+    """The files of the card that are not `found`, by role, from the card's source; FileError if one is not there.
+
+    `tried` says in words where else they were looked for. Blocks while it downloads.
+    """
+    missing = {role: file for role, file in card.files.items() if role not in found}
+    absent = next(_mismatch(role, file, Path(file.path)) or "" for role, file in missing.items())
+    why = f"cannot open model {card.name}: {'; '.join([absent, *tried])}"
+    if card.source is None:
+        raise FileError(f"{why}, and its card names no source to fetch it from")
+    try:
+        local = resolve(card.source, config=config, weights=False)
+    except ModelError as error:
+        raise FileError(f"{why}; fetching it from its source failed: {error}") from error
+    there = {GGUF: local.path} if local.is_gguf else find_files(local.path)
+    for role, file in missing.items():
+        if again := _mismatch(role, file, there.get(role, Path(file.path))):
+            raise FileError(f"{why}; from its source {card.source}: {again}")
+    return {role: there.get(role, Path(file.path)) for role, file in missing.items()}
+
+
+def load(card: ModelCard, files: Mapping[str, Path]) -> LoadedModel:
+    """The model in the files of its card. Blocks while it reads."""
+    if not card.files:
+        raise ModelError(f"cannot open model {card.name}: its card names no files")
+    if GGUF in files:
         return _load_gguf(files, card.context_length)
     return _load_folder(files, card.context_length)
 
 
-def _find(card: ModelCard, config: HubConfig) -> dict[str, Path]:
-    paths = {role: Path(file.path) for role, file in card.files.items()}
-    why = _mismatch(card, paths)
-    if why is None:
-        return paths
-    if card.source is None:
-        raise ModelError(f"cannot open model {card.name}: {why}, and its card names no source to fetch it from")
+def _mismatch(role: str, file: CardFile, path: Path) -> str | None:
+    """Why the file at `path` is not the one the card names, if it is not."""
+    if not os.path.isfile(path):  # unlike Path.is_file, False where this process may not look
+        return f"there is no {path} here"
     try:
-        local = resolve(card.source, config=config, weights=False)
+        return None if _checksum(role, path) == file.checksum else f"{path} differs from the worker's"
     except ModelError as error:
-        raise ModelError(
-            f"cannot open model {card.name}: {why}; fetching it from its source failed: {error}"
-        ) from error
-    found = {_GGUF: local.path} if local.is_gguf else find_files(local.path)
-    if _CUSTOM_TEMPLATE in paths:
-        found[_CUSTOM_TEMPLATE] = paths[_CUSTOM_TEMPLATE]
-    again = _mismatch(card, found)
-    if again is not None:
-        raise ModelError(f"cannot open model {card.name}: {why}; from its source {card.source}: {again}")
-    return {role: found[role] for role in card.files}
+        return str(error)
 
 
-def _mismatch(card: ModelCard, paths: dict[str, Path]) -> str | None:
-    for role, file in card.files.items():
-        path = paths.get(role)
-        if path is None or not path.is_file():
-            return f"there is no {path or Path(file.path).name} here"
-        if _checksum(role, path) != file.checksum:
-            return f"{path} differs from the worker's"
-    return None if paths else "its card names no files"
-
-
-def _load_folder(files: dict[str, Path], context_length: int | None) -> LoadedModel:
+def _load_folder(files: Mapping[str, Path], context_length: int | None) -> LoadedModel:
     if "tokenizer" not in files:
         raise ModelError("the model's card has no tokenizer.json: it serves text, not tokens")
     tokenizer = Tokenizer.from_file(files["tokenizer"])
@@ -127,8 +152,8 @@ def _load_folder(files: dict[str, Path], context_length: int | None) -> LoadedMo
     )
 
 
-def _load_gguf(files: dict[str, Path], context_length: int | None) -> LoadedModel:
-    gguf = read_gguf(files[_GGUF])
+def _load_gguf(files: Mapping[str, Path], context_length: int | None) -> LoadedModel:
+    gguf = read_gguf(files[GGUF])
     special = gguf_tokenizer.special_tokens(gguf)
     templates = gguf_tokenizer.templates(gguf)
     template = ChatTemplate(templates, special) if templates else None
@@ -144,8 +169,8 @@ def _load_gguf(files: dict[str, Path], context_length: int | None) -> LoadedMode
 
 
 def _model_context(paths: dict[str, Path]) -> int | None:
-    if _GGUF in paths:
-        return gguf_tokenizer.context_length(read_gguf(paths[_GGUF]))
+    if GGUF in paths:
+        return gguf_tokenizer.context_length(read_gguf(paths[GGUF]))
     return model_config.context_length(read_object(paths.get("config")), read_object(paths.get("tokenizer_config")))
 
 
@@ -160,4 +185,4 @@ def _effective_context(asked: int | None, possible: int | None) -> int | None:
 
 
 def _checksum(role: str, path: Path) -> str:
-    return read_gguf(path).checksum if role == _GGUF else checksum(path)
+    return read_gguf(path).checksum if role == GGUF else checksum(path)

@@ -34,10 +34,11 @@ _DEEPEST_ARRAY = 4
 
 
 class Gguf(Struct, frozen=True):
-    """`checksum` covers the metadata only: the rest may be hundreds of gigabytes."""
+    """`checksum` covers the metadata only, the first `size` bytes: the rest may be hundreds of gigabytes."""
 
     metadata: dict[str, Any]
     checksum: str
+    size: int
 
 
 def read_gguf(path: Path) -> Gguf:
@@ -46,7 +47,7 @@ def read_gguf(path: Path) -> Gguf:
             cursor = _Cursor(data)
             metadata = cursor.metadata()
             with memoryview(data) as view, view[: cursor.at] as head:
-                return Gguf(metadata, xxhash.xxh3_128_hexdigest(head))
+                return Gguf(metadata, xxhash.xxh3_128_hexdigest(head), cursor.at)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     except _Malformed as error:

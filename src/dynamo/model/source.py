@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled
@@ -24,8 +24,29 @@ _OTHER_COPIES = ["original/*", "onnx/*", "*.onnx", "*.h5", "*.msgpack", "*.ot", 
 _TEXT_ONLY = ["*.json", "*.jinja"]
 
 
+class FetchConfig(Settings, frozen=True, kw_only=True):
+    """How files come from workers to readers that have neither them nor a hub."""
+
+    # fmt: off
+    cache: Annotated[Path, Setting(
+        variables="DYN_MODEL_CACHE", help="folder of the tokenizers, configurations and templates that workers sent",
+        default="`dynamo/models` in `XDG_CACHE_HOME`, else in `~/.cache`")]
+    cache_mb: Annotated[int, Meta(ge=0, le=1 << 30), Setting(
+        variables="DYN_MODEL_CACHE_MB", help="MiB in it; beyond that the longest unused files are removed")] = 1024
+    file_mb: Annotated[int, Meta(ge=1, le=2048), Setting(
+        variables="DYN_MODEL_FILE_MB", help="largest file, in MiB, that is taken from a worker")] = 128
+    total_mb: Annotated[int, Meta(ge=1, le=1 << 20), Setting(
+        variables="DYN_MODEL_FILES_MB", help="most MiB that are taken for one model")] = 256
+    # fmt: on
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], **flags: object) -> Self:
+        values: dict[str, Any] = {"cache": _cache_root(environ) / "dynamo" / "models"} | read(cls, environ, flags)
+        return cls(**values | {"cache": values["cache"].expanduser()})
+
+
 class HubConfig(Settings, frozen=True, kw_only=True):
-    """The variables that huggingface_hub documents, in its order of precedence."""
+    """Where models come from: the variables that huggingface_hub documents, in its order of precedence."""
 
     # fmt: off
     cache: Annotated[Path, Setting(
@@ -38,13 +59,18 @@ class HubConfig(Settings, frozen=True, kw_only=True):
     offline: Annotated[bool, Setting(
         variables=("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), help="use only what is downloaded", parse=truthy)] = False
     # fmt: on
+    fetch: FetchConfig | None = None
+    """Without it no files are asked of workers."""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: object) -> Self:
-        root = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
-        cache = Path(environ.get("HF_HOME") or Path(root) / "huggingface") / "hub"
-        values = {"cache": cache} | read(cls, environ, flags)
+        cache = Path(environ.get("HF_HOME") or _cache_root(environ) / "huggingface") / "hub"
+        values: dict[str, Any] = {"cache": cache, "fetch": FetchConfig.from_env(environ)} | read(cls, environ, flags)
         return cls(**values | {"cache": values["cache"].expanduser()})
+
+
+def _cache_root(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache")
 
 
 class LocalModel(Struct, frozen=True, kw_only=True):

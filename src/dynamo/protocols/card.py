@@ -115,11 +115,14 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     model_input: ModelInput = ModelInput.Tokens
     worker_type: WorkerType = WorkerType.Aggregated
     source: str | None = None
-    """The Hugging Face id or path given to the worker; a frontend on another machine resolves it again."""
+    """The Hugging Face id or path given to the worker; a frontend on another machine resolves it again, if
+    no worker sends it the files."""
     files: dict[str, CardFile] = {}
     """By role: config, generation_config, tokenizer, tokenizer_config, special_tokens_map, chat_template,
     chat_template:NAME (for a purpose, such as tool_use), custom_template (the operator's own, in place of the model's);
     or gguf, whose checksum covers the metadata at its head."""
+    serves_files: bool = False
+    """Whether the worker sends these files to readers that do not have them."""
     context_length: int | None = None
     kv_cache_block_size: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] = 16
     migration_limit: Size = 0

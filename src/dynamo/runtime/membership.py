@@ -59,6 +59,9 @@ class Membership:
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 
+    def find(self, endpoint: EndpointId, instance_id: int) -> Member | None:
+        return self._members.get(Member(endpoint, instance_id).path)
+
     async def start(self) -> None:
         """Return once all current members have been reported; raises DiscoveryError if discovery cannot be watched."""
         synced = [asyncio.get_running_loop().create_future() for _ in self._prefixes]

@@ -13,6 +13,8 @@ DEFAULT_COMPONENT = "backend"
 DEFAULT_ENDPOINT = "generate"
 CLEAR_ENDPOINT = "clear_kv_blocks"
 """The endpoint that empties an instance's KV cache, served beside the one that generates."""
+FILES_ENDPOINT = "model_files"
+"""The endpoint that sends the files of an instance's model cards, served beside the one that generates."""
 
 INSTANCES = "v1/instances/"
 CARDS = "v1/mdc/"

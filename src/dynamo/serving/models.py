@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
 
-from dynamo.model import HubConfig, LoadedModel, ModelError, open_card
+from dynamo.model import CardReader, FileError, HubConfig, LoadedModel, ModelError
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig
@@ -20,11 +20,14 @@ from dynamo.router import Router, RoutingConfig, make_router
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
+from dynamo.runtime.names import FILES_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import Channel
-from dynamo.runtime.threads import in_thread
 from dynamo.serving.overrides import Override, Overrides
 
 log = logging.getLogger(__name__)
+
+SENDER_SECONDS = 10.0
+"""How long after its card the address of a worker that sends files may become known."""
 
 
 class ServedModel:
@@ -49,12 +52,16 @@ class ModelGroup:
         self.instances = instances
         self.members: dict[str, Member] = {}
         self.served_checksum: str | None = None
+        self.card: ModelCard | None = None
+        """The card being served or loaded."""
         self.model: ServedModel | None = None
         self.loading: asyncio.Task[None] | None = None
         self.error: ModelError | None = None
         """Why the card cannot be opened here, if it cannot."""
         self.was_reachable = False
         """A worker with the served card has had an address."""
+        self.senders_joined = 0
+        """How often a worker that may send the model's files has joined."""
         self._checksums: dict[str, str] = {}
         self._workers_by_checksum: Counter[str] = Counter()
         self._runtimes: dict[int, ModelRuntimeConfig] = {}
@@ -105,6 +112,13 @@ class ModelGroup:
     def agrees(self, member: Member) -> bool:
         return self._checksums[member.path] == self.served_checksum
 
+    def has_worker(self, instance_id: int) -> bool:
+        return instance_id in self._runtimes
+
+    def senders(self) -> list[Member]:
+        """The workers that send the files of the served card."""
+        return [one for one in self.members.values() if self.agrees(one) and one.card and one.card.serves_files]
+
     def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
         """The engine's capacities on this worker's card, in which workers of one model may differ."""
         return self._runtimes.get(instance_id) or ModelRuntimeConfig()
@@ -123,7 +137,7 @@ class Models:
     ) -> None:
         self._runtime = runtime
         self._router = router
-        self._hub = hub
+        self._reader = CardReader(hub, runtime.plane.channel)
         self._times = times
         self._overrides = Overrides(runtime.instance_id)
         self._groups: dict[str, ModelGroup] = {}
@@ -252,7 +266,19 @@ class Models:
             self._add(after)
         elif group := self._group_of(after):
             group.update(after)
+        if (after.card and after.card != before.card) or (after.instance and after.endpoint.name == FILES_ENDPOINT):
+            self._sender_joined(after.instance_id)
         self._changed.set()
+
+    def _sender_joined(self, instance_id: int) -> None:
+        """If a model lacks files, try again: this instance may have them."""
+        for group in self._groups.values():
+            if not group.has_worker(instance_id):
+                continue
+            group.senders_joined += 1
+            if isinstance(group.error, FileError) and group.card:
+                group.error = None
+                group.loading = asyncio.create_task(self._load(group, group.card))
 
     def _group_of(self, member: Member) -> ModelGroup | None:
         group = self._groups.get(member.card.name) if member.card else None
@@ -291,6 +317,7 @@ class Models:
         if group.model:
             log.info("model '%s' is gone: its last worker left", group.name)
         self._close_router(group)
+        group.card = card
         group.error = None
         group.was_reachable = False
         if card is None:
@@ -299,13 +326,33 @@ class Models:
         for member in tuple(group.members.values()):
             group.update(member)
 
+    async def _senders(self, group: ModelGroup) -> list[Instance]:
+        """The instances that send the files of the served card. Cards and addresses may arrive in either order."""
+        deadline = asyncio.get_running_loop().time() + SENDER_SECONDS
+        while True:
+            self._changed.clear()
+            members = group.senders()
+            found = [self._members.find(_files_of(one.endpoint), one.instance_id) for one in members]
+            known = [one.instance for one in found if one and one.instance]
+            if known or not members:
+                return known
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError:
+                return []
+
     async def _load(self, group: ModelGroup, card: ModelCard) -> None:
         loaded: LoadedModel | None = None
-        if card.model_input is ModelInput.Tokens:
+        while card.model_input is ModelInput.Tokens and loaded is None:
+            joined = group.senders_joined
             try:
-                loaded = await in_thread(lambda: open_card(card, self._hub))
+                loaded = await self._reader.open(card, lambda: self._senders(group))
             except ModelError as error:
-                log.error("cannot serve model '%s': %s", group.name, error)
+                again = "; trying again when a worker joins" if isinstance(error, FileError) else ""
+                log.error("cannot serve model '%s': %s%s", group.name, error, again)
+                if again and group.senders_joined != joined:
+                    continue
                 group.error = error
                 self._changed.set()
                 return
@@ -315,3 +362,7 @@ class Models:
         self._apply_overrides()
         self._changed.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))
+
+
+def _files_of(endpoint: EndpointId) -> EndpointId:
+    return EndpointId(endpoint.namespace, endpoint.component, FILES_ENDPOINT)

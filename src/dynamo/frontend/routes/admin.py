@@ -17,8 +17,8 @@ from dynamo.protocols.instance import Instance
 from dynamo.protocols.openai_fields import FilledString
 from dynamo.runtime import Context
 from dynamo.runtime.names import CLEAR_ENDPOINT
+from dynamo.runtime.one_item import OneItem
 from dynamo.serving.models import ServedModel
-from dynamo.serving.one_item import OneItem
 
 CLEAR_SECONDS = 30.0
 """Emptying a cache takes no time: a worker that has not answered by then will not."""
