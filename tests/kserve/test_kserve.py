@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dynamo.protocols.card import ModelCard, ModelInput, ModelType
 from support.toys import Live, Scripted, toy_card, toy_folder
 
+np = pytest.importorskip("numpy", reason="numpy is not installed")
 grpcclient = pytest.importorskip("tritonclient.grpc.aio", reason="tritonclient is not installed")
 from tritonclient.grpc import InferInput  # noqa: E402
 from tritonclient.utils import InferenceServerException  # noqa: E402

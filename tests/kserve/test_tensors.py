@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from dynamo.protocols.errors import InvalidRequest
 from support.toys import Live
 
 pytest.importorskip("grpc", reason="gRPC is not installed")
+np = pytest.importorskip("numpy", reason="numpy is not installed")
 grpcclient = pytest.importorskip("tritonclient.grpc.aio", reason="tritonclient is not installed")
 from tritonclient.grpc import InferInput, model_config_pb2  # noqa: E402
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype  # noqa: E402
