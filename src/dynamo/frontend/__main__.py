@@ -110,6 +110,8 @@ async def serve(
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload_certificate)
             if parent is None:
                 print_address(config, server.url)
+                if server.grpc:
+                    print(f"serving gRPC on {server.grpc.address}", file=sys.stderr, flush=True)
                 if not server.models.served():
                     print(no_workers_hint(config, network), file=sys.stderr, flush=True)
                 await server.serve()

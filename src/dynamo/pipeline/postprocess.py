@@ -57,6 +57,7 @@ class Postprocess:
         "_stop_ids",
         "_stop_worker",
         "_stops",
+        "_token_ids",
         "_tool_finish_reason",
         "_wants_logprobs",
         "_wants_prompt_logprobs",
@@ -76,9 +77,13 @@ class Postprocess:
         tool_finish_reason: str = "tool_calls",
         stop_worker: Callable[[], None],
         worker: Callable[[], str] = lambda: "the worker",
+        token_ids: list[int] | None = None,
     ) -> None:
         """`one_call` drops all but the first tool call; `tool_finish_reason` replaces `stop` if there were calls;
-        `worker` names the worker in errors."""
+        `worker` names the worker in errors.
+
+        The ids of the answer's tokens are appended to `token_ids`, each before its text is emitted.
+        """
         conditions = request.stop_conditions
         self._choice = choice
         self._decoder = decoder
@@ -93,7 +98,8 @@ class Postprocess:
         self._stops = StopStrings(conditions.stop, include=self._include_stop) if conditions.stop else None
         self._limit = conditions.max_tokens or 1 << 62
         self._min_tokens = conditions.min_tokens or 0
-        self._plain = self._stops is None and parser is None
+        self._token_ids = token_ids
+        self._plain = self._stops is None and parser is None and token_ids is None
         self._prompt = request.token_ids
         self._wants_logprobs = request.output_options.logprobs is not None
         self._wants_prompt_logprobs = request.output_options.prompt_logprobs is not None
@@ -198,6 +204,8 @@ class Postprocess:
                 self._end_early(self._ended)
                 return
             shown, end = self._cut([id])
+            if self._token_ids is not None and (end is None or end[0] != "length"):
+                self._token_ids.append(id)
             if shown:
                 if position < len(logprobs):
                     self._pending_logprobs.append((self._decoded_chars, logprobs[position]))
@@ -232,6 +240,8 @@ class Postprocess:
             self._end_early(self._ended)
             return
         self.count += len(output.token_ids)
+        if self._token_ids is not None:
+            self._token_ids += output.token_ids
         if self._wants_logprobs:
             self._pending_logprobs += [(self._decoded_chars, token) for token in _logprobs(output)]
         self._push_text(text)

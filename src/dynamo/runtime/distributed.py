@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -44,7 +45,9 @@ class DistributedRuntime:
         status: Status | None = None,
     ) -> None:
         """`status` belongs to another runtime of this process, which then reports this runtime's endpoints too."""
-        del loop, enable_nats  # only accepted for programs written for older signatures
+        del loop  # only accepted for programs written for older signatures
+        if enable_nats is not None:
+            warnings.warn("enable_nats has no effect; choose the planes", DeprecationWarning, stacklevel=2)
         self.config = config or RuntimeConfig.from_env(
             os.environ,
             discovery_backend=discovery_backend,

@@ -19,6 +19,7 @@ from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
+from dynamo.protocols.tensors import TensorRequest
 from dynamo.router.decision import Decision
 from dynamo.router.delivery import Delivery
 from dynamo.router.placement import pinned_instance
@@ -31,7 +32,7 @@ from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedAnswer
 from dynamo.serving.stream_trace import traced
 
-RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest)
+RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest | TensorRequest)
 
 
 class ServedRequest(Generic[RequestT]):
@@ -129,8 +130,12 @@ class ServedRequest(Generic[RequestT]):
         choice: ChoiceSink,
         chat: ChatRequest | None = None,
         tool_finish_reason: str = "tool_calls",
+        token_ids: list[int] | None = None,
     ) -> None:
-        """Send the request of one choice; its text goes to `choice`, parsed as the `chat` request asks."""
+        """Send the request of one choice; its text goes to `choice`, parsed as the `chat` request asks.
+
+        The ids of its tokens are appended to `token_ids`.
+        """
         preprocessor = self.model.preprocessor
         assert preprocessor
         context = self._next_context()
@@ -143,6 +148,7 @@ class ServedRequest(Generic[RequestT]):
             tool_finish_reason=tool_finish_reason,
             stop_worker=context.stop_generating,
             worker=partial(self.worker_name, len(self._running)),
+            token_ids=token_ids,
         )
         choice.begin(sink.usage)
         await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))

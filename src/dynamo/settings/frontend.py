@@ -41,6 +41,12 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--tls-cert-path", "DYN_TLS_CERT_PATH", "certificate (PEM): serve HTTPS", "FILE", HTTP)] = None
     tls_key_path: Annotated[str | None, Setting(
         "--tls-key-path", "DYN_TLS_KEY_PATH", "the certificate's private key (PEM)", "FILE", HTTP)] = None
+    kserve_grpc_server: Annotated[bool, Setting(
+        "--kserve-grpc-server", "DYN_KSERVE_GRPC_SERVER",
+        "serve the KServe protocol over gRPC on --http-port, and HTTP on --grpc-metrics-port", group=HTTP)] = False
+    grpc_metrics_port: Annotated[int, Meta(ge=0, le=65535), Setting(
+        "--grpc-metrics-port", "DYN_GRPC_METRICS_PORT", "port of HTTP beside gRPC; 0 takes a free one", "PORT",
+        HTTP)] = 8788
     cors_allow_origins: Annotated[tuple[str, ...], Setting(
         "--cors-allow-origin", "DYN_HTTP_CORS_ALLOW_ORIGIN",
         "web pages that may read answers, * for all; may be repeated", "ORIGIN", HTTP, valid=_is_origin,
