@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from vllm.config import KVEventsConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from dynamo.engines.base import EngineError
@@ -26,8 +27,9 @@ class EngineArguments(AsyncEngineArgs):  # type: ignore[misc]
     compact_json = False
     """Guided JSON has no whitespace, of which a small model may write any amount."""
 
-    def create_engine_config(self, *args: Any, **kwargs: Any) -> Any:
-        config = super().create_engine_config(*args, **kwargs)
+    def create_engine_config(self, usage_context: Any = None, **options: Any) -> Any:
+        """For a server: for any other use but `LLM` vLLM has much smaller batches by default."""
+        config = super().create_engine_config(UsageContext.OPENAI_API_SERVER, **options)
         if self.compact_json:
             # Set here, because vLLM's check refuses it with the backend "auto"; all that "auto" prefers can do it.
             config.structured_outputs_config.disable_any_whitespace = True
