@@ -15,6 +15,7 @@ import time
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from vllm import PoolingParams
 from vllm.distributed.kv_events import ZmqEventPublisher
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -62,7 +63,11 @@ class VllmEngine:
         self._load_reports = LoadReports(blocks)
         if llm.logger_manager is not None:
             self._meter = Meter(llm.logger_manager)
-        self._intake = Intake(llm, await llm.get_supported_tasks())
+        tasks = await llm.get_supported_tasks()
+        if not {"generate", "embed"} & set(tasks):
+            raise EngineError(f"vLLM runs this model for {', '.join(tasks)}, of which this worker serves none")
+        self._embeds = "generate" not in tasks
+        self._intake = Intake(llm, tasks)
         self._reader = asyncio.create_task(self._read(llm.engine_core))
         llm.output_handler = self._reader  # nothing in vLLM may start a second one
         log.info("vLLM is ready after %.1f s: %d blocks of KV cache", time.perf_counter() - begun, blocks)
@@ -73,6 +78,7 @@ class VllmEngine:
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
             data_parallel_size=ranks,
+            model_types=("Embedding",) if self._embeds else None,
             guided_decoding=not config.model_config.skip_tokenizer_init,
         )
 
@@ -92,6 +98,9 @@ class VllmEngine:
             running.fail(EngineShutdown("vLLM is not running"))
             return running
         try:
+            if self._embeds:
+                self._send(running, self._intake.checked(running.id, request, PoolingParams(task="embed")))
+                return running
             if known := self._intake.from_known(running.id, request):
                 self._send(running, known)
                 return running
@@ -115,7 +124,8 @@ class VllmEngine:
                 self._send(running, request)
 
     def _send(self, running: VllmRequest, request: Any) -> None:
-        running.max_tokens = request.sampling_params.max_tokens
+        if request.sampling_params is not None:
+            running.max_tokens = request.sampling_params.max_tokens
         if self._meter is not None:
             running.stats = RequestStateStats(arrival_time=request.arrival_time)
         self._requests[running.id] = running
@@ -199,6 +209,7 @@ class VllmEngine:
             if self._reader is not None:
                 self._reader.cancel()
                 await asyncio.gather(self._reader, return_exceptions=True)
+        gc.unfreeze()  # native modules report frozen objects as leaks when the process ends
         self._sockets.cleanup()
 
     def on_death(self, listener: DeathListener) -> None:

@@ -73,7 +73,7 @@ class Intake:
             priority=-(routing.priority or 0),
             data_parallel_rank=self._rank(routing),
         )
-        if (options := self._options(request)) is not None:
+        if made.sampling_params is not None and (options := self._options(request)) is not None:
             if len(self._known) >= _MOST_OPTIONS:
                 self._known.clear()
             self._known[options] = known = copy.copy(made)

@@ -64,7 +64,12 @@ class VllmRequest:
         self._push_more(output)
 
     def _push_more(self, output: Any) -> None:
-        """A step that carries more than tokens: log probabilities, or the end."""
+        """A step that carries more than tokens: log probabilities, an embedding, or the end."""
+        if output.pooling_output is not None:
+            self.ended = True
+            self._sink.item({"embedding": output.pooling_output.tolist()})
+            self._sink.end()
+            return
         item = EngineOutput(token_ids=output.new_token_ids)
         if output.new_logprobs is not None and self._logprobs is not None:
             sampled(item, output.new_logprobs, self._logprobs)
