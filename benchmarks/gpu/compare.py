@@ -244,8 +244,8 @@ def offline(options: argparse.Namespace, prompts: Sequence[list[int]]) -> None:
     most = max(options.counts)
     llm.generate(inputs[:most], params, use_tqdm=False)
     measure("offline", most, [inputs[most:]])
-    llm.reset_prefix_cache()
     for clients in options.counts:
+        llm.reset_prefix_cache()
         waves = inputs[-clients * options.waves :]
         measure("offline-waves", clients, [waves[at : at + clients] for at in range(0, len(waves), clients)])
 
