@@ -109,7 +109,8 @@ async def test_the_router_knows_what_each_engine_holds(stack: Stack) -> None:
             """A router hears of it by events."""
 
 
-async def test_a_worker_whose_engine_is_killed_leaves_and_its_streams_move(stack: Stack) -> None:
+@pytest.mark.parametrize("killed", ["EngineCore", "VLLM::Worker"])
+async def test_a_worker_whose_engine_is_killed_leaves_and_its_streams_move(stack: Stack, killed: str) -> None:
     victim, _ = (await workers(stack, 2)).values()
     frontend = await stack.frontend("--router-mode", "round-robin")
     await frontend.until_models("m")
@@ -119,11 +120,29 @@ async def test_a_worker_whose_engine_is_killed_leaves_and_its_streams_move(stack
     for each in begun:
         await each.wait()
     family = psutil.Process(victim.child.pid).children(recursive=True)
-    os.kill(next(each.pid for each in family if "EngineCore" in " ".join(each.cmdline())), signal.SIGKILL)
+    os.kill(next(each.pid for each in family if killed in " ".join(each.cmdline())), signal.SIGKILL)
     assert await asyncio.gather(*streams) == [500, 500]
     assert await victim.ended() != 0
     await frontend.until_instances(1)
-    assert not [each for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert not any(map(alive, family))
+
+
+async def test_a_worker_asked_to_leave_finishes_its_streams_and_leaves_nothing(stack: Stack) -> None:
+    (worker,) = (await workers(stack, 1)).values()
+    frontend = await stack.frontend()
+    await frontend.until_models("m")
+    begun = asyncio.Event()
+    stream = asyncio.create_task(answer_tokens(frontend, begun))
+    await begun.wait()
+    family = psutil.Process(worker.child.pid).children(recursive=True)
+    worker.signal(signal.SIGTERM)
+    assert await stream == 500
+    assert await worker.ended() == 0
+    assert not any(map(alive, family))
+
+
+def alive(process: psutil.Process) -> bool:
+    return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
 async def answer_tokens(frontend: Frontend, begun: asyncio.Event) -> int:
@@ -146,4 +165,4 @@ async def test_a_killed_worker_takes_vllms_processes_with_it(stack: Stack) -> No
     assert any("EngineCore" in " ".join(each.cmdline()) for each in family)
     worker.signal(signal.SIGKILL)
     await worker.child.wait()
-    await until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family))
+    await until(lambda: not any(map(alive, family)))
