@@ -127,20 +127,6 @@ async def test_a_worker_whose_engine_is_killed_leaves_and_its_streams_move(stack
     assert not any(map(alive, family))
 
 
-async def test_a_worker_asked_to_leave_finishes_its_streams_and_leaves_nothing(stack: Stack) -> None:
-    (worker,) = (await workers(stack, 1)).values()
-    frontend = await stack.frontend()
-    await frontend.until_models("m")
-    begun = asyncio.Event()
-    stream = asyncio.create_task(answer_tokens(frontend, begun))
-    await begun.wait()
-    family = psutil.Process(worker.child.pid).children(recursive=True)
-    worker.signal(signal.SIGTERM)
-    assert await stream == 500
-    assert await worker.ended() == 0
-    assert not any(map(alive, family))
-
-
 def alive(process: psutil.Process) -> bool:
     return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
