@@ -50,20 +50,23 @@ def types_of(schema: object) -> frozenset[str]:
 
 def property_of(schema: object, key: str) -> object:
     """The schema of one property of an object; None if there is none."""
-    for part in _parts(schema):
-        properties = part.get("properties")
-        if isinstance(properties, dict) and key in properties:
-            return properties[key]
-    return None
+    properties = (part.get("properties") for part in _parts(schema))
+    return _any_of([one[key] for one in properties if isinstance(one, dict) and key in one])
 
 
 def items_of(schema: object) -> object:
     """The schema of an array's items; None if there is none."""
-    return next((part["items"] for part in _parts(schema) if "items" in part), None)
+    return _any_of([part["items"] for part in _parts(schema) if "items" in part])
+
+
+def _any_of(schemas: list[object]) -> object:
+    if len(schemas) > 1:
+        return {"anyOf": schemas}
+    return schemas[0] if schemas else None
 
 
 def _parts(schema: object, depth: int = 8) -> Iterator[dict[str, Any]]:
-    """A schema and all that it combines."""
+    """A schema and all schemas that it combines."""
     if isinstance(schema, dict) and depth:
         yield schema
         for combined in _COMBINED:
