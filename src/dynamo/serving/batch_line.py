@@ -22,7 +22,7 @@ from dynamo.runtime import Context
 from dynamo.serving.ask import ask
 from dynamo.serving.conversation import Conversation
 from dynamo.serving.embedding import Embeddings
-from dynamo.serving.models import ServedModel
+from dynamo.serving.served_model import ServedModel
 
 BatchRequest = ChatRequest | CompletionRequest | EmbeddingRequest | ResponsesRequest
 
