@@ -24,6 +24,10 @@ class ModelGroup:
         """The card being served or loaded."""
         self.model: ServedModel | None = None
         self.loading: asyncio.Task[None] | None = None
+        self.retry: asyncio.TimerHandle | None = None
+        """Set while the model waits for another attempt to get its files."""
+        self.failures = 0
+        """How many attempts to get the files have failed in a row."""
         self.error: ModelError | None = None
         """Why the card cannot be opened here, if it cannot."""
         self.was_reachable = False
@@ -82,6 +86,13 @@ class ModelGroup:
 
     def has_worker(self, instance_id: int) -> bool:
         return instance_id in self._runtimes
+
+    def stop_loading(self) -> None:
+        if self.loading:
+            self.loading.cancel()
+        if self.retry:
+            self.retry.cancel()
+        self.loading = self.retry = None
 
     def senders(self) -> list[Member]:
         """The workers that send the files of the served card."""

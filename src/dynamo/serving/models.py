@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 SENDER_SECONDS = 10.0
 """How long after its card the address of a worker that sends files may become known."""
+RETRY_SECONDS = 1.0
+"""The pause before a model whose files could not be had is tried again; it doubles with each failure."""
+_MOST_DOUBLINGS = 6
 
 
 class Models:
@@ -69,8 +72,8 @@ class Models:
     async def close(self) -> None:
         await self._members.close()
         loading = self._loading()
-        for task in loading:
-            task.cancel()
+        for group in self._groups.values():
+            group.stop_loading()
         await asyncio.gather(*loading, return_exceptions=True)
         for group in self._groups.values():
             self._close_router(group)
@@ -178,12 +181,19 @@ class Models:
     def _sender_joined(self, instance_id: int) -> None:
         """If a model lacks files, try again: this instance may have them."""
         for group in self._groups.values():
-            if not group.has_worker(instance_id):
-                continue
-            group.senders_joined += 1
-            if isinstance(group.error, FileError) and group.card:
-                group.error = None
-                group.loading = asyncio.create_task(self._load(group, group.card))
+            if group.has_worker(instance_id):
+                group.senders_joined += 1
+                self._retry(group)
+
+    def _retry(self, group: ModelGroup) -> None:
+        """Load the model again if its files could not be had."""
+        if group.card and isinstance(group.error, FileError):
+            self._begin_loading(group, group.card)
+
+    def _begin_loading(self, group: ModelGroup, card: ModelCard) -> None:
+        group.stop_loading()
+        group.error = None
+        group.loading = asyncio.create_task(self._load(group, card))
 
     def _group_of(self, member: Member) -> ModelGroup | None:
         group = self._groups.get(member.card.name) if member.card else None
@@ -216,18 +226,17 @@ class Models:
         card = group.elect()
         if card is None and group.served_checksum is not None:
             return
-        if group.loading:
-            group.loading.cancel()
-        group.loading = None
+        group.stop_loading()
         if group.model:
             log.info("model '%s' is gone: its last worker left", group.name)
         self._close_router(group)
         group.card = card
         group.error = None
+        group.failures = 0
         group.was_reachable = False
         if card is None:
             return
-        group.loading = asyncio.create_task(self._load(group, card))
+        self._begin_loading(group, card)
         for member in tuple(group.members.values()):
             group.update(member)
 
@@ -254,12 +263,10 @@ class Models:
             try:
                 loaded = await self._reader.open(card, lambda: self._senders(group))
             except ModelError as error:
-                again = "; trying again when a worker joins" if isinstance(error, FileError) else ""
-                log.error("cannot serve model '%s': %s%s", group.name, error, again)
-                if again and group.senders_joined != joined:
+                if isinstance(error, FileError) and group.senders_joined != joined:
+                    log.warning("model '%s': %s; trying again with the worker that joined", group.name, error)
                     continue
-                group.error = error
-                self._changed.set()
+                self._loading_failed(group, error)
                 return
         router = make_router(self._router, card, group.instances, self._runtime, group.runtime_of)
         router.start()
@@ -267,6 +274,24 @@ class Models:
         self._apply_overrides()
         self._changed.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))
+
+    def _loading_failed(self, group: ModelGroup, error: ModelError) -> None:
+        group.error = error
+        if isinstance(error, FileError):
+            # Without a change in discovery too: a disk may be freed, a network healed.
+            delay = retry_delay(group.failures)
+            group.failures += 1
+            group.retry = asyncio.get_running_loop().call_later(delay, self._retry, group)
+            again = f"; trying again in {delay:g} s, or as soon as a worker joins"
+        else:
+            again = ""
+        log.error("cannot serve model '%s': %s%s", group.name, error, again)
+        self._changed.set()
+
+
+def retry_delay(failures: int) -> float:
+    """How long to wait for the next attempt after this many earlier failures."""
+    return RETRY_SECONDS * (1 << min(failures, _MOST_DOUBLINGS))
 
 
 def _files_of(endpoint: EndpointId) -> EndpointId:
