@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from dynamo.model.detokenize import Decoder
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
-from dynamo.pipeline.parse import Event, OutputParser, Text, ThoughtText, ToolArgs, ToolStart
+from dynamo.pipeline.parse import Event, OutputParser, ReasoningText, Text, ToolArgs, ToolStart
 from dynamo.pipeline.stops import StopStrings
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, TopLogprob, Usage
 from dynamo.protocols.errors import DynamoException, ProtocolError, Unknown
@@ -252,7 +252,7 @@ class Postprocess:
     def _emit(self, events: list[Event]) -> None:
         if not events:
             return
-        if any(isinstance(event, ThoughtText) for event in events):
+        if any(isinstance(event, ReasoningText) for event in events):
             self._reasoning_tokens += self.count - self._attributed
         self._attributed = self.count
         choice = self._choice
@@ -260,7 +260,7 @@ class Postprocess:
             match event:
                 case Text(text):
                     choice.text(text)
-                case ThoughtText(text):
+                case ReasoningText(text):
                     choice.reasoning(text)
                 case ToolStart(index, id, name) if not (index and self._one_call):
                     choice.tool_start(index, id, name)

@@ -36,7 +36,7 @@ _TOOL: Final[dict[str, Any]] = {
 _LEFT_OVER: Final = re.compile("tool|func|call|invoke", re.IGNORECASE)
 """In the text before a call: a marker that the format does not know."""
 
-_MARKERS: Final = (
+_REASONING_MARKERS: Final = (
     ("gemma4", "<|channel>thought"),
     ("minimax_m3", "<mm:think>"),
     ("kimi_k3", "<|open|>think<|sep|>"),
@@ -116,7 +116,7 @@ def _guess_reasoning(template: ChatTemplate, tools: str | None) -> str | None:
     except TemplateError:
         prompt = ""
     shown = "\n".join((*template.sources, prompt))
-    for name, marker in _MARKERS:
+    for name, marker in _REASONING_MARKERS:
         if marker in shown:
             return name
     return _WITH_THINK_TAGS.get(tools or "", "basic") if "</think>" in shown else None
