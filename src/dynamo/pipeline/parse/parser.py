@@ -125,6 +125,11 @@ class OutputParser:
     def saw_tool_call(self) -> bool:
         return self._sink.calls > 0
 
+    @property
+    def is_over(self) -> bool:
+        """All further text is content, so that no parser is needed for it."""
+        return self._reasoning is None and self._content is None
+
     def feed(self, text: str) -> list[Event]:
         bypass = self._bypass
         if bypass is not None and bypass[0](text) is None and text:
