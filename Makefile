@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: run docs test coverage test-deep test-engines test-hosts test-node lint bench clean
+.PHONY: run docs test coverage test-deep test-engines test-hosts test-clients lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -17,11 +17,11 @@ docs: $(READY)
 # In as many processes as there are processors, each with an etcd and a NATS of its own.
 test: $(DEV)
 	@echo "Running about 3,500 tests, some with real processes, etcd and NATS: 4 to 8 minutes on two processors."
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not node"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients"
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not node" \
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients" \
 	  --cov --cov-report=term
 
 # The KV index against its naive model: 50 times 2,000 random sequences of events, about 40 minutes.
@@ -31,16 +31,21 @@ test-deep: $(DEV)
 	    tests/router/kv/test_kv_index_model.py || exit 1; \
 	done
 
+# With vLLM for CPUs, in an environment of its own: 3.5 GB.
 test-engines: $(DEV)
 	$(BIN)/python -m pytest tests/engines
+	@tests/engines/install
+	.engines/vllm/bin/python -m pytest tests/engines/vllm
 
 # Two machines on one: needs root and iproute2.
 test-hosts: $(DEV)
 	$(BIN)/python -m pytest -m hosts
 
-# The JavaScript client: needs Node.js and npm.
-test-node: $(DEV)
-	$(BIN)/python -m pytest -m node
+# Well-known clients, each installed from PyPI or npm into .clients/, against dynamo-run.
+test-clients: $(DEV)
+	@echo "Installing the clients of tests/clients/clients.toml into .clients/ and running them: some minutes."
+	@$(BIN)/python tests/clients/install.py
+	$(BIN)/python -m pytest -n 2 -m "clients$(if $(shell command -v npm),, and not node)" tests/clients
 
 lint: $(DEV)
 	$(BIN)/ruff check .
@@ -52,7 +57,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/serve.py $(if $(PEER_PYTHON),--peer $(PEER_PYTHON))
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@echo "Creating $(VENV) ..."

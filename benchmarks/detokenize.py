@@ -72,7 +72,7 @@ def main() -> None:
             push, push_escaped = tokenizer.decoder().push, tokenizer.decoder().push_escaped
             print(f"  push, {label}: {cost(partial(_all, push, groups), len(ids))}")
             print(f"  push_escaped, {label}: {cost(partial(_all, push_escaped, groups), len(ids))}")
-        stream = StreamDecoder(reference, [], True, tokenizer.special_ids).push
+        stream = StreamDecoder(reference, [], True, tokenizer.special_ids, tokenizer.vocab_size).push
         print(f"  DecodeStream, one at a time: {cost(partial(_all, stream, singles), len(singles))}")
 
 

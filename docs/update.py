@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dynamo.engines.echo import EchoSettings
+from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
@@ -23,12 +24,14 @@ from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.router import RouterSettings
 from dynamo.settings.setting import one_of
+from dynamo.settings.worker import WorkerSettings
 
 TABLES = {
     "echo": (EchoSettings,),
     "etcd": (EtcdConfig,),
     "frontend": (FrontendSettings,),
     "hub": (HubConfig, FetchConfig),
+    "llamacpp": (LlamaCppArgs,),
     "logs": (LogSettings,),
     "mocker": (MockerSettings, MockerArgs),
     "nats": (NatsConfig,),
@@ -36,6 +39,7 @@ TABLES = {
     "router": (RouterSettings,),
     "standalone router": (StandaloneSettings,),
     "status": (StatusConfig,),
+    "worker": (WorkerSettings,),
     "traces": (ExportSettings, SpanSettings),
 }
 MARKED = re.compile(r"<!-- settings: ([a-z ]+?)(?:, ([\w ]+))? -->\n.*?<!-- end -->", re.DOTALL)

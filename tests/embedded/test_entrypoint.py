@@ -34,6 +34,30 @@ async def test_an_input_is_served_until_the_runtime_shuts_down() -> None:
         await serving
 
 
+async def test_a_mocker_gives_the_log_likelihood_of_a_prompt() -> None:
+    port = free_port()
+    async with DistributedRuntime(config=RuntimeConfig.in_process({})) as runtime:
+        args = EntrypointArgs(EngineType.Mocker, model_path="tiny", model_name="mocked", http_port=port)
+        serving = asyncio.create_task(run_input(runtime, "http", await make_engine(runtime, args)))
+        async with aiohttp.ClientSession() as http:
+
+            async def score(prompt: str) -> Any:
+                asked = {"model": "mocked", "prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 0}
+                try:
+                    async with http.post(f"http://127.0.0.1:{port}/v1/completions", json=asked) as answer:
+                        return (await answer.json())["choices"] if answer.status == 200 else None
+                except aiohttp.ClientError:
+                    return None
+
+            (choice,) = await until(lambda: score("The cat sat"))
+            assert choice["text"] == "".join(choice["logprobs"]["tokens"]) == "The cat sat"
+            first, *others = choice["logprobs"]["token_logprobs"]
+            assert first is None
+            assert all(logprob < 0 for logprob in others)
+        runtime.shutdown()
+        await serving
+
+
 def test_a_router_config_becomes_the_flags_of_the_frontend() -> None:
     routing = RouterConfig(RouterMode.KV, KvRouterConfig(overlap_score_credit=0.5, use_kv_events=False))
     command = parse([*EntrypointArgs(EngineType.Dynamic, router_config=routing).words(), "in=http"])

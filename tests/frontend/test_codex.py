@@ -38,7 +38,8 @@ async def test_codex_is_answered_and_its_calls_are_in_their_namespace(live: Live
         answer = last["response"]
     else:
         async with live.http.post("/v1/responses", json=ASKED) as response:
-            assert "x-dynamo-warning" not in response.headers
+            warning = "ignored tools that run at OpenAI: web_search, image_generation"
+            assert response.headers["x-dynamo-warning"] == warning
             answer = await response.json()
     (call,) = [item for item in answer["output"] if item["type"] == "function_call"]
     assert (call["name"], call["namespace"]) == ("weather", "mcp__sky")
@@ -63,6 +64,9 @@ async def test_tools_that_the_client_runs_are_refused_in_their_own_words(live: L
         assert "run by the client" in answer["error"]["message"]
     messages = {"model": "org/toy", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
     hosted, own = {"type": "web_search_20250305", "name": "w"}, {"type": "bash_20250124", "name": "bash"}
-    assert (await live.post("/v1/messages", {**messages, "tools": [hosted]}))[0] == 200
+    async with live.http.post("/v1/messages", json={**messages, "colour": 1, "tools": [hosted]}) as response:
+        assert response.status == 200
+        warning = "ignored unknown fields: colour; ignored tools that run at Anthropic: web_search_20250305"
+        assert response.headers["x-dynamo-warning"] == warning
     status, answer = await live.post("/v1/messages", {**messages, "tools": [own]})
     assert (status, "run by the client" in answer["error"]["message"]) == (400, True)

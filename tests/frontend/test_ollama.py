@@ -75,6 +75,8 @@ async def test_models_are_listed_and_shown(live: Live, toy: Scripted) -> None:
     status, shown = await live.post("/api/show", {"model": "org/toy:latest"})
     assert (status, shown["capabilities"]) == (200, ["completion", "tools", "thinking"])
     assert (await live.get("/api/version"))["version"]
+    (loaded,) = (await live.get("/api/ps"))["models"]
+    assert (loaded["name"], loaded["expires_at"] > "2100") == (listed["name"], True)
 
 
 async def test_errors_are_one_sentence(live: Live, toy: Scripted) -> None:
@@ -83,3 +85,17 @@ async def test_errors_are_one_sentence(live: Live, toy: Scripted) -> None:
     assert "nobody" in answer["error"]
     status, answer = await live.post("/api/pull", {"model": "x"})
     assert (status, answer) == (404, {"error": "Route not found: POST /api/pull"})
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
+async def test_bodies_are_json_whatever_their_content_type_says(live: Live, toy: Scripted, kind: str) -> None:
+    """`curl -d` declares a form."""
+    headers = {"Content-Type": kind}
+    for path, field in (("/api/chat", {"messages": said("STOPS")}), ("/api/generate", {"prompt": "STOPS"})):
+        body = json.dumps({"model": "org/toy", "stream": False, **field}).encode()
+        async with live.http.post(path, data=body, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+    async with live.http.post("/api/show", data=b'{"model": "org/toy"}', headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+    async with live.http.post("/api/chat", data=b"model=org/toy", headers=headers) as answer:
+        assert answer.status == 400

@@ -44,7 +44,9 @@ def test_a_published_name_is_where_workers_look_for_it(module: str, names: str) 
         assert getattr(found, name) is not None
 
 
-@pytest.mark.parametrize("module", ["dynamo.runtime", "dynamo.llm", "dynamo._core"])
+@pytest.mark.parametrize(
+    "module", ["dynamo.runtime", "dynamo.llm", "dynamo._core", "dynamo.common", "dynamo.nixl_connect"]
+)
 def test_a_name_that_is_not_offered_raises_a_sentence(module: str) -> None:
     found = importlib.import_module(module)
     for name, why in ABSENT.items():

@@ -158,3 +158,27 @@ async def test_a_second_worker_with_another_card_is_refused_and_told_why(
         assert "kv_cache_block_size" in caplog.text
         await register_llm(ModelType.Backend, third.endpoint("a.b.c"), str(folder), kv_cache_block_size=16)
         assert len(await cards(third.endpoint("a.b.c"))) == 2
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, 77), ({"context_length": 55}, 55)])
+async def test_the_engine_s_context_length_is_that_of_the_model_unless_another_is_given(
+    folder: Path, given: dict[str, int], expected: int
+) -> None:
+    reported = ModelRuntimeConfig()
+    reported.context_length = 77
+    async with runtime() as own:
+        endpoint = own.endpoint("ns.backend.generate")
+        for path, model_input in ((str(folder), ModelInput.Tokens), ("any", ModelInput.Text)):
+            await register_model(model_input, BOTH, endpoint, path, runtime_config=reported, **given)
+            assert [card.context_length for card in await cards(endpoint)] == [expected]
+
+
+async def test_a_tensor_model_says_what_it_takes() -> None:
+    config = {"name": "echo", "inputs": [], "outputs": []}
+    async with runtime() as own:
+        endpoint = own.endpoint("ns.tensor.generate")
+        await register_model(
+            ModelInput.Tensor, ModelType.TensorBased, endpoint, "echo", tensor_model_config=config
+        )  # fmt: skip
+        (card,) = await cards(endpoint)
+    assert (card.model_input, card.tensor_model_config) == (ModelInput.Tensor, config)

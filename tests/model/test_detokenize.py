@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.model.detokenize import Decoder, byte_characters, json_escaped
+from dynamo.model.detokenize import Decoder, UnknownToken, byte_characters, json_escaped
 from dynamo.model.tokenizer import Tokenizer
 from support import models
 
 
 @cache
 def byte_level() -> Tokenizer:
-    return Tokenizer(models.byte_level_json())
+    return Tokenizer(models.byte_level_json(), 4096)
 
 
 @cache
 def sentencepiece() -> Tokenizer:
-    return Tokenizer(models.sentencepiece_json())
+    return Tokenizer(models.sentencepiece_json(), 4096)
 
 
 def in_groups(decoder: Decoder, ids: Sequence[int], cuts: Sequence[int], escaped: bool = False) -> str:
@@ -103,11 +103,18 @@ def test_a_character_cut_off_by_the_end_is_a_replacement_character() -> None:
     assert decoder.flush() == ""
 
 
-def test_ids_outside_the_vocabulary_decode_to_nothing() -> None:
-    for tokenizer in (byte_level(), sentencepiece()):
-        word = tokenizer.encode("fox")
+@pytest.mark.parametrize("json", [models.byte_level_json(), models.sentencepiece_json()], ids=["bytes", "pieces"])
+def test_ids_that_pad_the_vocabulary_decode_to_nothing_and_others_are_refused(json: str) -> None:
+    size = Tokenizer(json).vocab_size
+    padded = Tokenizer(json, size + 64)
+    word = padded.encode("fox")
+    for tokenizer, outside in ((Tokenizer(json), size), (padded, size + 64), (padded, -1), (padded, 2**40)):
         decoder = tokenizer.decoder(word)
-        assert decoder.push([-1, 10**6, 2**40]) + decoder.flush() == ""
+        for push in (decoder.push, decoder.push_escaped):
+            with pytest.raises(UnknownToken, match=f"token id {outside}, outside"):
+                push([outside])
+    decoder = padded.decoder(word)
+    assert decoder.push([size, *word, size + 63]) + decoder.flush() == padded.decoder(word).push(word)
 
 
 def test_special_tokens_are_shown_on_request() -> None:

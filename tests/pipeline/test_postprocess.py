@@ -26,12 +26,13 @@ from dynamo.protocols.engine import (
 from dynamo.protocols.errors import DynamoException, ProtocolError, Unknown
 from support import models
 
+PADDED_SIZE = 4096
 TEXT = "Grüße aus Köln 🎉 and 你好世界"
 
 
 @cache
 def tokenizer(kind: str = "bytes") -> Tokenizer:
-    return Tokenizer(models.byte_level_json() if kind == "bytes" else models.sentencepiece_json())
+    return Tokenizer(models.byte_level_json() if kind == "bytes" else models.sentencepiece_json(), PADDED_SIZE)
 
 
 class Heard:
@@ -441,6 +442,21 @@ def test_an_unknown_finish_reason_is_the_workers_mistake(reason: str) -> None:
     assert run.heard.all() == "hi"
     assert isinstance(run.heard.error, ProtocolError)
     assert len(run.heard.error.message) < 150
+
+
+@pytest.mark.parametrize("conditions", [{}, {"stop": ["END"]}, {"max_tokens": 3}], ids=str)
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_an_id_outside_the_vocabulary_fails_the_choice_and_stops_the_worker(
+    kind: str, conditions: dict[str, Any]
+) -> None:
+    run = Run(kind=kind, **conditions)
+    run.sink.tokens(ids_of("hi", kind)[:1])
+    run.sink.tokens([PADDED_SIZE - 1, PADDED_SIZE])
+    run.sink.tokens(ids_of("late", kind))
+    run.sink.end()
+    assert isinstance(run.heard.error, ProtocolError)
+    assert run.stopped == 1
+    assert "late" not in run.heard.all()
 
 
 @pytest.mark.parametrize("text", [None, "hi"])

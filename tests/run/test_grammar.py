@@ -76,6 +76,8 @@ def test_the_old_remote_output_is_noted() -> None:
 
 def test_verbosity_counts() -> None:
     assert [read(line).verbosity for line in ("m", "-v m", "m -vv", "-v m -v")] == [0, 1, 2, 2]
+    words = ("--verbosity m", "--verbosity -vv m", "--verbosity=2 m", "--verbosity 0 m", "m --verbosity --verbosity")
+    assert [read(line).verbosity for line in words] == [1, 2, 2, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,7 @@ def test_what_is_shown_instead_of_run(line: str, show: str) -> None:
         ("--no-such-thing-at-all-xyz", ["unknown flag"]),
         ("-x", ["unknown flag '-x'"]),
         ("-vvv", ["unknown flag '-vvv'; did you mean '-vv'?"]),
+        ("--verbosity=loud", ["--verbosity must be -v, -vv, 0, 1 or 2, not 'loud'"]),
         ("-v -vv", ["-vv is as verbose as it gets"]),
         ("inn=http", ["must start with in= or out=", "did you mean 'in='?"]),
         ("http echo_full", ["one MODEL at most", "did you mean 'in=http'?"]),

@@ -73,6 +73,13 @@ def test_openai_lines_may_ask_for_completions() -> None:
     assert isinstance(read(line).request(), CompletionRequest)
 
 
+def test_unknown_fields_of_openai_lines_and_bodies_are_ignored() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "no_such_field": 1}
+    request = read(openai_line(body=body, comment="mine")).request()
+    assert isinstance(request, ChatRequest)
+    assert request.model == "m"
+
+
 def test_a_wrong_body_fails_when_it_is_asked() -> None:
     prompt = read(openai_line(body={"model": "m"}))
     with pytest.raises(InvalidRequest, match="messages"):
@@ -100,8 +107,8 @@ def test_the_request_template_fills_openai_bodies() -> None:
         (openai_line(custom_id=5), "custom_id"),
         (openai_line(custom_id=None), "custom_id"),
         (openai_line(method="GET"), "must be POST"),
-        (openai_line(url="/v1/images"), "url must be"),
-        (openai_line(url=["/v1/chat/completions"]), "url must be"),
+        (openai_line(url="/v1/images"), "url: "),
+        (openai_line(url=["/v1/chat/completions"]), "url: "),
         (openai_line(body="x"), "body"),
         ("[" * 100_000, "not JSON"),
     ],

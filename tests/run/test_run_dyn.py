@@ -39,9 +39,9 @@ def test_a_piped_prompt_is_answered_by_workers_that_are_found(tmp_path: Path, mo
     with running(tmp_path, *words) as worker:
         worker.line_with("worker for 'small-model' at dyn://a.b.c")
         done = run(tmp_path, "in=stdin", "out=dyn", input="hello")
-        assert (done.returncode, done.stdout) == (0, b"user\nhello\n")
+        assert (done.returncode, done.stdout) == (0, b"<|im_start|>user\nhello\n")
         done = run(tmp_path, "in=stdin", "out=dyn://a.b.c", "--model-name", "small-model", input="hello")
-        assert done.stdout == b"user\nhello\n"
+        assert done.stdout == b"<|im_start|>user\nhello\n"
         assert b"note: out=dyn://" in done.stderr
 
 
@@ -97,3 +97,20 @@ def test_a_prompt_goes_to_workers_of_the_namespace_that_was_asked_for(tmp_path: 
         assert done.returncode == 0
         assert b"second" in done.stderr
         assert b"model 'first'" not in done.stderr
+
+
+def test_more_v_log_more(tmp_path: Path) -> None:
+    token = "plane-secret"
+    words = ("in=dyn://a.b.c", "out=echo", "--model-name", "m")
+    with running(tmp_path, *words, DYN_REQUEST_PLANE_TOKEN=token) as worker:
+        worker.line_with("worker for 'm'")
+        logs = []
+        for more in ((), ("-v",), ("-vv",)):
+            done = run(tmp_path, "in=stdin", "out=dyn", *more, input="hello", DYN_REQUEST_PLANE_TOKEN=token)
+            assert done.stdout == b"hello\n"
+            logs.append(done.stderr.decode())
+    assert ["by round-robin" in log for log in logs] == [False, True, True]
+    assert ["dynamo.runtime.plane.trace: to " in log for log in logs] == [False, False, True]
+    assert ["dynamo.serving.stream_trace: request " in log for log in logs] == [False, False, True]
+    assert ": REQUEST " in logs[2]
+    assert token not in logs[2]

@@ -53,7 +53,7 @@ def test_streams_reach_the_official_client(tmp_path: Path, model: Path) -> None:
             extra_body={"nvext": {"ignore_eos": True}},
         )
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
-        assert text == "user\nTell me a story\nassistant\n"
+        assert text == "<|im_start|>user\nTell me a story<|im_end|>\n<|im_start|>assistant\n"
         client.close()
 
 

@@ -266,6 +266,53 @@ def test_the_commands(start: Start, tmp_path: Path) -> None:
     assert chat.leaves() == 0
 
 
+def test_options_are_set_shown_and_sent(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "mirror.py").write_text(
+        "async def generate(request):\n"
+        "    text = ' '.join(f'{key}={request.get(key)}' for key in ('temperature', 'max_tokens', 'stop'))\n"
+        "    yield {'choices': [{'index': 0, 'delta': {'content': text}, 'finish_reason': 'stop'}]}\n"
+    )
+    chat = start("out=pystr:mirror.py", "--model-name", "mirror").ready()
+    chat.says("hello", "temperature=None max_tokens=None stop=None")
+    chat.says("/set temperature 0.7", "temperature: 0.7")
+    chat.says("/set max_tokens 9", "max_tokens: 9")
+    chat.says("/set stop END", 'stop: "END"')
+    chat.says("hello", "temperature=0.7 max_tokens=9 stop=END")
+    chat.says("/set temperature 9", "temperature: must be at most 2, got 9.")
+    chat.says("/set temprature 1", "did you mean 'temperature'?")
+    chat.says("/set stop -", "stop: (default)")
+    chat.says("/set system Be kind.", "Be kind.")
+    chat.types("/show\r")
+    for line in ("model                mirror", "system               Be kind.", "temperature          0.7"):
+        chat.sees(line)
+    chat.ready()
+    chat.says("/set", "max_tokens           9")
+    chat.says("/?", "/set NAME VALUE")
+
+
+def test_a_full_context_leaves_out_the_oldest_exchanges_but_not_the_system_prompt(start: Start, model: Path) -> None:
+    chat = start("out=echo_core", "--context-length", "120", str(model)).ready()
+    chat.says("/system Be brief.", "Be brief.")
+    chat.says("/set max_tokens 30", "max_tokens: 30")
+    for word in ("apple", "banana"):
+        chat.says(word, "Be brief.")
+    chat.types("cherry\r")
+    chat.sees("the context is full: the oldest exchange is no longer sent")
+    chat.sees("banana")
+    chat.ready()
+    assert [text for role, text in chat.saved() if role == "user"] == ["apple", "banana", "cherry"]
+    chat.types("/show\r")
+    chat.terminal.expect(r"context +(\d+) of 120 tokens")
+    assert 0 < int(chat.terminal.match[1]) <= 120
+
+
+def test_words_are_wrapped_at_the_width_of_the_terminal(start: Start) -> None:
+    chat = start("out=echo").ready()
+    chat.terminal.setwinsize(30, 20)
+    chat.says("twelve words fit", "twelve words fit\r\n")
+    chat.says("these words do not fit", "\x1b[20G\x1b[K\r\n\x1b[0mfit\r\n")
+
+
 def test_a_failed_question_can_be_asked_again(start: Start, model: Path) -> None:
     chat = start("out=echo_core", "--context-length", "50", str(model)).ready()
     chat.says("x y z " * 60, "maximum context length is 50 tokens")

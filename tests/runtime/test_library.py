@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from dynamo.llm.exceptions import HttpError, InvalidArgument, Unavailable
-from dynamo.runtime import Context, DistributedRuntime, Endpoint, Local, RuntimeConfig, dynamo_endpoint
+from dynamo.runtime import Context, DistributedRuntime, Endpoint, Local, RuntimeConfig, dynamo_endpoint, dynamo_worker
 from support.waiting import PATIENCE, until
 
 
@@ -222,3 +222,10 @@ async def test_ten_thousand_requests_leave_no_task_descriptor_or_object_behind(t
     await serving
     await server.close()
     await caller.close()
+
+
+def test_a_parameter_that_has_no_effect_any_more_is_accepted_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="enable_nats"):
+        DistributedRuntime(enable_nats=True, config=RuntimeConfig.in_process({}))
+    with pytest.warns(DeprecationWarning, match="enable_nats"):
+        dynamo_worker(enable_nats=False)

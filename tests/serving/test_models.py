@@ -275,3 +275,16 @@ async def test_a_thousand_instances_are_all_listed(tmp_path: Path) -> None:
     await asyncio.gather(*serving)
     for worker in workers:
         await worker.close()
+
+
+@pytest.mark.parametrize(("own", "used"), [(None, 3), (0, 0), (7, 7)])
+async def test_a_migration_limit_of_the_frontend_replaces_that_of_the_card(own: int | None, used: int) -> None:
+    local = Local()
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await runtime.start()
+    models = Models(runtime, RoutingConfig(), HubConfig.from_env({}), migration_limit=own)
+    await models.start()
+    async with Worker(local, card(migration_limit=3)):
+        assert (await models.wait_for("m")).card.migration_limit == used
+    await models.close()
+    await runtime.close()

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 VARIABLE = re.compile(r"\bDYN_[A-Z0-9_]+\b")
 TABLES = runpy.run_path(str(ROOT / "docs" / "update.py"))["TABLES"]
 SET = {name for tables in TABLES.values() for table in tables for option in options(table) for name in option.variables}
-READ_FOR_PROGRAMS = {"DYN_HEALTH_CHECK_PAYLOAD"}
-"""Read by `dynamo.health_check` when the program of an engine author asks for it; no command has it."""
+READ_FOR_PROGRAMS = {"DYN_HEALTH_CHECK_PAYLOAD", "DYN_NAMESPACE_WORKER_SUFFIX"}
+"""Read by `dynamo.health_check` and `dynamo.common` when the program of an engine author asks; no command has them."""
 GUIDES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
 
 

@@ -27,7 +27,7 @@ LINES = [
     Line("dynamo-run Llama-3.2-1B-Instruct-Q4_K_M.gguf", "A", "chat"),
     Line("dynamo-run Llama-3.2-3B-Instruct-Q4_K_M.gguf", "C", "chat"),
     Line("dynamo run Llama-3.2-3B-Instruct-Q4_K_M.gguf", "B", "chat"),
-    Line("dynamo-run in=text out=llamacpp -vv", "C", "absent"),
+    Line("dynamo-run in=text out=llamacpp -vv", "C", "chat"),
     Line('echo "What is the capital of Costa Rica?" | dynamo-run Qwen/Qwen3-0.6B', "D", "pipe"),
     Line("dynamo-run in=http out=mistralrs -v", "CD", "server"),
     Line("dynamo-run in=http Llama-3.2-1B-Instruct-Q4_K_M.gguf", "A", "server"),
@@ -96,25 +96,25 @@ LINES = [
         "absent",
     ),
     Line("dynamo-run out=vllm ~/llms/DeepSeek-R1-Distill-Llama-70B/ --tensor-parallel-size 16", "BC", "absent"),
-    Line("dynamo-run out=llamacpp ~/llms/gemma-3-1b-it-q4_0.gguf", "BC", "absent"),
-    Line("dynamo-run out=llamacpp ~/llms/Qwen3-0.6B-Q8_0.gguf", "BC", "absent"),
+    Line("dynamo-run out=llamacpp ~/llms/gemma-3-1b-it-q4_0.gguf", "BC", "chat"),
+    Line("dynamo-run out=llamacpp ~/llms/Qwen3-0.6B-Q8_0.gguf", "BC", "chat"),
     Line(
         "dynamo-run out=llamacpp ~/llms/Llama-4-Scout-17B-16E-Instruct-UD-IQ1_S.gguf --context-length 32768 "
         "--model-config ~/llms/Llama-4-Scout-17B-16E-Instruct",
         "C",
-        "absent",
+        "chat",
     ),
     Line(
         "dynamo-run out=llamacpp ~/llms/Llama-4-Scout-17B-16E-Instruct-UD-IQ1_S.gguf "
         "--model-config ~/llms/Llama-4-Scout-17B-16E-Instruct",
         "B",
-        "absent",
+        "chat",
     ),
     Line(
         "dynamo-run out=llama_cpp --model-path ~/llm_models/Llama-3.2-3B-Instruct-Q6_K.gguf "
         "--model-config ~/llm_models/Llama-3.2-3B-Instruct/",
         "A",
-        "absent",
+        "chat",
     ),
     Line(
         "dynamo-run in=http out=sglang --model-path ~/llm_models/DeepSeek-R1-Distill-Llama-70B/ "
@@ -173,7 +173,7 @@ LINES = [
     Line("dynamo-run in=http out=echo_full --model-name my_model", "BC", "server"),
     Line("DYN_TOKEN_ECHO_DELAY_MS=1 dynamo-run in=http out=echo_full", "ABC", "server"),
     Line("DYN_TOKEN_ECHO_DELAY_MS=1 dynamo-run in=http out=echo", "D", "server"),
-    Line("dynamo-run in=batch:prompts.jsonl out=llamacpp <model>", "BC", "absent"),
+    Line("dynamo-run in=batch:prompts.jsonl out=llamacpp <model>", "BC", "batch"),
     Line("dynamo-run in=batch:prompts.jsonl <model>", "D", "batch"),
     Line(
         "dynamo-run in=dyn://dynamo.mocker.generate out=mocker --model-path TinyLlama/TinyLlama-1.1B-Chat-v1.0 "
@@ -186,9 +186,9 @@ LINES = [
     Line("python -m dynamo.sglang.worker Qwen/Qwen3-4B", "E", "absent"),
     Line("python -m dynamo.sglang.worker --model-path ~/llms/Qwen3-0.6B", "E", "absent"),
     Line("python -m dynamo.sglang.worker deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "E", "absent"),
-    Line("python -m dynamo.sglang.worker --help", "E", "absent"),
-    Line("python -m dynamo.vllm --help", "E", "absent"),
-    Line("python -m dynamo.trtllm --help", "E", "absent"),
+    Line("python -m dynamo.sglang.worker --help", "E", "help"),
+    Line("python -m dynamo.vllm --help", "E", "help"),
+    Line("python -m dynamo.trtllm --help", "E", "help"),
     Line("python -m dynamo.llama_cpp --model-path ~/llms/Qwen3-0.6B-Q8_0.gguf", "E", "absent"),
     Line(
         """curl localhost:8080/v1/chat/completions -H "Content-Type: application/json" -d '{"model": """

@@ -96,7 +96,7 @@ class HttpService:
                 for name in self._models:
                     await server.models.wait_for(name)
                 self.url = server.url
-                await self._until_stopped(runtime)
+                await until_stopped(runtime, self._stopping)
             finally:
                 await server.stop()
                 inside.shutdown()
@@ -110,13 +110,15 @@ class HttpService:
         await register_card(endpoint, card)
         return endpoint.serve_endpoint(engine.generator)
 
-    async def _until_stopped(self, runtime: DistributedRuntime) -> None:
-        waiting = [asyncio.create_task(self._stopping.wait()), asyncio.create_task(runtime.wait_for_shutdown())]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-
     def shutdown(self) -> None:
         self._stopping.set()
+
+
+async def until_stopped(runtime: DistributedRuntime, stopping: asyncio.Event) -> None:
+    """Wait until a service is to stop, or the program's runtime shuts down."""
+    waiting = [asyncio.create_task(stopping.wait()), asyncio.create_task(runtime.wait_for_shutdown())]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

@@ -28,6 +28,10 @@ class EngineInfo(Struct, kw_only=True):
     max_num_batched_tokens: int | None = None
     data_parallel_size: int = 1
     worker_type: WorkerType = WorkerType.Aggregated
+    model_types: tuple[str, ...] | None = None
+    """The requests this model can serve, by the names of `ModelType`; None: those of the engine's entry."""
+    follower: bool = False
+    """A node of an engine on several nodes that takes no requests: the worker registers nothing."""
     guided_decoding: bool | None = None
     """Whether it honours `sampling_options.guided_decoding`, or as a text engine `response_format` and the like.
 
@@ -81,7 +85,7 @@ class KvSource(Protocol):
     """An engine that knows what its prefix cache holds."""
 
     def on_kv_events(self, listener: KvListener) -> None:
-        """Call `listener` for every change from now on; called once, before the first request."""
+        """Call `listener` for every change from now on; called once, before clients send requests."""
 
 
 class KvSocket(Struct, kw_only=True, frozen=True):
@@ -107,7 +111,7 @@ class LoadSource(Protocol):
     """An engine that knows how busy it is."""
 
     def on_load(self, listener: LoadListener) -> None:
-        """Call `listener` when the load changes, but not at every step; called once, before the first request."""
+        """Call `listener` when the load changes, but not at every step; called once, before clients send requests."""
 
 
 @runtime_checkable
@@ -116,6 +120,17 @@ class CacheOwner(Protocol):
 
     async def clear_cache(self) -> bool:
         """Forget cached prefixes; False, and nothing is forgotten, while requests hold them."""
+
+
+@runtime_checkable
+class HealthChecked(Protocol):
+    """An engine that chooses the request by which it is tested, such as one for embeddings."""
+
+    def health_check_payload(self) -> dict[str, Any]:
+        """The smallest request with an answer, as `PreprocessedRequest` or OpenAI's request in builtin types.
+
+        It must be answered before the worker registers; health checks, where enabled, send it to an idle worker.
+        """
 
 
 DeathListener = Callable[[str], None]

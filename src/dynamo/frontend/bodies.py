@@ -7,9 +7,9 @@ from typing import Generic
 
 from aiohttp import web
 
+from dynamo.frontend import headers
 from dynamo.frontend.call import Body
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.headers import IGNORED_FIELDS
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import HttpError
 from dynamo.serving.request_template import fill_body
@@ -26,14 +26,16 @@ async def no_body(request: web.Request) -> tuple[None, bytes]:
 class BodyReader(Generic[Body]):
     """Reads the bodies of one route."""
 
-    def __init__(self, kind: type[Body], config: FrontendConfig) -> None:
+    def __init__(self, kind: type[Body], config: FrontendConfig, *, only_json: bool = True) -> None:
         self._decoder = BodyDecoder(kind)
         self._config = config
+        self._only_json = only_json
 
     async def read(self, request: web.Request) -> tuple[Body, bytes]:
         """The decoded body and its JSON, both with the fields that the operator's template fills in."""
         kind = request.content_type
-        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+        if not is_json and self._only_json:
             raise HttpError(415, f"Content-Type must be application/json, not {kind}")
         config = self._config
         limit = config.body_limit_mb << 20
@@ -46,7 +48,7 @@ class BodyReader(Generic[Body]):
         ignored: list[str] | None = [] if config.ignores_unknown_fields else None
         decoded = self._decoder.decode(body, ignored)
         if ignored:
-            request[IGNORED_FIELDS] = ignored
+            request[headers.WARNINGS] = [headers.ignored("unknown fields", ignored)]
         return decoded, body
 
     async def _rest(self, request: web.Request) -> bytes:

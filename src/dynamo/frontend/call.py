@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from aiohttp import web
 
 from dynamo.frontend import headers
+from dynamo.frontend.keys import OWNER
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -29,6 +31,11 @@ class HttpCall(Generic[Body]):
     def request_id(self) -> str:
         return self.record.request_id
 
+    @property
+    def owner(self) -> str:
+        """Whose state the request may use: that of its API key."""
+        return self.request[OWNER]
+
     def context(self, request: ChatRequest | CompletionRequest | EmbeddingRequest) -> Context:
         """Read the headers: `nvext` fields are added to `request`; id, metadata and trace become the context."""
         sent = self.request.headers
@@ -36,3 +43,8 @@ class HttpCall(Generic[Body]):
         return Context(
             headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.record.traceparent
         )
+
+    def warn(self, what: str, names: Sequence[str]) -> None:
+        """Name in the answer's headers what was left out of the request."""
+        if names:
+            self.request.setdefault(headers.WARNINGS, []).append(headers.ignored(what, names))

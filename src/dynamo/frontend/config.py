@@ -24,6 +24,12 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
         super().__post_init__()
         if (self.tls_cert_path is None) != (self.tls_key_path is None):
             raise ValueError("--tls-cert-path and --tls-key-path need each other: give both or neither")
+        if self.kserve_grpc_server and self.workers > 1:
+            raise ValueError("--kserve-grpc-server is one process: leave out --http-workers")
+
+    @property
+    def http_port(self) -> int:
+        return self.grpc_metrics_port if self.kserve_grpc_server else self.port
 
     @property
     def connection_limits(self) -> ConnectionLimits:

@@ -16,7 +16,7 @@ from dynamo.frontend.call import HttpCall
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
-from dynamo.frontend.keys import ApiKeys
+from dynamo.frontend.keys import OWNER, ApiKeys
 from dynamo.frontend.measure.request_record import RECORD, RequestRecord, one_line
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.route import Access, HttpRoute
@@ -45,7 +45,8 @@ class Gate:
 
     def guard(self, route: HttpRoute[Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Wrap the route's handler: its failures become answers with the request's id, which is also in the log."""
-        read = BodyReader(route.body, self._config).read if route.body else no_body
+        any_type = route.any_content_type
+        read = BodyReader(route.body, self._config, only_json=not any_type).read if route.body else no_body
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             record = self._arrived(request, route)
@@ -87,8 +88,8 @@ class Gate:
             response.headers["x-request-id"] = record.request_id if record else headers.request_id(request.headers)
         if "anthropic-version" in request.headers or request.path.startswith("/v1/messages"):
             response.headers["request-id"] = response.headers["x-request-id"]
-        if ignored := request.get(headers.IGNORED_FIELDS):
-            response.headers[headers.WARNING] = headers.ignored_fields(ignored)
+        if warnings := request.get(headers.WARNINGS):
+            response.headers[headers.WARNING] = "; ".join(warnings)
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"
         if self._cors:
@@ -117,7 +118,7 @@ class Gate:
     def _admit(self, request: web.Request, route: HttpRoute[Any]) -> None:
         access = route.access
         if access is Access.KEY or (access is Access.METRICS and self._config.protect_metrics):
-            self._keys.check(request.headers)
+            request[OWNER] = self._keys.check(request.headers)
         if route.is_probe:
             return
         if self._frontend.draining:

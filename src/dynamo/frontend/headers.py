@@ -27,8 +27,8 @@ _PRIORITY = ("x-dynamo-request-priority",)
 _TENANT = "x-tenant-id"
 _NVEXT = frozenset((*_INSTANCE, *_RANK, *_PRIORITY, _TENANT))
 WARNING = "x-dynamo-warning"
-IGNORED_FIELDS = web.RequestKey("ignored_fields", list[str])
-"""The unknown fields of a request, if it had any."""
+WARNINGS = web.RequestKey("warnings", list[str])
+"""What was left out of a request, if anything was."""
 UNSET_RANK = 4294967295
 
 
@@ -53,11 +53,11 @@ def context_id(headers: Headers, request_id: str) -> str:
     return str(uuid.uuid4()) if headers.get("x-request-id") else request_id
 
 
-def ignored_fields(names: Sequence[str]) -> str:
-    """The warning of an answer to a request with unknown fields; names are shortened to what a header can hold."""
+def ignored(what: str, names: Sequence[str]) -> str:
+    """A warning that parts of a request were left out; names are shortened to what a header can hold."""
     listed = ", ".join(ascii(name[:64])[1:-1] for name in names[:20])
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    return f"ignored unknown fields: {listed}{more}"
+    return f"ignored {what}: {listed}{more}"
 
 
 def traceparent(headers: Headers) -> str | None:

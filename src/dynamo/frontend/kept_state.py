@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,24 @@ import msgspec
 
 from dynamo.frontend.answers.errors import error_answer
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.keys import ApiKeys
 from dynamo.frontend.siblings import Siblings
 from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.serving import batches
 from dynamo.serving.batches import Batches
 from dynamo.serving.models import Models
 from dynamo.serving.store import Conversations, Files, Limits, Records, ResponseStore, conversations, responses
-from dynamo.serving.store.records import MemoryRecords
+from dynamo.serving.store.files import delete_leftovers
+from dynamo.serving.store.records import MemoryRecords, OwnedRecords
 from dynamo.serving.store.sqlite import SqliteRecords
 
 DATABASE = "state.sqlite"
 BATCHES = Limits(10_000, 64 << 20)
 
 
-class KeptState:
+class OwnedState:
+    """What the server keeps for one API key."""
+
     def __init__(
         self,
         records: Records,
@@ -33,7 +37,6 @@ class KeptState:
         models: Models,
         is_stopping: Callable[[], bool],
     ) -> None:
-        self._records = records
         self.body_timeout = config.body_timeout
         """How long an upload may pause."""
         enabled = config.stored_responses > 0
@@ -50,14 +53,33 @@ class KeptState:
             ignore_unknown=config.ignores_unknown_fields,
         )
 
+
+class KeptState:
+    """Apart for each API key: one key does not read, list, continue or delete what was stored with another."""
+
+    def __init__(self, records: Records, folder: Path | None, owned: Mapping[str, OwnedState]) -> None:
+        self._records = records
+        self._folder = folder
+        self._owned = owned
+
+    def of(self, owner: str) -> OwnedState:
+        return self._owned[owner]
+
     async def start(self) -> None:
-        await self.files.start()
-        await self.batches.start()
+        if self._folder is not None:
+            await delete_leftovers(self._records, self._folder)
+        for owned in self._owned.values():
+            await owned.batches.start()
+
+    async def stop_batches(self) -> None:
+        for owned in self._owned.values():
+            await owned.batches.close()
 
     async def close(self) -> None:
-        await self.batches.close()
+        await self.stop_batches()
         await self._records.close()
-        self.files.close()
+        for owned in self._owned.values():
+            owned.files.close()
 
 
 async def open_state(
@@ -71,7 +93,11 @@ async def open_state(
     records: Records = MemoryRecords(kinds)
     if folder is not None:
         records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
-    return KeptState(records, folder, config, models, is_stopping)
+    owned = {
+        owner: OwnedState(OwnedRecords(records, owner), folder, config, models, is_stopping)
+        for owner in ApiKeys(config.api_keys).owners
+    }
+    return KeptState(records, folder, owned)
 
 
 def _made(path: str) -> Path:

@@ -36,6 +36,8 @@ class HttpRoute(Struct, Generic[Body], frozen=True):
     handler: Handler[Body]
     body: type[Body] | None = None
     """The type the body is decoded to; None for a route without a body."""
+    any_content_type: bool = False
+    """The body is JSON whatever its `Content-Type` says."""
     access: Access = Access.KEY
     endpoint: str | None = None
     """The route runs a model: its requests are counted under this label, traced and limited."""

@@ -8,6 +8,7 @@ import gc
 import logging
 import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -15,6 +16,7 @@ from dynamo.frontend.app import application
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
+from dynamo.frontend.grpc import kserve_server
 from dynamo.frontend.kept_state import KeptState, open_state
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
@@ -27,6 +29,9 @@ from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime
 from dynamo.serving.models import Models
+
+if TYPE_CHECKING:
+    from dynamo.kserve.server import KserveServer
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +56,9 @@ class Server:
         self._runtime = runtime
         self._config = config
         metrics = FrontendMetrics(config.metrics_prefix)
-        self.models = Models(runtime, config.router, hub, config.serves_namespace, metrics.stages.prompts)
+        self.models = Models(
+            runtime, config.router, hub, config.serves_namespace, metrics.stages.prompts, config.migration_limit
+        )
         self._siblings = siblings
         self._tracing = tracing
         self._loop_delay = LoopDelay()
@@ -62,9 +69,12 @@ class Server:
         self._certificate: Certificate | None = None
         self._state: KeptState | None = None
         self.url = ""
+        self.grpc: KserveServer | None = None
 
     async def start(self) -> None:
         """Listen first, so that a taken port is reported at once; then learn which models there are."""
+        if self._config.kserve_grpc_server:
+            self.grpc = kserve_server(self._frontend, self._config)
         self._frontend.state = self._state = await open_state(
             self._config, self._siblings, self.models, lambda: self._runtime.is_shutting_down
         )
@@ -79,6 +89,8 @@ class Server:
         self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         if self._siblings:
             await self._siblings.start(self._frontend.snapshot, self.models.merge_overrides)
+        if self.grpc:
+            await self.grpc.start()
         await self.models.start()
         await self._state.start()
         self._loop_delay.start()
@@ -97,8 +109,10 @@ class Server:
         await self._runtime.wait_for_shutdown()
         self._frontend.draining = True
         if self._state:
-            await self._state.batches.close()
+            await self._state.stop_batches()
         await self._drain()
+        if self.grpc:
+            await self.grpc.stop(self._config.graceful_shutdown_timeout)
         if self._listener:
             self._listener.close()
 
@@ -106,6 +120,8 @@ class Server:
         """End the requests that still run. May be called in any state."""
         self._frontend.draining = True
         self._loop_delay.stop()
+        if self.grpc:
+            await self.grpc.stop()
         if self._certificate:
             self._certificate.stop()
         if self._listener:
@@ -137,7 +153,7 @@ class Server:
     async def _listen(self, runner: web.AppRunner, tls: ssl.SSLContext | None) -> asyncio.Server:
         http, limits = runner.server, self._config.connection_limits
         assert http
-        host, port = self._config.host, self._config.port
+        host, port = self._config.host, self._config.http_port
         try:
             return await asyncio.get_running_loop().create_server(
                 lambda: Connection(http, limits),

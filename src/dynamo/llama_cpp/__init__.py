@@ -1,1 +1,1 @@
-"""The engine llamacpp as a worker of its own: not in this build yet."""
+"""The engine llama_cpp as a worker of its own: `python -m dynamo.llama_cpp`."""

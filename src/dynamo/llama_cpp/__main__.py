@@ -1,6 +1,6 @@
 """`python -m dynamo.llama_cpp`."""
 
-from dynamo.worker.missing import main
+from dynamo.worker.main import main
 
 if __name__ == "__main__":
-    main("llamacpp")
+    main("llama_cpp")

@@ -50,6 +50,7 @@ _EMBEDDED = {
     "EntrypointArgs": "entrypoint",
     "HttpAsyncEngine": "http_service",
     "HttpService": "http_service",
+    "KserveGrpcService": "kserve_service",
     "MockEngineArgs": "entrypoint",
     "PythonAsyncEngine": "http_service",
     "make_engine": "entrypoint",

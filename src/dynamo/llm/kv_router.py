@@ -134,8 +134,12 @@ class KvRouter:
         dp_rank: int | None = None,
         extra_args: Mapping[str, Any] | None = None,
         context: Context | None = None,
+        response_buffer_size: int = 100,
     ) -> AsyncIterator[dict[str, Any]]:
-        """Send a prompt to the worker where it costs least, or to the named one; yields the outputs as dicts."""
+        """Send a prompt to the worker where it costs least, or to the named one; yields the outputs as dicts.
+
+        `response_buffer_size` has no effect: what the worker sends is kept until it is read.
+        """
         request = {
             "model": model,
             "token_ids": token_ids,
@@ -145,15 +149,18 @@ class KvRouter:
             "extra_args": extra_args,
             "routing": {"backend_instance_id": worker_id, "dp_rank": dp_rank},
         }
-        return await self.generate_from_request(request, router_config_override, context)
+        return await self.generate_from_request(request, router_config_override, context, response_buffer_size)
 
     async def generate_from_request(
         self,
         request: Mapping[str, Any],
         router_config_override: Mapping[str, Any] | None = None,
         context: Context | None = None,
+        response_buffer_size: int = 100,
     ) -> AsyncIterator[dict[str, Any]]:
         """The same for a whole request in the form workers receive."""
+        if response_buffer_size < 0:
+            raise ValueError(f"response_buffer_size must be at least 0, not {response_buffer_size}")
         try:
             typed = PreprocessedRequest.from_dict(request)
         except msgspec.ValidationError as error:

@@ -46,7 +46,8 @@ async def register_llm(*args: Any, **options: Any) -> None:
 
     Called as `(model_type, endpoint, model_path[, model_name])`, where `ModelType.Backend` means tokens in and out and
     the others text, or as `(model_input, model_type, endpoint, model_path[, model_name])`. Options: model_name,
-    context_length, kv_cache_block_size, user_data, migration_limit, custom_template_path, runtime_config, worker_type.
+    context_length, kv_cache_block_size, user_data, migration_limit, custom_template_path, runtime_config, worker_type,
+    tensor_model_config (the inputs and outputs of a model that takes tensors).
     Raises ModelError when the model cannot be found, when its options are invalid, or when another worker
     serves this name with another card.
     """
@@ -128,12 +129,15 @@ def _make_card(
     context_length: int | None = None,
     kv_cache_block_size: int | None = None,
     user_data: dict[str, Any] | None = None,
+    tensor_model_config: dict[str, Any] | None = None,
     migration_limit: int | None = None,
     custom_template_path: str | Path | None = None,
     runtime_config: ModelRuntimeConfig | None = None,
     worker_type: WorkerType = WorkerType.Aggregated,
 ) -> ModelCard:
     name = model_name or default_name(str(model_path))
+    if context_length is None and runtime_config is not None:
+        context_length = runtime_config.context_length or None
     if model_input is not ModelInput.Tokens:
         return ModelCard(
             name=name,
@@ -144,6 +148,7 @@ def _make_card(
             context_length=context_length,
             kv_cache_block_size=kv_cache_block_size or 16,
             user_data=user_data,
+            tensor_model_config=tensor_model_config,
             migration_limit=migration_limit or 0,
             runtime_config=runtime_config or ModelRuntimeConfig(),
         )

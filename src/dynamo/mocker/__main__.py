@@ -16,7 +16,6 @@ from msgspec import Meta
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.from_spec import words_of
 from dynamo.engines.mocker.profile import timing_for
-from dynamo.llm.register import register_card
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.errors import InvalidArgument, StartError
@@ -29,7 +28,8 @@ from dynamo.settings import Setting, Settings, given, options, read
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.worker import MigrationLimit, ModelName
-from dynamo.worker import serve_engine
+from dynamo.worker.health import check_answers
+from dynamo.worker.life import closed_at_end, registered
 
 
 class MockerSettings(Settings, frozen=True, kw_only=True):
@@ -160,15 +160,13 @@ async def serve(
 
     async def one(runtime: DistributedRuntime) -> None:
         engine = make()
-        place = Endpoint(runtime, endpoint)
-        try:
+        async with closed_at_end(runtime, engine, "mocker"):
             if await unless_shut_down(first, engine.start()) is None:
                 return
-            await register_card(place, card)
-            print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
-            await serve_engine(place, engine, card.name)
-        finally:
-            await engine.close()
+            await check_answers(engine, card.name)
+            async with registered(Endpoint(runtime, endpoint), engine, card):
+                print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
+                await runtime.wait_for_shutdown()
 
     try:
         await run_until_signalled(first, work())

@@ -149,9 +149,9 @@ def _mismatch(role: str, file: CardFile, path: Path) -> str | None:
 def _load_folder(files: Mapping[str, Path], context_length: int | None) -> LoadedModel:
     if "tokenizer" not in files:
         raise ModelError("the model's card has no tokenizer.json: it serves text, not tokens")
-    tokenizer = Tokenizer.from_file(files["tokenizer"])
     config, generation = read_object(files.get("config")), read_object(files.get("generation_config"))
     text, special = read_object(files.get("tokenizer_config")), read_object(files.get("special_tokens_map"))
+    tokenizer = Tokenizer.from_file(files["tokenizer"], model_config.vocabulary_size(config))
     return LoadedModel(
         tokenizer=tokenizer,
         template=load_template(files, model_config.special_tokens(text, special), files.get(_CUSTOM_TEMPLATE)),

@@ -33,6 +33,11 @@ def context_length(config: Object, tokenizer_config: Object) -> int | None:
     return length if length is not None and length < _NO_LIMIT else None
 
 
+def vocabulary_size(config: Object) -> int:
+    """The size of the model's output, padding included; 0 if the file does not say."""
+    return _count(config.get("vocab_size")) or _count(_text_config(config).get("vocab_size")) or 0
+
+
 def eos_token_ids(
     generation_config: Object,
     config: Object,

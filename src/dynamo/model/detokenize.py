@@ -21,8 +21,18 @@ _CONTEXT = 8
 _MAX_PENDING = 8
 
 
+class UnknownToken(Exception):
+    """The model cannot have produced this id."""
+
+    def __init__(self, id: int, limit: int) -> None:
+        super().__init__(f"token id {id}, outside the model's vocabulary of {limit}")
+
+
 class Decoder(Protocol):
-    """Decodes one stream of ids. Each call returns the text that is certain, which may be empty."""
+    """Decodes one stream of ids. Each call returns the text that is certain, which may be empty.
+
+    Both kinds of `push` raise `UnknownToken`. Ids that only pad the model's vocabulary have no text.
+    """
 
     def push(self, ids: Sequence[int]) -> str: ...
 
@@ -49,9 +59,11 @@ class ByteTables(Struct, frozen=True):
     pieces: dict[int, bytes]
     text: dict[int, str]
     escaped: dict[int, str]
+    limit: int
+    """Less than this are the ids that the model can produce, those that pad its vocabulary included."""
 
     @classmethod
-    def build(cls, pieces: dict[int, bytes]) -> ByteTables:
+    def build(cls, pieces: dict[int, bytes], limit: int) -> ByteTables:
         text: dict[int, str] = {}
         escaped: dict[int, str] = {}
         for id, piece in pieces.items():
@@ -60,7 +72,7 @@ class ByteTables(Struct, frozen=True):
             except UnicodeDecodeError:
                 continue
             escaped[id] = json_escaped(text[id])
-        return cls(pieces, text, escaped)
+        return cls(pieces, text, escaped, limit)
 
     def without(self, special: frozenset[int]) -> ByteTables:
         """The same tables with empty text for these ids."""
@@ -68,18 +80,20 @@ class ByteTables(Struct, frozen=True):
             self.pieces | dict.fromkeys(special, b""),
             self.text | dict.fromkeys(special, ""),
             self.escaped | dict.fromkeys(special, ""),
+            self.limit,
         )
 
 
 class ByteDecoder:
-    """Gives exactly the text of `decode` for a byte-level vocabulary; ids outside the vocabulary have no text."""
+    """Gives exactly the text of `decode` for a byte-level vocabulary."""
 
-    __slots__ = ("_carry", "_escaped", "_pieces", "_text")
+    __slots__ = ("_carry", "_escaped", "_limit", "_pieces", "_text")
 
     def __init__(self, tables: ByteTables) -> None:
         self._text = tables.text
         self._escaped = tables.escaped
         self._pieces = tables.pieces
+        self._limit = tables.limit
         self._carry = b""
 
     def push(self, ids: Sequence[int]) -> str:
@@ -108,10 +122,16 @@ class ByteDecoder:
         return rest.decode(errors="replace")
 
     def _through_bytes(self, ids: Sequence[int]) -> str:
-        data = self._carry + b"".join([self._pieces.get(id, b"") for id in ids])
+        data = self._carry + b"".join(map(self._piece, ids))
         text, used = utf_8_decode(data, "replace", False)
         self._carry = data[used:]
         return text
+
+    def _piece(self, id: int) -> bytes:
+        piece = self._pieces.get(id)
+        if piece is None and not 0 <= id < self._limit:
+            raise UnknownToken(id, self._limit)
+        return piece or b""
 
 
 class StreamDecoder:
@@ -120,15 +140,22 @@ class StreamDecoder:
     Without that context the first word would lose its leading space, as if it were the start of the text.
     """
 
-    __slots__ = ("_context", "_hidden", "_pending", "_skip", "_stream", "_tokenizer")
+    __slots__ = ("_context", "_hidden", "_limit", "_pending", "_skip", "_stream", "_tokenizer")
 
     def __init__(
-        self, tokenizer: tokenizers.Tokenizer, prompt_ids: Sequence[int], skip_special: bool, special: frozenset[int]
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        prompt_ids: Sequence[int],
+        skip_special: bool,
+        special: frozenset[int],
+        limit: int,
     ) -> None:
+        """`limit` as in `ByteTables`."""
         self._tokenizer = tokenizer
+        self._limit = limit
         self._skip = skip_special
         self._hidden = special if skip_special else frozenset[int]()
-        self._context = self._usable([id for id in prompt_ids[-4 * _CONTEXT :] if self._shown(id)][-_CONTEXT:])
+        self._context = self._usable([id for id in prompt_ids[-4 * _CONTEXT :] if id not in self._hidden][-_CONTEXT:])
         self._stream = DecodeStream(self._context, skip_special)
         self._pending: list[int] = []
 
@@ -163,8 +190,9 @@ class StreamDecoder:
         return text
 
     def _shown(self, id: int) -> bool:
-        # The library raises for what is not a 32-bit id; other ids outside the vocabulary have no text.
-        return 0 <= id <= 0xFFFFFFFF and id not in self._hidden
+        if not 0 <= id < self._limit:
+            raise UnknownToken(id, self._limit)
+        return id not in self._hidden
 
     def _usable(self, ids: list[int]) -> list[int]:
         """Cut ids off until the context ends with a whole character: the stream would repeat a partial one."""

@@ -44,7 +44,8 @@ _PROBES = (
 class Tokenizer:
     """One model's tokenizer. Truncation and padding settings of tokenizer.json are ignored: prompts are never cut."""
 
-    def __init__(self, json: str) -> None:
+    def __init__(self, json: str, padded_size: int = 0) -> None:
+        """`padded_size`: the size of the model's vocabulary, which may exceed that of its tokenizer."""
         try:
             self._hf = tokenizers.Tokenizer.from_str(json)
         except Exception as error:  # the library raises nothing more specific
@@ -59,12 +60,13 @@ class Tokenizer:
         tokens = {id: token for token, id in self._hf.get_vocab(with_added_tokens=False).items()}
         tokens |= {id: token.content for id, token in added.items()}
         self._tokens = tokens
+        self._id_limit = max(padded_size, self.vocab_size, max(tokens, default=-1) + 1)
         self._tables = self._proven_tables(json)
 
     @classmethod
-    def from_file(cls, path: Path) -> Tokenizer:
+    def from_file(cls, path: Path, padded_size: int = 0) -> Tokenizer:
         try:
-            return cls(read_text(path))
+            return cls(read_text(path), padded_size)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from error
 
@@ -108,7 +110,7 @@ class Tokenizer:
     def decoder(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Decoder:
         if self._tables is not None:
             return ByteDecoder(self._tables[skip_special_tokens])
-        return StreamDecoder(self._hf, prompt_ids, skip_special_tokens, self.special_ids)
+        return StreamDecoder(self._hf, prompt_ids, skip_special_tokens, self.special_ids, self._id_limit)
 
     def token_bytes(self, id: int) -> bytes:
         """The bytes a token adds in the middle of a text; empty for an id outside the vocabulary."""
@@ -154,7 +156,7 @@ class Tokenizer:
     def _proven_tables(self, json: str) -> dict[bool, ByteTables] | None:
         if not _is_byte_level(json):
             return None
-        whole = ByteTables.build(byte_pieces(self._tokens))
+        whole = ByteTables.build(byte_pieces(self._tokens), self._id_limit)
         if self._hf.decode(list(whole.pieces), skip_special_tokens=False) != _joined(whole):
             return None
         return {False: whole, True: whole.without(self.special_ids)}

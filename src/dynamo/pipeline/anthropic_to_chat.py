@@ -97,6 +97,11 @@ def hides_thinking(request: MessagesRequest) -> bool:
     return request.thinking is not None and request.thinking.display == "omitted"
 
 
+def hosted_tools(request: PromptFields) -> list[str]:
+    """The types of those tools of a translated request that Anthropic would run; its chat request is without them."""
+    return [tool.type for tool in request.tools or () if tool.type not in (None, "custom")]
+
+
 def _thinking(request: PromptFields) -> Thinking | None:
     if request.thinking is None:
         return None

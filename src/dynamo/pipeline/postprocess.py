@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from dynamo.model.detokenize import Decoder
+from dynamo.model.detokenize import Decoder, UnknownToken
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
 from dynamo.pipeline.parse import Event, OutputParser, ReasoningText, Text, ToolArgs, ToolStart
 from dynamo.pipeline.stops import StopStrings
@@ -57,9 +57,11 @@ class Postprocess:
         "_stop_ids",
         "_stop_worker",
         "_stops",
+        "_token_ids",
         "_tool_finish_reason",
         "_wants_logprobs",
         "_wants_prompt_logprobs",
+        "_worker",
         "count",
         "done",
     )
@@ -74,8 +76,14 @@ class Postprocess:
         one_call: bool = False,
         tool_finish_reason: str = "tool_calls",
         stop_worker: Callable[[], None],
+        worker: Callable[[], str] = lambda: "the worker",
+        token_ids: list[int] | None = None,
     ) -> None:
-        """`one_call` drops all but the first tool call; `tool_finish_reason` replaces `stop` if there were calls."""
+        """`one_call` drops all but the first tool call; `tool_finish_reason` replaces `stop` if there were calls;
+        `worker` names the worker in errors.
+
+        The ids of the answer's tokens are appended to `token_ids`, each before its text is emitted.
+        """
         conditions = request.stop_conditions
         self._choice = choice
         self._decoder = decoder
@@ -83,13 +91,15 @@ class Postprocess:
         self._one_call = one_call
         self._tool_finish_reason = tool_finish_reason
         self._stop_worker = stop_worker
+        self._worker = worker
         self._stop_ids = frozenset(conditions.stop_token_ids or ())
         self._end_ids = self._stop_ids.union(conditions.stop_token_ids_hidden or ())
         self._include_stop = bool(request.sampling_options.include_stop_str_in_output)
         self._stops = StopStrings(conditions.stop, include=self._include_stop) if conditions.stop else None
         self._limit = conditions.max_tokens or 1 << 62
         self._min_tokens = conditions.min_tokens or 0
-        self._plain = self._stops is None and parser is None
+        self._token_ids = token_ids
+        self._plain = self._stops is None and parser is None and token_ids is None
         self._prompt = request.token_ids
         self._wants_logprobs = request.output_options.logprobs is not None
         self._wants_prompt_logprobs = request.output_options.prompt_logprobs is not None
@@ -112,13 +122,17 @@ class Postprocess:
         count = self.count + len(ids)
         if count <= self._limit and self._end_ids.isdisjoint(ids):
             self.count = count
-            text = self._decoder.push_escaped(ids)
+            try:
+                text = self._decoder.push_escaped(ids)
+            except UnknownToken as error:
+                self._refuse(error)
+                return
             if text:
                 self._choice.escaped(text)
             return
         shown, end = self._cut(ids)
-        self._push_text(self._decoder.push(shown))
-        if end:
+        self._push_tokens(shown)
+        if end and not self.done:
             self._answer_ended(end, engine_continues=self.count < count)
 
     def item(self, output: EngineOutput) -> None:
@@ -144,7 +158,7 @@ class Postprocess:
         elif shown := _REASONS.get(reason):
             self._finish((shown, output.stop_reason))
         else:
-            self.fail(ProtocolError(f"a worker ended with the unknown finish reason {reason[:64]!r}"))
+            self.fail(ProtocolError(f"{self._worker()} ended with the unknown finish reason {reason[:64]!r}"))
 
     @property
     def complete(self) -> bool:
@@ -164,19 +178,25 @@ class Postprocess:
             self._choice.fail(error)
 
     def usage(self) -> Usage:
-        """The engine's usage where it reported one, except that completion tokens are those the client got."""
-        reported = self._engine_usage
-        prompt = reported.prompt_tokens if reported and reported.prompt_tokens else len(self._prompt)
-        details = reported.completion_tokens_details if reported else None
-        if details is None and self._reasoning_tokens:
-            details = {"reasoning_tokens": self._reasoning_tokens}
+        """The engine's details where it reported any, made to fit the prompt that was sent and the tokens that came.
+
+        An engine may have read more than the prompt, such as images, but not less.
+        """
+        prompt, reported = len(self._prompt), self._engine_usage
+        details = {"reasoning_tokens": self._reasoning_tokens} if self._reasoning_tokens else None
+        if reported is None:
+            return Usage(
+                prompt_tokens=prompt,
+                completion_tokens=self.count,
+                total_tokens=prompt + self.count,
+                completion_tokens_details=details,
+            )
         return Usage(
-            prompt_tokens=prompt,
+            prompt_tokens=max(prompt, reported.prompt_tokens),
             completion_tokens=self.count,
-            total_tokens=prompt + self.count,
-            prompt_tokens_details=reported.prompt_tokens_details if reported else None,
-            completion_tokens_details=details,
-        )
+            prompt_tokens_details=reported.prompt_tokens_details,
+            completion_tokens_details=reported.completion_tokens_details or details,
+        ).consistent()
 
     def _token_by_token(self, ids: list[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         for position, id in enumerate(ids):
@@ -184,10 +204,12 @@ class Postprocess:
                 self._end_early(self._ended)
                 return
             shown, end = self._cut([id])
+            if self._token_ids is not None and (end is None or end[0] != "length"):
+                self._token_ids.append(id)
             if shown:
                 if position < len(logprobs):
                     self._pending_logprobs.append((self._decoded_chars, logprobs[position]))
-                self._push_text(self._decoder.push(shown))
+                self._push_tokens(shown)
             if end and not self.done:
                 self._answer_ended(end, engine_continues=end[0] == "length")
             if self.done:
@@ -218,9 +240,24 @@ class Postprocess:
             self._end_early(self._ended)
             return
         self.count += len(output.token_ids)
+        if self._token_ids is not None:
+            self._token_ids += output.token_ids
         if self._wants_logprobs:
             self._pending_logprobs += [(self._decoded_chars, token) for token in _logprobs(output)]
         self._push_text(text)
+
+    def _push_tokens(self, ids: list[int]) -> None:
+        try:
+            text = self._decoder.push(ids)
+        except UnknownToken as error:
+            self._refuse(error)
+        else:
+            self._push_text(text)
+
+    def _refuse(self, error: UnknownToken) -> None:
+        self.done = True
+        self._choice.fail(ProtocolError(f"{self._worker()} sent {error}"))
+        self._stop_worker()
 
     def _push_text(self, text: str) -> None:
         self._decoded_chars += len(text)

@@ -14,7 +14,7 @@ from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
 from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import refuse_media
-from dynamo.protocols.card import ModelCard
+from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import ContextLengthExceeded, InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Tool
@@ -196,6 +196,8 @@ class Preprocessor:
 
     def _needs_special_tokens(self, request: ChatRequest | CompletionRequest) -> bool:
         """Some formats mark calls and reasoning with special tokens, which the parser must see."""
+        if self.card.runtime_config.runtime_data.get(SHOW_SPECIAL_TOKENS):
+            return True
         tools: list[Tool] | None = request.tools if isinstance(request, ChatRequest) else None
         reasoning = self._reasoning_format if isinstance(request, ChatRequest) else None
         return not parse.skip_special_tokens(self._tool_format if tools else None, reasoning)

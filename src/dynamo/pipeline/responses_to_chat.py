@@ -101,6 +101,11 @@ def with_responses_names(error: InvalidRequest) -> InvalidRequest:
     return InvalidRequest(message, error.param and _RESPONSES_NAMES.get(error.param, error.param), error.code)
 
 
+def hosted_tools(request: ResponsesRequest) -> list[str]:
+    """The types of those tools of a translated request that OpenAI would run; its chat request is without them."""
+    return [each.tool.type for each in request.functions() if each.tool.type != "function"] if request.tools else []
+
+
 def _response_format(text: TextConfig | None) -> ResponseFormat | None:
     match text.format if text else None:
         case JsonObjectFormat() as form:

@@ -57,6 +57,10 @@ class CardFile(Struct, kw_only=True, frozen=True):
     checksum: str
 
 
+SHOW_SPECIAL_TOKENS = "show_special_tokens"
+"""In `runtime_data`: the engine's answers are shown with their special tokens, unless a request says otherwise."""
+
+
 class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
     """What the engine reported when it started."""
 
@@ -71,9 +75,10 @@ class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
     data_parallel_size: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 1
     enable_local_indexer: bool = True
     runtime_data: dict[str, Any] = {}
+    context_length: Size | None = None
+    """The longest sequence, where the worker gave no other when it registered."""
 
     # What ai-dynamo's workers set and nothing here reads: it travels in the card.
-    context_length: Size | None = None
     tokenizer_backend: str | None = None
     exclude_tools_when_tool_choice_none: bool = False
     data_parallel_start_rank: int = 0
@@ -126,6 +131,8 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     kv_cache_block_size: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)] = 16
     migration_limit: Size = 0
     user_data: dict[str, Any] | None = None
+    tensor_model_config: dict[str, Any] | None = None
+    """The inputs and outputs of a model that takes tensors."""
     runtime_config: ModelRuntimeConfig = msgspec.field(default_factory=ModelRuntimeConfig)
 
     @property

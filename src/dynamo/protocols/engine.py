@@ -99,6 +99,29 @@ class Usage(Struct, kw_only=True, omit_defaults=True):
     prompt_tokens_details: dict[str, Any] | None = None
     completion_tokens_details: dict[str, Any] | None = None
 
+    def consistent(self) -> Usage:
+        """The same figures made to add up: no part is negative or exceeds its whole."""
+        prompt, completion = max(0, self.prompt_tokens), max(0, self.completion_tokens)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
+            prompt_tokens_details=_within(self.prompt_tokens_details, prompt),
+            completion_tokens_details=_within(self.completion_tokens_details, completion),
+        )
+
+
+def _within(details: dict[str, Any] | None, whole: int) -> dict[str, Any] | None:
+    if details is None:
+        return None
+    return {
+        name: min(max(0, value), whole) if name in _PARTS and isinstance(value, int) else value
+        for name, value in details.items()
+    }
+
+
+_PARTS = ("cached_tokens", "audio_tokens", "reasoning_tokens")
+
 
 class EngineOutput(Struct, kw_only=True, omit_defaults=True):
     """One step of one request: the new tokens only, with `finish_reason` set on the last step.

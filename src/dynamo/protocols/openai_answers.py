@@ -70,6 +70,7 @@ class ChatChoice(Struct, kw_only=True):
     message: AnswerMessage
     logprobs: ChatLogprobs | None = None
     finish_reason: ChatFinish
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -79,6 +80,7 @@ class ChatCompletion(Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: CompletionUsage
+    prompt_token_ids: list[int] | UnsetType = UNSET
     nvext: dict[str, Any] | UnsetType = UNSET
 
 
@@ -96,6 +98,8 @@ class TextChoice(Struct, kw_only=True):
     text: str
     logprobs: TextLogprobs | None = None
     finish_reason: TextFinish
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class TextCompletion(Struct, kw_only=True):

@@ -159,6 +159,8 @@ class GenerationFields(EngineFields, kw_only=True, forbid_unknown_fields=True, o
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
+    return_token_ids: bool | None = None
+    """vLLM's extension: the answer has the ids of its tokens and of the prompt's."""
 
     response_format: ResponseFormat | None = None
     metadata: JsonObject | None = None

@@ -14,13 +14,13 @@ import msgspec
 
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.run.answering import answering, request_defaults
-from dynamo.run.errors import INTERRUPTED, RunError
+from dynamo.run.errors import RunError
 from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
 from dynamo.run.progress import Progress
 from dynamo.run.prompts import BadLine, Prompt, Request, read_prompt
 from dynamo.runtime import DistributedRuntime
-from dynamo.runtime.process import unless_shut_down
+from dynamo.runtime.process import INTERRUPTED, unless_shut_down
 from dynamo.serving.ask import Answer, ask
 from dynamo.serving.journal import Journal, JournalError, JournalHeader, checksum
 from dynamo.serving.models import Models

@@ -1,9 +1,8 @@
-"""The files that flags name: engine arguments and request template."""
+"""The file of the request template."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,28 +17,6 @@ def request_template(path: str | None) -> RequestTemplate | None:
         return msgspec.json.decode(_read("--request-template", path), type=RequestTemplate)
     except (ValueError, RecursionError) as error:
         raise RunError(f"--request-template {path}: {_first_line(error)}") from error
-
-
-def engine_arguments(path: str | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    text = _read("--extra-engine-args", path)
-    try:
-        value = _yaml(text) if Path(path).suffix in (".yaml", ".yml") else msgspec.json.decode(text)
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"--extra-engine-args {path}: {_first_line(error)}") from error
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise RunError(f"--extra-engine-args {path}: must hold names and their values")
-    return value
-
-
-def _yaml(text: bytes) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(" ".join(str(error).split())) from error
 
 
 def _read(flag: str, path: str) -> bytes:

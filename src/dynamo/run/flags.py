@@ -9,9 +9,16 @@ from dynamo.settings import Option, Setting, Settings, options
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.router import RouterSettings
-from dynamo.settings.worker import MigrationLimit, ModelName
-
-_AT_LEAST_1 = Meta(ge=1, le=2**31 - 1)
+from dynamo.settings.worker import (
+    AT_LEAST_1,
+    ContextLength,
+    ExtraEngineArgs,
+    KvCacheBlockSize,
+    MigrationLimit,
+    ModelName,
+    ReasoningParser,
+    ToolCallParser,
+)
 
 
 class RunSettings(Settings, frozen=True, kw_only=True):
@@ -21,28 +28,22 @@ class RunSettings(Settings, frozen=True, kw_only=True):
     model_name: ModelName = None
     model_config: Annotated[str | None, Setting(
         "--model-config", help="the tokenizer for a GGUF file", metavar="FOLDER", group="model")] = None
-    context_length: Annotated[int | None, _AT_LEAST_1, Setting(
-        "--context-length", help="fewer tokens than the model allows", group="model")] = None
-    dyn_tool_call_parser: Annotated[str, Setting(
-        "--dyn-tool-call-parser", help="format of the model's tool calls", group="model")] = "auto"
-    dyn_reasoning_parser: Annotated[str, Setting(
-        "--dyn-reasoning-parser", help="format of the model's reasoning", group="model")] = "auto"
-    kv_cache_block_size: Annotated[int | None, _AT_LEAST_1, Setting(
-        "--kv-cache-block-size", help="tokens in a KV block", group="engine", default="16")] = None
+    context_length: ContextLength = None
+    dyn_tool_call_parser: ToolCallParser = "auto"
+    dyn_reasoning_parser: ReasoningParser = "auto"
+    kv_cache_block_size: KvCacheBlockSize = None
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=255), Setting(
         "--tensor-parallel-size", help="GPUs", group="engine")] = 1
     base_gpu_id: Annotated[int, Meta(ge=0, le=255), Setting(
         "--base-gpu-id", help="the first GPU to use", group="engine")] = 0
-    num_nodes: Annotated[int, _AT_LEAST_1, Setting(
+    num_nodes: Annotated[int, AT_LEAST_1, Setting(
         "--num-nodes", help="nodes that run one engine", group="engine")] = 1
     node_rank: Annotated[int, Meta(ge=0, le=2**31 - 1), Setting(
         "--node-rank", help="rank of this node; 0 is the leader", group="engine")] = 0
     leader_addr: Annotated[str | None, Setting(
         "--leader-addr", help="address of the leader", metavar="HOST:PORT", group="engine",
         aliases=("--dist-init-addr",))] = None
-    extra_engine_args: Annotated[str | None, Setting(
-        "--extra-engine-args", help="the engine's own arguments, .json or .yaml", metavar="FILE",
-        group="engine")] = None
+    extra_engine_args: ExtraEngineArgs = None
     request_template: Annotated[str | None, Setting(
         "--request-template", help="JSON: defaults for fields of requests", metavar="FILE", group="requests")] = None
     batch_concurrency: Annotated[int, Meta(ge=1, le=65536), Setting(
@@ -56,15 +57,21 @@ class RunSettings(Settings, frozen=True, kw_only=True):
 
 _ONE_PROCESS = ("--http-workers",)
 """dynamo-run serves from its own process only."""
-OPTIONS: tuple[Option, ...] = tuple(
+_OWN = options(RunSettings)
+_SHARED = tuple(
     option
-    for table in (RunSettings, FrontendSettings, RouterSettings, NetworkSettings)
+    for table in (FrontendSettings, RouterSettings, NetworkSettings)
     for option in options(table)
-    if option.setting.flag and option.setting.flag not in _ONE_PROCESS
+    if option.setting.flag
+    and option.setting.flag not in _ONE_PROCESS
+    # One that a worker has too, such as --migration-limit, sets both.
+    and option.key not in {own.key for own in _OWN}
 )
+OPTIONS: tuple[Option, ...] = (*_OWN, *_SHARED)
 BY_WORD = {word: option for option in OPTIONS for word in option.flags}
 NEGATED = {f"--no-{word[2:]}": option for word, option in BY_WORD.items() if option.kind is bool}
-OTHER_WORDS = ("--help", "-h", "--version", "--completion", "-v", "-vv")
+OTHER_WORDS = ("--help", "-h", "--version", "--completion", "-v", "-vv", "--verbosity")
+VERBOSITIES = {"-v": 1, "-vv": 2, "0": 0, "1": 1, "2": 2}
 SHELLS = ("bash", "zsh", "fish")
 
 GROUPS = ("model", "engine", "HTTP", "requests", "router", "network")

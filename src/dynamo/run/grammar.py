@@ -72,6 +72,8 @@ def parse(words: Sequence[str], *, terminal: bool = True) -> Command:
             values |= {"show": "completion", "shell": _shell(value if equals else _next(name, rest))}
         elif word in ("-v", "-vv"):
             verbosity += len(word) - 1
+        elif name == "--verbosity":
+            verbosity += _verbosity(value if equals else None, rest)
         elif name in flags.BY_WORD:
             option = flags.BY_WORD[name]
             text = _text(option, name, value if equals else None, rest)
@@ -138,6 +140,15 @@ def _text(option: Option, name: str, given: str | None, rest: list[str]) -> str:
     except ValueError as error:
         raise UsageError(str(error)) from None
     return text
+
+
+def _verbosity(given: str | None, rest: list[str]) -> int:
+    """`--verbosity` alone is `-v`; it may be followed by `-v`, `-vv` or a number."""
+    if given is None:
+        given = rest.pop(0) if rest and rest[0] in flags.VERBOSITIES else "-v"
+    if given not in flags.VERBOSITIES:
+        raise UsageError(f"--verbosity must be {one_of(tuple(flags.VERBOSITIES))}, not '{given}'")
+    return flags.VERBOSITIES[given]
 
 
 def _shell(name: str) -> str:

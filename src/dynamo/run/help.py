@@ -19,7 +19,7 @@ usage: dynamo-run [in=INPUT] [out=OUTPUT] [flags] [MODEL] [-- engine arguments] 
 
 _TAIL = """\
 More      --api-key, --router-queue-policy …: all flags of python -m dynamo.frontend, see its --help
-General   -v, -vv                        log more; finer with DYN_LOG=debug,dynamo.router=trace
+General   -v, -vv, --verbosity N         log more; finer with DYN_LOG=debug,dynamo.router=trace
           --version, --completion SHELL  the version; a script for bash, zsh or fish
 
   dynamo-run                                               chat with the bundled model

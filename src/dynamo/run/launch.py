@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +11,15 @@ import uvloop
 
 from dynamo.engines.registry import load_engine
 from dynamo.protocols.errors import DynamoException, StartError
-from dynamo.run.errors import INTERRUPTED, Interrupted
 from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.runtime.children import adopt_orphans, end_children, exit_now
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
-from dynamo.runtime.process import fail, run_until_signalled, start_or_exit
+from dynamo.runtime.process import INTERRUPTED, fail, run_until_signalled, start_or_exit
 from dynamo.settings import given
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
+from dynamo.worker.life import Interrupted
 
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
@@ -28,6 +28,7 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         configure_dynamo_logging(LogConfig.from_env(logged, verbosity=command.verbosity))
         if command.output.engine:
             load_engine(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
+        adopt_orphans()
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
     except (ValueError, UsageError) as error:
         raise fail(str(error), code=2, error=error) from None
@@ -35,6 +36,8 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
         raise fail(str(error), error=error) from None
     except Exception as error:
         raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
+    finally:
+        end_children()
     if code:
         raise SystemExit(code)
 
@@ -72,4 +75,4 @@ async def _run(command: Command, environ: Mapping[str, str], network: RuntimeCon
     except Interrupted:
         # A thread that loads a model cannot be stopped, and the event loop would wait for it.
         sys.stderr.flush()
-        os._exit(INTERRUPTED)
+        exit_now(INTERRUPTED)

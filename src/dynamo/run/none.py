@@ -6,15 +6,14 @@ import sys
 from collections.abc import Mapping
 
 from dynamo.run.grammar import Command
-from dynamo.run.local import start_follower
+from dynamo.run.local import worker_config
 from dynamo.runtime import DistributedRuntime
+from dynamo.worker.life import engine_started
 
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
-    engine = await start_follower(runtime, command, environ)
-    print(f"node {command.node_rank} of {command.num_nodes} follows {command.leader_addr}", file=sys.stderr, flush=True)
-    try:
+    async with engine_started(runtime, worker_config(command), environ):
+        follows = f"node {command.node_rank} of {command.num_nodes} follows {command.leader_addr}"
+        print(follows, file=sys.stderr, flush=True)
         await runtime.wait_for_shutdown()
-    finally:
-        await engine.close()
     return 0

@@ -9,18 +9,16 @@ import msgspec
 from msgspec import structs
 
 from dynamo.frontend.answers.errors import error_answer
-from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.errors import DynamoException, InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest, Message
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.serving.ask import Answer, RequestDefaults
-from dynamo.serving.request_template import RequestTemplate, fill_body
+from dynamo.serving.batch_line import BatchLine, read_line
+from dynamo.serving.request_template import RequestTemplate
 
 Request = ChatRequest | CompletionRequest
 
-_CHAT = BodyDecoder(ChatRequest)
-_COMPLETION = BodyDecoder(CompletionRequest)
-_URLS: dict[str, BodyDecoder[Any]] = {"/v1/chat/completions": _CHAT, "/v1/completions": _COMPLETION}
+_URLS = ("/v1/chat/completions", "/v1/completions")
 
 
 class Prompt(Protocol):
@@ -79,14 +77,15 @@ class TextPrompt:
 class OpenAIPrompt:
     """A line of OpenAI's Batch API."""
 
-    def __init__(self, custom_id: str, url: str, body: bytes) -> None:
-        self._custom_id = custom_id
-        self._url = url
-        self._body = body
+    def __init__(self, line: BatchLine, template: RequestTemplate | None) -> None:
+        self._line = line
+        self._template = template
         self._id = _new_id()
 
     def request(self) -> Request:
-        request: Request = _URLS[self._url].decode(self._body)
+        """Unknown fields of the body are ignored, as over HTTP."""
+        request = self._line.request(ignore_unknown=True, template=self._template)
+        assert isinstance(request, Request)
         return request
 
     def answered(self, answer: Answer) -> dict[str, Any]:
@@ -97,7 +96,7 @@ class OpenAIPrompt:
 
     def _record(self, status: int, body: dict[str, Any]) -> dict[str, Any]:
         response = {"status_code": status, "request_id": self._id, "body": body}
-        return {"id": self._id, "custom_id": self._custom_id, "response": response, "error": None}
+        return {"id": self._id, "custom_id": self._line.custom_id, "response": response, "error": None}
 
 
 def read_prompt(
@@ -111,7 +110,7 @@ def read_prompt(
     if not isinstance(value, dict):
         raise BadLine(f'must be an object such as {{"text": …}}, not {type(value).__name__}')
     if "custom_id" in value or "body" in value:
-        return _openai(value, template)
+        return _openai(line, value.get("custom_id"), template)
     text = value.get("text")
     if not isinstance(text, str):
         raise BadLine('has no text: write {"text": "…"}' if text is None else "its text must be a string")
@@ -123,18 +122,11 @@ def read_prompt(
     return TextPrompt(value, model, defaults)
 
 
-def _openai(value: dict[str, Any], template: RequestTemplate | None) -> OpenAIPrompt:
-    custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
-    if not isinstance(custom_id, str):
-        raise BadLine("needs a custom_id, a string")
-    if value.get("method", "POST") != "POST":
-        raise BadLine(f"its method must be POST, not {value['method']}", custom_id)
-    if not isinstance(url, str) or url not in _URLS:
-        raise BadLine(f"its url must be {' or '.join(_URLS)}, not {url}", custom_id)
-    if not isinstance(body, dict):
-        raise BadLine("needs a body, an object", custom_id)
-    data = msgspec.json.encode(body)
-    return OpenAIPrompt(custom_id, url, fill_body(template, data, _URLS[url].kind) if template else data)
+def _openai(line: bytes, custom_id: object, template: RequestTemplate | None) -> OpenAIPrompt:
+    try:
+        return OpenAIPrompt(read_line(line, *_URLS), template)
+    except InvalidRequest as error:
+        raise BadLine(error.message, custom_id if isinstance(custom_id, str) else None) from None
 
 
 def _new_id() -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import warnings
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -44,7 +45,9 @@ class DistributedRuntime:
         status: Status | None = None,
     ) -> None:
         """`status` belongs to another runtime of this process, which then reports this runtime's endpoints too."""
-        del loop, enable_nats  # only accepted for programs written for older signatures
+        del loop  # only accepted for programs written for older signatures
+        if enable_nats is not None:
+            warnings.warn("enable_nats has no effect; choose the planes", DeprecationWarning, stacklevel=2)
         self.config = config or RuntimeConfig.from_env(
             os.environ,
             discovery_backend=discovery_backend,
@@ -60,6 +63,7 @@ class DistributedRuntime:
         self.events = self._network.events
         self._starting: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
+        self._drains = True
         self._parting: asyncio.Task[None] | None = None
         self._left = False
         self._closing = AsyncExitStack()
@@ -126,8 +130,12 @@ class DistributedRuntime:
         found: T = self._shared[key]
         return found
 
-    def shutdown(self) -> None:
-        """Leave discovery, finish running requests, return from every `serve_endpoint`."""
+    def shutdown(self, *, drain: bool = True) -> None:
+        """Leave discovery, finish running requests, return from every `serve_endpoint`.
+
+        Without `drain`, running requests fail at once, so that they migrate: what answers them is dead.
+        """
+        self._drains &= drain
         if not self._stopping.is_set() and self.plane.transport == "nats":
             with contextlib.suppress(RuntimeError):  # no loop runs here
                 self._parting = asyncio.get_running_loop().create_task(self._close_at_the_end())
@@ -141,6 +149,11 @@ class DistributedRuntime:
             if not self._left:
                 await self.close()
             raise
+
+    @property
+    def drains(self) -> bool:
+        """Whether running requests may finish at shutdown."""
+        return self._drains
 
     @property
     def is_shutting_down(self) -> bool:
@@ -296,7 +309,7 @@ class Endpoint:
                 await served.end()
             await self.unregister_endpoint_instance()
             route.close()
-            if graceful_shutdown:
+            if graceful_shutdown and runtime.drains:
                 await route.drain(runtime.config.graceful_shutdown_timeout)
             route.kill()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 import threading
@@ -14,12 +13,15 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from dynamo.protocols.errors import StartError
+from dynamo.runtime.children import exit_now
 from dynamo.runtime.distributed import DistributedRuntime
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+INTERRUPTED = 130
+"""The exit code shells use for a process that SIGINT ended."""
 _LOOP_SECONDS = 1.0
 """The event loop responds within this time unless something blocks it."""
 
@@ -57,7 +59,7 @@ async def run_until_signalled(
 
     def on_signal() -> None:
         if signalled.is_set():
-            os._exit(1)
+            exit_now(1)
         signalled.set()
         runtime.shutdown()
 
@@ -100,7 +102,7 @@ def exit_if_blocked(code: int) -> Iterator[None]:
             responds = threading.Event()
             loop.call_soon_threadsafe(responds.set)
             if not responds.wait(_LOOP_SECONDS) and not ended.is_set():
-                os._exit(code)
+                exit_now(code)
             ended.wait(_LOOP_SECONDS / 10)
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, overload
 
@@ -36,15 +37,15 @@ def dynamo_worker(
     Written `@dynamo_worker`, `@dynamo_worker()` or `@dynamo_worker(static=False)`. A `static` worker uses
     no discovery, so only its own process reaches it.
     """
+    if enable_nats is not None:
+        warnings.warn("enable_nats has no effect; choose the planes", DeprecationWarning, stacklevel=2)
 
     def decorate(function: WorkerFunction) -> WorkerFunction:
         @functools.wraps(function)
         async def worker(*args: Any, **kwargs: Any) -> Any:
             configure_dynamo_logging()
             backend = "memory" if static else None
-            runtime = await start_or_exit(
-                lambda: DistributedRuntime(discovery_backend=backend, enable_nats=enable_nats)
-            )
+            runtime = await start_or_exit(lambda: DistributedRuntime(discovery_backend=backend))
             return await run_until_signalled(runtime, function(runtime, *args, **kwargs), only_serves=True)
 
         return worker

@@ -15,13 +15,13 @@ from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
-from dynamo.protocols.openai_files import BatchEndpoint
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import ResponseObject, response_of
 from dynamo.runtime import Context
 from dynamo.serving.ask import ask
 from dynamo.serving.conversation import Conversation
 from dynamo.serving.embedding import Embeddings
+from dynamo.serving.request_template import RequestTemplate, fill_body
 from dynamo.serving.served_model import ServedModel
 
 BatchRequest = ChatRequest | CompletionRequest | EmbeddingRequest | ResponsesRequest
@@ -40,24 +40,26 @@ class BatchLine(Struct):
     body: Raw
     method: str = "POST"
 
-    def request(self, ignore_unknown: bool = False) -> BatchRequest:
-        """Raises InvalidRequest."""
-        decoded: BatchRequest = _DECODERS[self.url].decode(bytes(self.body), [] if ignore_unknown else None)
+    def request(self, ignore_unknown: bool = False, template: RequestTemplate | None = None) -> BatchRequest:
+        """Raises InvalidRequest. `template` fills in what the body leaves out."""
+        decoder, body = _DECODERS[self.url], bytes(self.body)
+        if template:
+            body = fill_body(template, body, decoder.kind)
+        decoded: BatchRequest = decoder.decode(body, [] if ignore_unknown else None)
         return decoded
 
 
 _line = BodyDecoder(BatchLine)
 
 
-def read_line(line: bytes, endpoint: BatchEndpoint) -> BatchLine:
-    """Raises InvalidRequest for a line that is not a request to this endpoint."""
+def read_line(line: bytes, *endpoints: str) -> BatchLine:
+    """Raises InvalidRequest for a line that is not a request to one of these endpoints. Other fields are ignored."""
     read = _line.decode(line)
     if read.method != "POST":
         raise InvalidRequest.bad_value("method", f"must be POST, not {read.method[:64]!r}")
-    if read.url != endpoint:
-        raise InvalidRequest(
-            f"url: must be {endpoint}, the endpoint of the batch, not {read.url[:64]!r}.", "url", "mismatched_endpoint"
-        )
+    if read.url not in endpoints:
+        expected = " or ".join(endpoints) if len(endpoints) > 1 else f"{endpoints[0]}, the endpoint of the batch"
+        raise InvalidRequest(f"url: must be {expected}, not {read.url[:64]!r}.", "url", "mismatched_endpoint")
     if not bytes(read.body).lstrip().startswith(b"{"):
         raise InvalidRequest("body: expected object.", "body", "invalid_type")
     return read

@@ -29,7 +29,13 @@ class Listener(Protocol):
 class CollectedChoice:
     """One choice, complete when `finished` is set."""
 
-    def __init__(self, answer: CollectedAnswer, index: int, listener: Listener | None = None) -> None:
+    def __init__(
+        self,
+        answer: CollectedAnswer,
+        index: int,
+        listener: Listener | None = None,
+        token_ids: list[int] | None = None,
+    ) -> None:
         self._answer = answer
         self._index = index
         self._listener = listener
@@ -38,6 +44,7 @@ class CollectedChoice:
         self.calls: list[ToolCall] = []
         self.tokens: list[TokenLogprob] = []
         self.prompt_tokens: list[TokenLogprob] = []
+        self.token_ids = token_ids
         self.finished: Finish | None = None
 
     def begin(self, so_far: Callable[[], Usage]) -> None:
@@ -85,10 +92,22 @@ class CollectedChoice:
 class CollectedAnswer:
     """All choices of one answer; `done` waits for the last one, or raises the error of the first that failed."""
 
-    def __init__(self, choices: int, per_prompt: int = 1, listener: Listener | None = None) -> None:
-        """`per_prompt` of the choices share a prompt, whose tokens count once."""
+    def __init__(
+        self,
+        choices: int,
+        per_prompt: int = 1,
+        listener: Listener | None = None,
+        token_ids: Sequence[list[int]] | None = None,
+    ) -> None:
+        """`per_prompt` of the choices share a prompt, whose tokens count once.
+
+        `token_ids` are lists into which the stages before this one write the ids of each choice's tokens.
+        """
         self.usage = Usage()
-        self.choices = [CollectedChoice(self, index, None if index else listener) for index in range(choices)]
+        self.choices = [
+            CollectedChoice(self, index, None if index else listener, token_ids[index] if token_ids else None)
+            for index in range(choices)
+        ]
         self._per_prompt = per_prompt
         self._running = choices
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -141,6 +160,7 @@ def chat_completion(
     model: str,
     tokenizer: Tokenizer | None,
     top_logprobs: int = 0,
+    prompt_token_ids: list[int] | None = None,
     nvext: dict[str, Any] | None = None,
 ) -> answers.ChatCompletion:
     return answers.ChatCompletion(
@@ -149,6 +169,7 @@ def chat_completion(
         model=model,
         choices=[_chat_choice(index, choice, tokenizer, top_logprobs) for index, choice in enumerate(answer.choices)],
         usage=CompletionUsage.of(answer.usage),
+        prompt_token_ids=UNSET if prompt_token_ids is None else prompt_token_ids,
         nvext=nvext or UNSET,
     )
 
@@ -166,6 +187,7 @@ def _chat_choice(index: int, choice: CollectedChoice, tokenizer: Tokenizer | Non
         message=message,
         logprobs=chat_logprobs(tokenizer, choice.tokens, top) if tokenizer and choice.tokens else None,
         finish_reason=choice.finished.reason,  # type: ignore[arg-type]  # one of the four by construction
+        token_ids=UNSET if choice.token_ids is None else choice.token_ids,
     )
 
 
@@ -178,12 +200,13 @@ def text_completion(
     model: str,
     tokenizer: Tokenizer,
     echo: Sequence[str],
+    prompt_token_ids: Sequence[list[int] | None],
     logprobs: int | None = None,
     nvext: dict[str, Any] | None = None,
 ) -> answers.TextCompletion:
     """`echo` has the text each choice begins with. Log probabilities are shown only with `logprobs`."""
     shown = []
-    for index, (choice, echoed) in enumerate(zip(choices, echo, strict=True)):
+    for index, (choice, echoed, prompt_ids) in enumerate(zip(choices, echo, prompt_token_ids, strict=True)):
         assert choice.finished
         tokens = choice.prompt_tokens + choice.tokens if echoed else choice.tokens
         offset = 0 if choice.prompt_tokens else len(echoed)
@@ -194,6 +217,8 @@ def text_completion(
                 text=echoed + "".join(choice.content),
                 logprobs=text_logprobs(tokenizer, tokens, logprobs or 0, offset) if with_logprobs else None,
                 finish_reason=choice.finished.reason,  # type: ignore[arg-type]  # one of the three by construction
+                token_ids=UNSET if choice.token_ids is None else choice.token_ids,
+                prompt_token_ids=UNSET if prompt_ids is None else prompt_ids,
             )
         )
     return answers.TextCompletion(

@@ -28,8 +28,11 @@ class Completion(ServedRequest[CompletionRequest]):
 
     model_type = ModelType.Completions
     id_prefix = "cmpl-"
+    chunk_object = "text_completion"
     prompts: Sequence[Prepared] = ()
     """Empty for a worker that takes text."""
+    token_ids: list[list[int]] | None = None
+    """The ids of the tokens of each choice, as they are generated, if the client wants them."""
 
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
@@ -37,6 +40,8 @@ class Completion(ServedRequest[CompletionRequest]):
             refuse_guidance(self.model.card, self.request)
         else:
             self.prompts = await preprocessor.completion(self.request)
+            if self.request.return_token_ids:
+                self.token_ids = [[] for _ in range(len(self.prompts) * self._candidates)]
 
     @property
     def n(self) -> int:
@@ -59,6 +64,10 @@ class Completion(ServedRequest[CompletionRequest]):
         prepared = self.prompts[index // self.n]
         return self.tokenizer.decode(prepared.request.token_ids) if prepared.prompt is None else prepared.prompt
 
+    def prompt_token_ids(self, index: int) -> list[int] | None:
+        """The ids of this choice's prompt, if the client wants them."""
+        return list(self.prompts[index // self.n].request.token_ids) if self.request.return_token_ids else None
+
     def echoed_logprobs(self, index: int) -> list[TokenLogprob] | None:
         """The prompt's tokens without log probabilities, if the client wants those: an engine may report none."""
         return prompt_logprobs(self.prompts[index // self.n].request.token_ids) if self._echoes_logprobs else None
@@ -69,7 +78,8 @@ class Completion(ServedRequest[CompletionRequest]):
 
     async def send(self, choices: Sequence[ChoiceSink]) -> None:
         for index, choice in enumerate(choices):
-            await self._add_choice(self.prompts[index // self.n].choice(index % self.n), choice)
+            ids = self.token_ids[index] if self.token_ids else None
+            await self._add_choice(self.prompts[index // self.n].choice(index % self.n), choice, token_ids=ids)
 
     async def answer(self, listener: Listener | None = None) -> TextCompletion | dict[str, Any]:
         """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
@@ -86,6 +96,7 @@ class Completion(ServedRequest[CompletionRequest]):
             model=self.model.name,
             tokenizer=self.tokenizer,
             echo=[self.echo(index) for index in range(self.choice_count)],
+            prompt_token_ids=[self.prompt_token_ids(index) for index in range(self.choice_count)],
             logprobs=self.request.logprobs,
             nvext=self.nvext(collected.stop_reason),
         )
@@ -98,13 +109,14 @@ class Completion(ServedRequest[CompletionRequest]):
                 message = f"The engine of the model '{self.model.name}' gives no log probabilities of a prompt."
                 raise InvalidRequest(message, "logprobs", "unsupported_parameter")
             choice.content, choice.tokens = [], []
+            choice.token_ids = [] if choice.token_ids is not None else None
             choice.finished = Finish("length", Usage())
         collected.usage.completion_tokens = 0
 
     async def _collect(self, listener: Listener | None) -> CollectedAnswer:
         """All `best_of` choices of each prompt."""
         candidates = self._candidates
-        collected = CollectedAnswer(len(self.prompts) * candidates, candidates, listener)
+        collected = CollectedAnswer(len(self.prompts) * candidates, candidates, listener, self.token_ids)
         for index, choice in enumerate(collected.choices):
             prepared = self.prompts[index // candidates].choice(index % candidates)
             if candidates > self.n:
@@ -112,7 +124,7 @@ class Completion(ServedRequest[CompletionRequest]):
                 prepared.request.output_options = structs.replace(prepared.request.output_options, logprobs=ranked_by)
             if self._echoes_logprobs:
                 choice.prompt_logprobs(prompt_logprobs(prepared.request.token_ids))
-            await self._add_choice(prepared, choice)
+            await self._add_choice(prepared, choice, token_ids=choice.token_ids)
         await collected.done()
         return collected
 

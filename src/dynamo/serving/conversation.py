@@ -26,6 +26,7 @@ class Conversation(ServedRequest[ChatRequest]):
 
     model_type = ModelType.Chat
     id_prefix = "chatcmpl-"
+    chunk_object = "chat.completion.chunk"
 
     def __init__(
         self,
@@ -43,6 +44,8 @@ class Conversation(ServedRequest[ChatRequest]):
         self.prepared: Prepared | None = None
         """None for a worker that takes text."""
         self._tool_finish_reason = tool_finish_reason
+        self.token_ids: list[list[int]] | None = [[] for _ in range(self.n)] if request.return_token_ids else None
+        """The ids of the tokens of each choice, as they are generated, if the client wants them."""
 
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
@@ -56,16 +59,23 @@ class Conversation(ServedRequest[ChatRequest]):
         return self.model.preprocessor.model.tokenizer if self.model.preprocessor else None
 
     @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """The ids of the prompt's tokens, if the client wants them."""
+        return list(self.prepared.request.token_ids) if self.prepared and self.request.return_token_ids else None
+
+    @property
     def prompt_tokens(self) -> int:
         return len(self.prepared.request.token_ids) if self.prepared else 0
 
     async def send(self, choices: Sequence[ChoiceSink]) -> None:
         if self.prepared is None:
             request = {**msgspec.to_builtins(self.request), "stream": True, "stream_options": {"include_usage": True}}
-            await self._deliver(request, self._next_context(), RelayedChoice(choices[0]))
+            await self._deliver(request, self._next_context(), RelayedChoice(choices[0], self.worker_name))
             return
         for index, choice in enumerate(choices):
-            await self._add_choice(self.prepared.choice(index), choice, self.request, self._tool_finish_reason)
+            ids = self.token_ids[index] if self.token_ids else None
+            prepared = self.prepared.choice(index)
+            await self._add_choice(prepared, choice, self.request, self._tool_finish_reason, ids)
 
     async def answer(self, listener: Listener | None = None) -> ChatCompletion | dict[str, Any]:
         """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
@@ -74,7 +84,7 @@ class Conversation(ServedRequest[ChatRequest]):
         return self.completion(await self.collect(listener))
 
     async def collect(self, listener: Listener | None = None) -> CollectedAnswer:
-        collected = CollectedAnswer(self.n, self.n, listener)
+        collected = CollectedAnswer(self.n, self.n, listener, self.token_ids)
         await self.send(collected.choices)
         await collected.done()
         return collected
@@ -87,5 +97,6 @@ class Conversation(ServedRequest[ChatRequest]):
             model=self.model.name,
             tokenizer=self.tokenizer,
             top_logprobs=self.request.top_logprobs or 0,
+            prompt_token_ids=self.prompt_token_ids,
             nvext=self.nvext(collected.stop_reason),
         )

@@ -42,7 +42,10 @@ class Models:
         hub: HubConfig,
         serves_namespace: Callable[[str], bool] = lambda namespace: True,
         times: PromptTimes | None = None,
+        migration_limit: int | None = None,
     ) -> None:
+        """`migration_limit` replaces that of the models' cards."""
+        self._migration_limit = migration_limit
         self._runtime = runtime
         self._router = router
         self._reader = CardReader(hub, runtime.plane.channel)
@@ -270,6 +273,8 @@ class Models:
                 return
         router = make_router(self._router, card, group.instances, self._runtime, group.runtime_of)
         router.start()
+        if self._migration_limit is not None:
+            card = structs.replace(card, migration_limit=self._migration_limit)
         group.model = ServedModel(card, router, loaded, self._times)
         self._apply_overrides()
         self._changed.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -11,15 +12,44 @@ from msgspec import Struct
 from dynamo.pipeline.choice import ChoiceSink, Finish
 from dynamo.pipeline.parse import new_call_id
 from dynamo.protocols.engine import Usage
-from dynamo.protocols.errors import DynamoException, ProtocolError
+from dynamo.protocols.errors import DynamoException, ProtocolError, Unknown
+from dynamo.protocols.openai_answers import CompletionUsage
 from dynamo.serving.collect import Listener
+
+WorkerName = Callable[[], str]
+"""Names the worker in errors."""
+
+
+def checked_chunk(value: Any, worker: WorkerName) -> dict[str, Any]:
+    """A worker's item, with a usage that adds up or none; raises DynamoException if it is not an OpenAI chunk."""
+    if not isinstance(value, dict):
+        raise ProtocolError(f"{worker()} sent a {type(value).__name__} where a chunk belongs")
+    choices = value.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(part, dict) for part in choices):
+        raise _not_a_chunk(value, worker)
+    if value.get("usage") is None:
+        return value
+    try:
+        usage = msgspec.convert(value["usage"], Usage).consistent()
+    except msgspec.ValidationError:
+        return {**value, "usage": None}
+    return {**value, "usage": msgspec.to_builtins(CompletionUsage.of(usage))}
+
+
+def _not_a_chunk(value: dict[str, Any], worker: WorkerName) -> DynamoException:
+    error = value.get("error")
+    if error is not None:
+        message = error.get("message") if isinstance(error, dict) else error
+        return Unknown(str(message or "the engine failed"))
+    return ProtocolError(f"{worker()} sent a chunk without choices")
 
 
 class RelayedChoice:
     """Reads a worker's chat chunks into a choice, for APIs whose answers are not OpenAI chunks."""
 
-    def __init__(self, choice: ChoiceSink) -> None:
+    def __init__(self, choice: ChoiceSink, worker: WorkerName) -> None:
         self._choice = choice
+        self._worker = worker
         self._usage = Usage()
         self._reason = "stop"
         self._call = -1
@@ -31,9 +61,12 @@ class RelayedChoice:
 
     def item(self, value: Any) -> None:
         try:
-            chunk = msgspec.convert(value, _Chunk)
+            chunk = msgspec.convert(checked_chunk(value, self._worker), _Chunk)
         except msgspec.ValidationError as error:
-            self.fail(ProtocolError(f"a worker's item is not a chat chunk: {error}"))
+            self.fail(ProtocolError(f"{self._worker()} sent what is not a chat chunk: {error}"))
+            return
+        except DynamoException as error:
+            self.fail(error)
             return
         if self._done:
             return
@@ -53,7 +86,7 @@ class RelayedChoice:
                 self._call = index
                 self._choice.tool_start(index, call.id or new_call_id(), call.function.name or "")
             elif index != self._call:
-                self.fail(ProtocolError("a worker sent its tool calls out of order"))
+                self.fail(ProtocolError(f"{self._worker()} sent its tool calls out of order"))
                 return
             if call.function.arguments:
                 self._choice.tool_arguments(index, call.function.arguments)
@@ -101,9 +134,11 @@ class _Chunk(Struct):
 class RelayedAnswer:
     """The worker's chunks folded into one answer; fields beside `choices` keep their last value."""
 
-    def __init__(self, listener: Listener | None = None) -> None:
+    def __init__(self, head: dict[str, Any], worker: WorkerName, listener: Listener | None = None) -> None:
+        """`head`: what an answer begins with, where the worker leaves it out."""
         self._listener = listener
-        self._root: dict[str, Any] = {}
+        self._worker = worker
+        self._root = dict(head)
         self._choices: dict[int, dict[str, Any]] = {}
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -111,15 +146,16 @@ class RelayedAnswer:
         self.fail(unexpected_tokens())
 
     def item(self, value: Any) -> None:
-        if not isinstance(value, dict):
-            self.fail(ProtocolError(f"a worker answered with a {type(value).__name__} where a chunk belongs"))
+        try:
+            chunk = checked_chunk(value, self._worker)
+        except DynamoException as error:
+            self.fail(error)
             return
-        self._root |= {key: field for key, field in value.items() if key != "choices" and field is not None}
-        for part in value.get("choices") or ():
-            if isinstance(part, dict):
-                fold(self._choices.setdefault(part.get("index") or 0, {}), part)
-                if self._listener and not part.get("index"):
-                    _forward(self._listener, part)
+        self._root |= {key: field for key, field in chunk.items() if key != "choices" and field is not None}
+        for part in chunk["choices"]:
+            fold(self._choices.setdefault(part.get("index") or 0, {}), part)
+            if self._listener and not part.get("index"):
+                _forward(self._listener, part)
 
     def end(self) -> None:
         if not self._done.done():
@@ -133,10 +169,22 @@ class RelayedAnswer:
     async def whole(self) -> dict[str, Any]:
         await self._done
         root = {**self._root, "choices": [self._choices[index] for index in sorted(self._choices)]}
-        if root.get("object") == "chat.completion.chunk":
+        if not root["choices"]:
+            said: dict[str, Any] = {"delta": {}} if "chat" in root["object"] else {"text": ""}
+            empty: dict[str, Any] = {}
+            fold(empty, said)
+            root["choices"] = [empty]
+        for choice in root["choices"]:
+            choice["finish_reason"] = choice["finish_reason"] or default_reason(choice.get("message"))
+        if root["object"] == "chat.completion.chunk":
             root["object"] = "chat.completion"
         root.setdefault("usage", {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0})
         return root
+
+
+def default_reason(said: dict[str, Any] | None) -> str:
+    """The finish reason of a choice whose worker ended without one, by its message or last delta."""
+    return "tool_calls" if said and said.get("tool_calls") else "stop"
 
 
 def _forward(listener: Listener, part: dict[str, Any]) -> None:

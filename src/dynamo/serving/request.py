@@ -19,6 +19,7 @@ from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
+from dynamo.protocols.tensors import TensorRequest
 from dynamo.router.decision import Decision
 from dynamo.router.delivery import Delivery
 from dynamo.router.placement import pinned_instance
@@ -29,8 +30,9 @@ from dynamo.serving.extra_fields import extra_fields
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedAnswer
 from dynamo.serving.served_model import ServedModel
+from dynamo.serving.stream_trace import traced
 
-RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest)
+RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest | TensorRequest)
 
 
 class ServedRequest(Generic[RequestT]):
@@ -38,6 +40,8 @@ class ServedRequest(Generic[RequestT]):
 
     model_type: ClassVar[ModelType]
     id_prefix: ClassVar[str] = ""
+    chunk_object: ClassVar[str] = ""
+    """The `object` of the answer's chunks."""
 
     def __init__(
         self,
@@ -69,13 +73,23 @@ class ServedRequest(Generic[RequestT]):
         """The workers tokenize the text themselves and answer with OpenAI chunks."""
         return self.model.preprocessor is None
 
+    @property
+    def head(self) -> dict[str, Any]:
+        """The fields beside `choices` that each chunk of the answer has."""
+        return {"id": self.id, "object": self.chunk_object, "created": self.created, "model": self.model.name}
+
+    def worker_name(self, choice: int = 0) -> str:
+        """The worker that answers this choice, for messages."""
+        instance_id = self._running[choice][1].instance_id if choice < len(self._running) else None
+        return "the worker" if instance_id is None else f"the worker {instance_id:x}"
+
     async def relay(self, sink: Sink) -> None:
         """Send the request to a worker that takes text; its own chunks go to `sink`."""
         await self._deliver(self._relayed_body(), self._next_context(), sink)
 
     async def relayed_answer(self, listener: Listener | None) -> dict[str, Any]:
         """The whole answer of a worker that takes text."""
-        answer = RelayedAnswer(listener)
+        answer = RelayedAnswer(self.head, self.worker_name, listener)
         await self.relay(answer)
         return await answer.whole()
 
@@ -116,8 +130,12 @@ class ServedRequest(Generic[RequestT]):
         choice: ChoiceSink,
         chat: ChatRequest | None = None,
         tool_finish_reason: str = "tool_calls",
+        token_ids: list[int] | None = None,
     ) -> None:
-        """Send the request of one choice; its text goes to `choice`, parsed as the `chat` request asks."""
+        """Send the request of one choice; its text goes to `choice`, parsed as the `chat` request asks.
+
+        The ids of its tokens are appended to `token_ids`.
+        """
         preprocessor = self.model.preprocessor
         assert preprocessor
         context = self._next_context()
@@ -129,6 +147,8 @@ class ServedRequest(Generic[RequestT]):
             one_call=bool(chat and chat.parallel_tool_calls is False),
             tool_finish_reason=tool_finish_reason,
             stop_worker=context.stop_generating,
+            worker=partial(self.worker_name, len(self._running)),
+            token_ids=token_ids,
         )
         choice.begin(sink.usage)
         await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))
@@ -137,6 +157,7 @@ class ServedRequest(Generic[RequestT]):
         router = self.model.router
         if self._observer:
             sink = self._observer.metered(sink, prompt_tokens)
+        sink = traced(sink, context.id(), request)
         delivery = Delivery(
             partial(router.place, group=self._group),
             router.instances,

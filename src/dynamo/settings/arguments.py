@@ -24,7 +24,10 @@ class FlagParser(argparse.ArgumentParser):
             for option in options(table):
                 if option.setting.flag:
                     self._add(option)
-        self.add_argument("-v", action="count", default=0, dest="verbosity", help="log more: -v debug, -vv all")
+        self.add_argument(
+            "-v", "--verbosity", action="count", default=0, dest="verbosity",
+            help="log more: -v debug, -vv also frames and streams",
+        )  # fmt: skip
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}; see {self.prog} --help\n")

@@ -41,6 +41,12 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--tls-cert-path", "DYN_TLS_CERT_PATH", "certificate (PEM): serve HTTPS", "FILE", HTTP)] = None
     tls_key_path: Annotated[str | None, Setting(
         "--tls-key-path", "DYN_TLS_KEY_PATH", "the certificate's private key (PEM)", "FILE", HTTP)] = None
+    kserve_grpc_server: Annotated[bool, Setting(
+        "--kserve-grpc-server", "DYN_KSERVE_GRPC_SERVER",
+        "serve the KServe protocol over gRPC on --http-port, and HTTP on --grpc-metrics-port", group=HTTP)] = False
+    grpc_metrics_port: Annotated[int, Meta(ge=0, le=65535), Setting(
+        "--grpc-metrics-port", "DYN_GRPC_METRICS_PORT", "port of HTTP beside gRPC; 0 takes a free one", "PORT",
+        HTTP)] = 8788
     cors_allow_origins: Annotated[tuple[str, ...], Setting(
         "--cors-allow-origin", "DYN_HTTP_CORS_ALLOW_ORIGIN",
         "web pages that may read answers, * for all; may be repeated", "ORIGIN", HTTP, valid=_is_origin,
@@ -99,7 +105,8 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "keep responses up to this size in all, and as much of conversations", "MB", STATE)] = 64
     stored_files_mb: Annotated[int, Meta(ge=1), Setting(
         "--stored-files-mb", "DYN_HTTP_STORED_FILES_MB",
-        "keep uploaded files and results of batches up to this size in all; the oldest go first", "MB", STATE)] = 1024
+        "keep uploaded files and results of batches up to this size per API key; the oldest go first",
+        "MB", STATE)] = 1024
     http_batch_concurrency: Annotated[int, Meta(ge=1, le=65536), Setting(
         "--http-batch-concurrency", "DYN_HTTP_BATCH_CONCURRENCY", "requests of a batch at a time", "N", STATE)] = 32
     namespace: Annotated[str | None, Setting(
@@ -107,6 +114,10 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
     namespace_prefix: Annotated[str | None, Setting(
         "--namespace-prefix", "DYN_NAMESPACE_PREFIX",
         "serve models of namespaces with this prefix; beats --namespace", "PREFIX", NETWORK)] = None
+    migration_limit: Annotated[int | None, Meta(ge=0, le=1023), Setting(
+        "--migration-limit", "DYN_MIGRATION_LIMIT",
+        "times a request may move to another worker when its own fails", "N", NETWORK,
+        default="what the model's workers ask for")] = None
     metrics_prefix: Annotated[str, Setting(
         "--metrics-prefix", "DYN_METRICS_PREFIX", "prefix of the metrics' names", "PREFIX",
         METRICS)] = "dynamo_frontend"

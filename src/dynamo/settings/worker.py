@@ -1,17 +1,60 @@
-"""Settings that several kinds of workers share."""
+"""Settings of workers; those that several commands share stand alone."""
 
 from typing import Annotated
 
 from msgspec import Meta
 
 from dynamo.settings.setting import Setting
+from dynamo.settings.table import Settings
 
-MigrationLimit = Annotated[
-    int,
-    Meta(ge=0, le=1023),
-    Setting("--migration-limit", metavar="N", help="times a request may move to another worker", group="requests"),
-]
-ModelName = Annotated[
-    str | None,
-    Setting("--model-name", metavar="NAME", help="name to serve the model as", group="model", default="repo or file"),
-]
+AT_LEAST_1 = Meta(ge=1, le=2**31 - 1)
+
+# fmt: off
+MigrationLimit = Annotated[int, Meta(ge=0, le=1023), Setting(
+    "--migration-limit", metavar="N", help="times a request may move to another worker", group="requests")]
+ModelName = Annotated[str | None, Setting(
+    "--model-name", metavar="NAME", help="name to serve the model as", group="model", default="repo or file")]
+ContextLength = Annotated[int | None, AT_LEAST_1, Setting(
+    "--context-length", help="fewer tokens than the model allows", group="model")]
+ToolCallParser = Annotated[str, Setting(
+    "--dyn-tool-call-parser", help="format of the model's tool calls", group="model")]
+ReasoningParser = Annotated[str, Setting(
+    "--dyn-reasoning-parser", help="format of the model's reasoning", group="model")]
+KvCacheBlockSize = Annotated[int | None, AT_LEAST_1, Setting(
+    "--kv-cache-block-size", help="tokens in a KV block", group="engine", default="16")]
+ExtraEngineArgs = Annotated[str | None, Setting(
+    "--extra-engine-args", help="the engine's own arguments, .json or .yaml", metavar="FILE", group="engine")]
+
+
+class WorkerSettings(Settings, frozen=True, kw_only=True):
+    """`python -m dynamo.ENGINE`: what every worker has; other flags are the engine's own."""
+
+    model: Annotated[str | None, Setting(
+        "--model", help="a folder, a GGUF file, a Hugging Face id, or tiny, the bundled model", metavar="MODEL",
+        group="model", aliases=("--model-path",))] = None
+    model_name: Annotated[str | None, Setting(
+        "--served-model-name", help="name to serve the model as", metavar="NAME", group="model",
+        default="repo or file", aliases=("--model-name",))] = None
+    context_length: ContextLength = None
+    custom_jinja_template: Annotated[str | None, Setting(
+        "--custom-jinja-template", help="chat template instead of the model's own", metavar="FILE",
+        group="model")] = None
+    endpoint_types: Annotated[str | None, Setting(
+        "--dyn-endpoint-types", help="what to serve, of chat, completions, embedding and so on", metavar="LIST",
+        group="model", default="what the engine can")] = None
+    tool_call_parser: ToolCallParser = "auto"
+    reasoning_parser: ReasoningParser = "auto"
+    namespace: Annotated[str | None, Setting(
+        "--namespace", "DYN_NAMESPACE", "namespace to serve in", "NAME", "endpoint", default="dynamo")] = None
+    component: Annotated[str | None, Setting(
+        "--component", help="component to serve", metavar="NAME", group="endpoint",
+        default="backend, for prefill workers prefill")] = None
+    endpoint: Annotated[str | None, Setting(
+        "--endpoint", help="its name, or all three parts as dyn://NAMESPACE.COMPONENT.ENDPOINT", metavar="NAME",
+        group="endpoint", default="generate")] = None
+    kv_cache_block_size: KvCacheBlockSize = None
+    extra_engine_args: ExtraEngineArgs = None
+    disable_kv_routing: Annotated[bool, Setting(
+        "--disable-kv-routing", help="publish no KV events", group="engine")] = False
+    migration_limit: MigrationLimit = 0
+# fmt: on

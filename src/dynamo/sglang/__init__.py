@@ -1,1 +1,1 @@
-"""The engine sglang as a worker of its own: not in this build yet."""
+"""The engine sglang as a worker of its own: `python -m dynamo.sglang`."""

@@ -1,6 +1,6 @@
 """`python -m dynamo.sglang`."""
 
-from dynamo.worker.missing import main
+from dynamo.worker.main import main
 
 if __name__ == "__main__":
     main("sglang")

@@ -1,6 +1,6 @@
-"""`python -m dynamo.sglang.worker`."""
+"""`python -m dynamo.sglang.worker`, as it was once called."""
 
-from dynamo.worker.missing import main
+from dynamo.worker.main import main
 
 if __name__ == "__main__":
-    main("sglang")
+    main("sglang", command="python -m dynamo.sglang.worker")

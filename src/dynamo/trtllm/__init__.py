@@ -1,1 +1,1 @@
-"""The engine trtllm as a worker of its own: not in this build yet."""
+"""The engine trtllm as a worker of its own: `python -m dynamo.trtllm`."""

@@ -1,1 +1,1 @@
-"""The engine vllm as a worker of its own: not in this build yet."""
+"""The engine vllm as a worker of its own: `python -m dynamo.vllm`."""

@@ -1,4 +1,4 @@
-"""Serves an engine at an endpoint, with its KV events, load and cache clearing."""
+"""Serves an engine at an endpoint, with all it declares: KV events, load, cache clearing, metrics, controls."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 from dynamo.engines.base import (
     CacheOwner,
+    Controllable,
     Engine,
     KvSocketSource,
     KvSource,
     LoadSource,
+    MetricsSource,
     RankLoad,
 )
 from dynamo.llm.kv.feed import component_of, kv_feed
@@ -24,6 +26,7 @@ from dynamo.protocols.kv import KvChange
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import CLEAR_ENDPOINT
+from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
 from dynamo.worker.health import health_check_payload
 
@@ -41,25 +44,42 @@ def engine_handler(engine: Engine) -> Handler:
 
 
 async def serve_engine(endpoint: Endpoint, engine: Engine, model: str | None = None) -> None:
-    """Serve until the runtime shuts down. The engine must have started; its owner stops it afterwards.
+    """Serve until the runtime shuts down. The engine must have started; its owner closes it afterwards.
 
     `model` is the name in its metrics.
     """
     # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
-    if isinstance(engine, KvSource):
+    await publish_engine(endpoint, engine, model)
+    await serve_requests(endpoint, engine, model)
+
+
+async def publish_engine(
+    endpoint: Endpoint, engine: Engine, model: str | None = None, *, kv_events: bool = True
+) -> None:
+    """Publish what the engine declares besides answering."""
+    if isinstance(engine, KvSource) and kv_events:
         await publish_kv_events(endpoint, engine)
-    if isinstance(engine, KvSocketSource):
+    if isinstance(engine, KvSocketSource) and kv_events:
         await relay_kv_events(endpoint, engine)
     if isinstance(engine, LoadSource):
         await publish_load(endpoint, engine)
     if isinstance(engine, CacheOwner):
         await offer_clearing(endpoint, engine)
+    if status := endpoint.runtime.status:
+        if isinstance(engine, MetricsSource):
+            labels = endpoint_labels(endpoint.id, endpoint.runtime.instance_id, [("model", model)] if model else ())
+            status.add_registry(engine.metrics_registry(), labels)
+        if isinstance(engine, Controllable):
+            status.add_controls(engine.controls(), endpoint.runtime.config.tcp.token)
+
+
+async def serve_requests(endpoint: Endpoint, engine: Engine, model: str | None = None) -> None:
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
     await endpoint.serve(
         engine_handler(engine),
         request_type,
         metrics_labels=[("model", model), ("model_name", model)] if model else (),
-        health_check_payload=health_check_payload(engine.model_input, model or ""),
+        health_check_payload=health_check_payload(engine, model or ""),
     )
 
 

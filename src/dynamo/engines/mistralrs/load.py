@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from dynamo.engines.base import EngineError
 from dynamo.engines.catalog import MISTRALRS
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
-from dynamo.engines.registry import EngineSpec
+from dynamo.engines.registry import EngineSpec, refuse_parallel
 from dynamo.model import HubConfig, LoadedModel, LocalModel, ModelError, build_card, open_card
 from dynamo.protocols.card import ModelType
 
@@ -46,13 +46,7 @@ class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
     @classmethod
     def from_spec(cls, spec: EngineSpec) -> MistralRsArgs:
-        for flag, asked in (
-            ("--tensor-parallel-size", spec.tensor_parallel_size != 1),
-            ("--num-nodes", spec.num_nodes != 1),
-            ("--base-gpu-id", spec.base_gpu_id != 0),
-        ):
-            if asked:
-                raise EngineError(f"mistralrs cannot follow {flag}: it runs on one node and picks its devices itself")
+        refuse_parallel(MISTRALRS, spec)
         if spec.arguments:
             raise EngineError("mistralrs takes no arguments after '--'; give them with --extra-engine-args FILE.json")
         try:

@@ -18,11 +18,12 @@ from dynamo.protocols.kv import KvChange, Removed
 from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs
+from .logprobs import LogprobSink
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
 from .sequence import Sequence
 from .timing import Timing
-from .tokens import MockVocabulary, answer_for
+from .tokens import MockAnswer, MockVocabulary, answer_for
 
 log = logging.getLogger(__name__)
 
@@ -125,10 +126,13 @@ class MockerEngine:
             sink.fail(EngineShutdown("mocker is not running"))
             return running
         try:
-            self._queue(request_id, request)
+            answer = self._queue(request_id, request)
         except InvalidArgument as error:
             sink.fail(error)
             return running
+        options = request.output_options
+        if options.logprobs is not None or options.prompt_logprobs is not None:
+            sink = LogprobSink(sink, options, request.token_ids, answer.words)
         self._sinks[request_id] = sink
         if not self._awake:
             self._awake = True
@@ -161,7 +165,7 @@ class MockerEngine:
         self._report_events(self.ranks.take_events())
         return cleared
 
-    def _queue(self, request_id: int, request: PreprocessedRequest) -> None:
+    def _queue(self, request_id: int, request: PreprocessedRequest) -> MockAnswer:
         routing = request.routing
         try:
             prompt = array("I", request.token_ids)
@@ -172,9 +176,10 @@ class MockerEngine:
         answer = answer_for(request, self._vocabulary, args.context_limit, args.reasoning, first=first)
         if routing is None:
             self.ranks.add(request_id, prompt, answer)
-            return
+            return answer
         salt = salt_seed(routing.lora_name, routing.cache_salt)
         self.ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
+        return answer
 
     def _tick(self) -> None:
         """Deliver what is due, and come back when more is."""

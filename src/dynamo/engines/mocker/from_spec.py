@@ -8,7 +8,7 @@ from dynamo.engines.base import EngineError
 from dynamo.engines.mocker.args import MockerArgs
 from dynamo.engines.mocker.engine import MockerEngine
 from dynamo.engines.mocker.tokens import MockVocabulary
-from dynamo.engines.registry import EngineSpec
+from dynamo.engines.registry import EngineSpec, refuse_arguments
 from dynamo.model import HubConfig, LoadedModel, build_card, open_card
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidArgument
@@ -18,6 +18,7 @@ _HERE = HubConfig(cache=Path(), offline=True)
 
 def mocker_from_spec(spec: EngineSpec) -> MockerEngine:
     """The card follows the flags, which is why the file of engine arguments must not contradict them."""
+    refuse_arguments("mocker", spec)
     model = spec.model_config or spec.model
     if model is None:
         raise EngineError("out=mocker needs a model, for its tokenizer")

@@ -53,6 +53,17 @@ class MockVocabulary:
         return not self._set.isdisjoint(ids)
 
 
+def mixed_context(context_sum: int, position: int) -> int:
+    """The context as `draw_one` takes it."""
+    return (context_sum * _SUM + position * _POSITION) & _MASK
+
+
+def draw_one(words: Sequence[int], mixed: int, choice: int) -> int:
+    """The token that follows a context in the answer with this choice or seed."""
+    mixed = (mixed + choice * _MIX) & _MASK
+    return words[((mixed ^ (mixed >> 31)) * _MIX >> 24 & 0xFFFF_FFFF) % len(words)]
+
+
 class MockAnswer:
     """The tokens of one answer, made as they are taken. `marks` are those that stand at given positions."""
 
@@ -68,7 +79,8 @@ class MockAnswer:
         self._sum = context_sum
         self._position = position
         self._seed = seed
-        self._words = words
+        self.words = words
+        """What its tokens are drawn from."""
         self._limit = limit
         self._marks = marks
         self._taken = 0
@@ -102,10 +114,10 @@ class MockAnswer:
         return tokens + self._draw(end - self._position)
 
     def _draw(self, count: int) -> list[int]:
-        words = self._words
+        words = self.words
         size = len(words)
         tokens = []
-        mixed = (self._sum * _SUM + self._position * _POSITION + self._seed) & _MASK
+        mixed = (mixed_context(self._sum, self._position) + self._seed) & _MASK
         for _ in range(count):
             token = words[((mixed ^ (mixed >> 31)) * _MIX >> 24 & 0xFFFF_FFFF) % size]
             tokens.append(token)
@@ -183,8 +195,8 @@ class EndingAnswer(MockAnswer):
 
     def _allowed(self, token: int, before: int) -> int:
         """A token that does not stop, where the minimum is not reached yet."""
-        start = self._words.index(token)
-        others = (*self._words[start:], *self._words[:start])
+        start = self.words.index(token)
+        others = (*self.words[start:], *self.words[:start])
         chosen = next((word for word in others if word not in self._stop_tokens), token)
         self._sum = before + chosen
         return chosen

@@ -115,9 +115,14 @@ def error_events(error: DynamoException, request_id: str) -> bytes:
 class _ChoiceWriter:
     """What the writers of both kinds of chunks have in common."""
 
-    def __init__(self, chunks: Chunks, index: int) -> None:
+    def __init__(
+        self, chunks: Chunks, index: int, token_ids: list[int] | None, prompt_token_ids: list[int] | None
+    ) -> None:
+        """`token_ids` is where the ids of the tokens arrive, if the client wants them; each chunk takes those."""
         self._chunks = chunks
         self._index = index
+        self._token_ids = token_ids
+        self._prompt_token_ids = prompt_token_ids
         self._write = chunks.events.write
         self._logprobs: list[TokenLogprob] = []
         self._so_far: Callable[[], Usage] | None = None
@@ -128,6 +133,22 @@ class _ChoiceWriter:
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         self._logprobs += tokens
+
+    def _take_token_ids(self) -> str:
+        """The field with the ids since the last chunk."""
+        if self._token_ids is None:
+            return ""
+        field = f',"token_ids":{_json.encode(self._token_ids).decode()}'
+        self._token_ids.clear()
+        return field
+
+    def _take_prompt_token_ids(self) -> str:
+        """The field with the prompt's ids, for the first chunk."""
+        if self._prompt_token_ids is None:
+            return ""
+        field = f',"prompt_token_ids":{_json.encode(self._prompt_token_ids).decode()}'
+        self._prompt_token_ids = None
+        return field
 
     def _tail(self) -> str:
         return self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
@@ -144,8 +165,16 @@ class _ChoiceWriter:
 class ChatChoiceWriter(_ChoiceWriter):
     """One choice of a streamed chat."""
 
-    def __init__(self, chunks: Chunks, index: int, *, reasoning_field: str = "reasoning_content") -> None:
-        super().__init__(chunks, index)
+    def __init__(
+        self,
+        chunks: Chunks,
+        index: int,
+        *,
+        reasoning_field: str = "reasoning_content",
+        token_ids: list[int] | None = None,
+        prompt_token_ids: list[int] | None = None,
+    ) -> None:
+        super().__init__(chunks, index, token_ids, prompt_token_ids)
         self._begun = False
         self._only_text_changes = False
         self._delta = f'{chunks.head}{{"index":{index},"delta":'
@@ -183,8 +212,9 @@ class ChatChoiceWriter(_ChoiceWriter):
 
     def _begin(self) -> str:
         self._begun = True
-        self._only_text_changes = self._so_far is None
-        return f'{self._delta}{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}{self._tail()}'
+        self._only_text_changes = self._so_far is None and self._token_ids is None
+        role = f'{self._delta}{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]'
+        return role + self._take_prompt_token_ids() + self._tail().removeprefix("]")
 
     def _one(self, delta: str, finish: str) -> str:
         logprobs = "null"
@@ -193,7 +223,8 @@ class ChatChoiceWriter(_ChoiceWriter):
             assert chunks.tokenizer
             logprobs = _json.encode(chat_logprobs(chunks.tokenizer, self._logprobs, chunks.top_logprobs)).decode()
             self._logprobs = []
-        return f'{self._delta}{delta},"logprobs":{logprobs},"finish_reason":{finish}}}{self._tail()}'
+        ids = self._take_token_ids()
+        return f'{self._delta}{delta},"logprobs":{logprobs},"finish_reason":{finish}{ids}}}{self._tail()}'
 
     def finish(self, finish: Finish) -> None:
         before = "" if self._begun else self._begin()
@@ -203,9 +234,19 @@ class ChatChoiceWriter(_ChoiceWriter):
 class TextChoiceWriter(_ChoiceWriter):
     """One choice of a streamed completion, which may begin with its prompt."""
 
-    def __init__(self, chunks: Chunks, index: int, *, echo: str = "", echoed: list[TokenLogprob] | None = None) -> None:
+    def __init__(
+        self,
+        chunks: Chunks,
+        index: int,
+        *,
+        echo: str = "",
+        echoed: list[TokenLogprob] | None = None,
+        token_ids: list[int] | None = None,
+        prompt_token_ids: list[int] | None = None,
+    ) -> None:
         """`echoed` are the prompt's tokens, if the client wants their log probabilities."""
-        super().__init__(chunks, index)
+        super().__init__(chunks, index, token_ids, prompt_token_ids)
+        self._only_text_changes = token_ids is None
         self._logprobs = echoed or []
         self._wants_prompt = echoed is not None
         self._offset = 0 if self._wants_prompt else len(echo)
@@ -214,10 +255,10 @@ class TextChoiceWriter(_ChoiceWriter):
         self._close = f'","logprobs":null,"finish_reason":null}}{chunks.tail}'
 
     def escaped(self, text: str) -> None:
-        if self._echo or self._logprobs or self._so_far:
-            self._write(self._one(text, "null").encode())
-        else:
+        if self._only_text_changes and not (self._echo or self._logprobs or self._so_far):
             self._write((self._open + text + self._close).encode())
+        else:
+            self._write(self._one(text, "null").encode())
 
     def text(self, text: str) -> None:
         self.escaped(json_escaped(text))
@@ -245,7 +286,8 @@ class TextChoiceWriter(_ChoiceWriter):
             self._offset += sum(map(len, shown.tokens))
             logprobs = _json.encode(shown).decode()
             self._logprobs = []
-        return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}}}{self._tail()}'
+        ids = self._take_token_ids() + self._take_prompt_token_ids()
+        return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}{ids}}}{self._tail()}'
 
     def finish(self, finish: Finish) -> None:
         self._finished(finish, self._one("", f'"{finish.reason}"'))

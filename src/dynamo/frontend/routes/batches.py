@@ -12,17 +12,17 @@ from dynamo.protocols.openai_files import CreateBatchRequest
 
 
 async def create_batch(frontend: Frontend, call: HttpCall[CreateBatchRequest]) -> web.StreamResponse:
-    return json_response(await frontend.state.batches.create(call.body))
+    return json_response(await frontend.state.of(call.owner).batches.create(call.body))
 
 
 async def list_batches(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    batches = await frontend.state.batches.all()
+    batches = await frontend.state.of(call.owner).batches.all()
     return json_response(page(call.request, [batch.id for batch in batches], batches))
 
 
 async def show_batch(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    return json_response(await frontend.state.batches.get(call.request.match_info["id"]))
+    return json_response(await frontend.state.of(call.owner).batches.get(call.request.match_info["id"]))
 
 
 async def cancel_batch(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    return json_response(await frontend.state.batches.cancel(call.request.match_info["id"]))
+    return json_response(await frontend.state.of(call.owner).batches.cancel(call.request.match_info["id"]))

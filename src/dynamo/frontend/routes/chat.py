@@ -28,11 +28,16 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
             return json_response(await conversation.answer())
         stream: RelayedStream | Chunks
         if conversation.takes_text:
-            stream = RelayedStream(call.request_id)
+            stream = RelayedStream(conversation.head, conversation.worker_name, call.request_id)
             await conversation.relay(stream)
         else:
             stream = chunks_of(conversation, "chat.completion.chunk", body.top_logprobs, call.request_id)
-            await conversation.send([ChatChoiceWriter(stream, index) for index in range(conversation.n)])
+            ids, prompt_ids = conversation.token_ids, conversation.prompt_token_ids
+            writers = [
+                ChatChoiceWriter(stream, index, token_ids=ids[index] if ids else None, prompt_token_ids=prompt_ids)
+                for index in range(conversation.n)
+            ]
+            await conversation.send(writers)
         return await stream_response(call, stream, annotation_events(conversation, conversation.prepared))
     finally:
         await conversation.close()

@@ -24,12 +24,19 @@ async def completions(frontend: Frontend, call: HttpCall[CompletionRequest]) -> 
         if not body.stream:
             return json_response(await completion.answer())
         if completion.takes_text:
-            relayed = RelayedStream(call.request_id)
+            relayed = RelayedStream(completion.head, completion.worker_name, call.request_id)
             await completion.relay(relayed)
             return await stream_response(call, relayed, annotation_events(completion, None))
         chunks = chunks_of(completion, "text_completion", body.logprobs, call.request_id)
         writers = [
-            TextChoiceWriter(chunks, index, echo=completion.echo(index), echoed=completion.echoed_logprobs(index))
+            TextChoiceWriter(
+                chunks,
+                index,
+                echo=completion.echo(index),
+                echoed=completion.echoed_logprobs(index),
+                token_ids=completion.token_ids[index] if completion.token_ids else None,
+                prompt_token_ids=completion.prompt_token_ids(index),
+            )
             for index in range(completion.choice_count)
         ]
         await completion.send(writers)

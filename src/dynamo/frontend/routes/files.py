@@ -11,6 +11,7 @@ from aiohttp import BodyPartReader, MultipartReader, web
 from dynamo.frontend.answers.http import json_response
 from dynamo.frontend.answers.paging import page
 from dynamo.frontend.call import HttpCall
+from dynamo.frontend.kept_state import OwnedState
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import HttpError, InvalidRequest, NotFound
 from dynamo.protocols.openai_files import DeletedFile, FileObject
@@ -27,40 +28,40 @@ async def create_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamRes
     if request.content_type != "multipart/form-data":
         raise HttpError(415, f"Content-Type must be multipart/form-data, not {request.content_type}")
     try:
-        return json_response(await _upload(frontend, await request.multipart()))
+        return json_response(await _upload(frontend.state.of(call.owner), await request.multipart()))
     except (ValueError, AssertionError) as error:
         raise InvalidRequest(f"The body is not valid multipart/form-data: {error}.", code="invalid_multipart") from None
 
 
 async def list_files(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    files = await frontend.state.files.all()
+    files = await frontend.state.of(call.owner).files.all()
     if purpose := call.request.query.get("purpose"):
         files = [file for file in files if file.purpose == purpose]
     return json_response(page(call.request, [file.id for file in files], files, limit=MOST, most=MOST))
 
 
 async def show_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    return json_response(await frontend.state.files.get(call.request.match_info["id"]))
+    return json_response(await frontend.state.of(call.owner).files.get(call.request.match_info["id"]))
 
 
 async def delete_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     id = call.request.match_info["id"]
-    await frontend.state.files.delete(id)
+    await frontend.state.of(call.owner).files.delete(id)
     return json_response(DeletedFile(id=id))
 
 
 async def file_content(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    file = await frontend.state.files.get(call.request.match_info["id"])
-    path = frontend.state.files.path(file.id)
+    file = await frontend.state.of(call.owner).files.get(call.request.match_info["id"])
+    path = frontend.state.of(call.owner).files.path(file.id)
     if not await asyncio.to_thread(path.exists):
         raise NotFound(f"No such File object: {file.id}", "id")
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
 
-async def _upload(frontend: Frontend, form: MultipartReader) -> FileObject:
+async def _upload(state: OwnedState, form: MultipartReader) -> FileObject:
     """The fields may come in any order."""
     purpose, id, filename = "", "", ""
-    files, timeout = frontend.state.files, frontend.state.body_timeout
+    files, timeout = state.files, state.body_timeout
     try:
         while (part := await _within(timeout, form.next())) is not None:
             if not isinstance(part, BodyPartReader):

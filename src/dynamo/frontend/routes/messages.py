@@ -8,7 +8,7 @@ from dynamo.frontend.answers.anthropic_stream import AnthropicStream, MessagesWr
 from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat, hides_thinking
+from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat, hides_thinking, hosted_tools
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
 from dynamo.protocols.anthropic_answers import TokenCount, message_of
@@ -21,6 +21,7 @@ from dynamo.serving.request import require_type
 async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.StreamResponse:
     body = call.body
     chat = anthropic_to_chat(body)
+    call.warn("tools that run at Anthropic", hosted_tools(body))
     validate_chat(chat)
     conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
     try:

@@ -1,4 +1,4 @@
-"""Ollama's /api/chat, /api/generate, /api/tags, /api/show and /api/version, so that its clients connect."""
+"""Ollama's /api/chat, /api/generate, /api/tags, /api/ps, /api/show and /api/version, so that its clients connect."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from dynamo.serving.served_model import ServedModel
 
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""
+_LOADED = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
 
 
 async def chat(frontend: Frontend, call: HttpCall[OllamaChatRequest]) -> web.StreamResponse:
@@ -34,6 +35,12 @@ async def generate(frontend: Frontend, call: HttpCall[OllamaGenerateRequest]) ->
 async def tags(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     models = sorted(frontend.models.served(), key=lambda model: model.name)
     return json_response({"models": [_listed(model) for model in models if model.card.type & ModelType.Chat]})
+
+
+async def ps(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    """The loaded models: all that are served, for as long as they are."""
+    models = sorted(frontend.models.served(), key=lambda model: model.name)
+    return json_response({"models": [_listed(model) | _LOADED for model in models if model.card.type & ModelType.Chat]})
 
 
 async def show(frontend: Frontend, call: HttpCall[OllamaShowRequest]) -> web.StreamResponse:

@@ -10,7 +10,7 @@ from dynamo.frontend.answers.paging import page
 from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
+from dynamo.pipeline.responses_to_chat import hosted_tools, responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidRequest
@@ -22,10 +22,11 @@ from dynamo.serving.store.items import item_ids
 
 
 async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web.StreamResponse:
-    store = frontend.state.responses
+    store = frontend.state.of(call.owner).responses
     turn = await store.turn(call.body)
     body = structs.replace(call.body, input=turn.input, store=store.enabled and call.body.store is not False)
     chat = responses_to_chat(body, turn.past())
+    call.warn("tools that run at OpenAI", hosted_tools(body))
     try:
         validate_chat(chat)
         conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
@@ -56,7 +57,7 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
 
 async def input_tokens(frontend: Frontend, call: HttpCall[InputTokensRequest]) -> web.StreamResponse:
     """Exact: the prompt is rendered and tokenized as for an answer."""
-    turn = await frontend.state.responses.turn(call.body)
+    turn = await frontend.state.of(call.owner).responses.turn(call.body)
     chat = responses_to_chat(structs.replace(call.body, input=turn.input).as_response(), turn.past())
     try:
         validate_chat(chat)
@@ -74,21 +75,21 @@ async def input_tokens(frontend: Frontend, call: HttpCall[InputTokensRequest]) -
 async def show_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     if call.request.query.get("stream", "false").lower() in ("true", "1"):
         raise InvalidRequest.unsupported("stream", "a stored response is not streamed again")
-    stored = await frontend.state.responses.get(call.request.match_info["id"])
+    stored = await frontend.state.of(call.owner).responses.get(call.request.match_info["id"])
     return json_response(stored.response)
 
 
 async def delete_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     id = call.request.match_info["id"]
-    await frontend.state.responses.delete(id)
+    await frontend.state.of(call.owner).responses.delete(id)
     return json_response(DeletedResponse(id=id))
 
 
 async def cancel_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    await frontend.state.responses.get(call.request.match_info["id"])
+    await frontend.state.of(call.owner).responses.get(call.request.match_info["id"])
     raise InvalidRequest("Cannot cancel a synchronous response.")
 
 
 async def input_items(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    items = (await frontend.state.responses.get(call.request.match_info["id"])).context
+    items = (await frontend.state.of(call.owner).responses.get(call.request.match_info["id"])).context
     return json_response(page(call.request, item_ids(items), items))

@@ -57,6 +57,8 @@ from dynamo.protocols.tokenize import DetokenizeAnswer, DetokenizeRequest, Token
 _INFERENCE_ERRORS = (400, 401, 404, 413, 415, 500, 502, 503, 504)
 _STORED_ERRORS = (400, 401, 404)
 _WRITTEN_ERRORS = (400, 401, 404, 413, 415)
+_OLLAMA: dict[str, Any] = {"error": OllamaError, "any_content_type": True}
+"""Its users call it with `curl -d`, which declares a form, as Ollama's own documentation does."""
 
 
 def _inference(
@@ -170,18 +172,21 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
     ),
     _inference(
         "/api/chat", ollama.chat, OllamaChatRequest, OllamaAnswer, "ollama_chat",
-        "Continue a conversation, as Ollama", streams=True, stream_type=NDJSON, error=OllamaError,
+        "Continue a conversation, as Ollama", streams=True, stream_type=NDJSON, **_OLLAMA,
     ),
     _inference(
         "/api/generate", ollama.generate, OllamaGenerateRequest, OllamaAnswer, "ollama_generate",
-        "Answer a prompt, as Ollama", streams=True, stream_type=NDJSON, error=OllamaError,
+        "Answer a prompt, as Ollama", streams=True, stream_type=NDJSON, **_OLLAMA,
     ),
     HttpRoute(
         "POST", "/api/show", ollama.show, OllamaShowRequest,
-        summary="One model, as Ollama", error=OllamaError, statuses=(400, 401, 404, 413, 415, 503),
+        summary="One model, as Ollama", statuses=(400, 401, 404, 413, 503), **_OLLAMA,
     ),
     HttpRoute(
         "GET", "/api/tags", ollama.tags, summary="List the models, as Ollama", error=OllamaError, statuses=(401,)
+    ),
+    HttpRoute(
+        "GET", "/api/ps", ollama.ps, summary="List the loaded models, as Ollama", error=OllamaError, statuses=(401,)
     ),
     HttpRoute("GET", "/api/version", tokens.version, error=OllamaError),
     _inference("/tokenize", tokens.tokenize, TokenizeRequest, TokenizeAnswer, None, "The tokens of a text or a chat"),

@@ -15,6 +15,7 @@ from dynamo.protocols.errors import Disconnected, DynamoException, ProtocolError
 from dynamo.runtime.instruments import Number
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.frames import FrameDecoder, Kind
+from dynamo.runtime.plane.trace import TracedDecoder, is_traced, traced_write
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class Link:
         """The open streams."""
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder()
+        if is_traced():
+            self._decoder, self._write = TracedDecoder(peer), traced_write(write, peer)
         self._deltas: frames.Deltas = {}
         self._delta_bytes: Number | None = None
         """Where their size is counted: at the endpoint of the latest request, as few connections have two."""

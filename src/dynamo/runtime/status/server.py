@@ -1,14 +1,18 @@
-"""`/health`, `/live` and `/metrics` of a worker."""
+"""`/health`, `/live`, `/metrics` and the engine's controls of a worker."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import hmac
+import ipaddress
 import logging
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from dynamo.protocols.errors import StartError
+from dynamo.protocols.errors import HttpError, StartError, from_exception
 from dynamo.runtime.exposition import CONTENT_TYPE, exposition
 from dynamo.runtime.status.status import Status
 
@@ -34,6 +38,7 @@ class StatusServer:
         if config.live_path != config.health_path:
             app.router.add_get(config.live_path, self._health)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/engine/control/{name}", self._control)
         app.router.add_route("*", r"/{path:[\s\S]*}", self._not_found)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -63,10 +68,56 @@ class StatusServer:
         )
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=exposition(self._status.metrics()), headers={"Content-Type": CONTENT_TYPE})
+        families = self._status.metrics()
+        if self._status.has_registries:
+            families += await asyncio.to_thread(self._status.collected)
+        return web.Response(body=exposition(families), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _control(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        try:
+            self._check_caller(request)
+            control = self._status.controls.get(name)
+            if control is None:
+                known = ", ".join(sorted(self._status.controls)) or "none"
+                raise HttpError(404, f"this engine has no control '{name}'; it has {known}")
+            answer = await control(_object(await request.read()))
+            return _json(200, {"status": "ok"} if answer is None else answer)
+        except web.HTTPException:
+            raise
+        except Exception as error:
+            found = from_exception(error)
+            if found.status >= 500:
+                log.error("control %s failed: %s", name, error, exc_info=error)
+            return _json(found.status, {"error": found.message})
+
+    def _check_caller(self, request: web.Request) -> None:
+        """Controls change what the engine does: for this machine, and for others with the token."""
+        if "Origin" in request.headers:
+            raise HttpError(403, "controls are not for web pages")
+        token = self._status.control_token
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token and hmac.compare_digest(given.encode(), token.encode()):
+            return
+        if not ipaddress.ip_address(request.remote or "0.0.0.0").is_loopback:
+            fix = "send it as Authorization: Bearer" if token else "set it on the worker"
+            raise HttpError(403, f"controls from another machine need DYN_REQUEST_PLANE_TOKEN: {fix}")
 
     async def _not_found(self, request: web.Request) -> web.Response:
         return web.Response(status=404, text="Route not found")
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        return {}
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise HttpError(400, f"the body must be a JSON object: {error}") from None
+
+
+def _json(status: int, value: Any) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
 def _cannot_listen(host: str, port: int, error: OSError) -> StatusError:

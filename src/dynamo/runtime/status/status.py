@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
 
-from dynamo.runtime.instruments import MetricFamily
+from dynamo.runtime.instruments import MetricFamily, Sample
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import component_metrics
 from dynamo.runtime.status.served import ServedEndpoint
+
+log = logging.getLogger(__name__)
+
+Control = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+class Registry(Protocol):
+    """What `prometheus_client.CollectorRegistry` has."""
+
+    def collect(self) -> Iterable[Any]: ...
 
 
 class Status:
@@ -18,6 +31,11 @@ class Status:
         self._started = time.monotonic()
         self._endpoints: list[ServedEndpoint] = []
         self._program_health: bool | None = None
+        self._registries: list[tuple[Registry, dict[str, str]]] = []
+        self.controls: dict[str, Control] = {}
+        """Operations of the engine, by name."""
+        self.control_token: str | None = None
+        """What callers from other machines must know; None: none of them may call a control."""
 
     def add(self, endpoint: ServedEndpoint) -> None:
         self._endpoints.append(endpoint)
@@ -49,6 +67,32 @@ class Status:
         ready = dict.fromkeys(self.config.required, False)
         names = {served.name for served in self._endpoints}
         return ready | {name: all(one.ready for one in self._endpoints if one.name == name) for name in names}
+
+    def add_registry(self, registry: Registry, labels: dict[str, str]) -> None:
+        """Show the metrics of an engine too, with `labels` added to each sample."""
+        self._registries.append((registry, labels))
+
+    def add_controls(self, controls: Mapping[str, Control], token: str | None) -> None:
+        self.controls.update(controls)
+        self.control_token = token
+
+    @property
+    def has_registries(self) -> bool:
+        return bool(self._registries)
+
+    def collected(self) -> list[MetricFamily]:
+        """The metrics of the engines; may block, and may be called in a thread. One that fails is left out."""
+        families: dict[str, MetricFamily] = {}
+        for registry, labels in self._registries:
+            try:
+                for metric in registry.collect():
+                    family = families.setdefault(
+                        metric.name, MetricFamily(metric.name, metric.documentation, metric.type, [])
+                    )
+                    family.samples += [Sample(each.name, labels | each.labels, each.value) for each in metric.samples]
+            except Exception:
+                log.exception("the engine's metrics cannot be read")
+        return list(families.values())
 
     def metrics(self) -> list[MetricFamily]:
         return list(component_metrics([served.counts for served in self._endpoints], self.uptime))

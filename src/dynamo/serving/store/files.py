@@ -19,6 +19,7 @@ from dynamo.protocols.openai_files import FileObject
 from dynamo.serving.store.records import Records
 
 KIND = "file"
+FOLDER = "files"
 MOST = 10_000
 """Files that are kept at most."""
 LEFTOVER_SECONDS = 24 * 3600.0
@@ -33,12 +34,6 @@ class Files:
         self._size = size
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._root = folder
-
-    async def start(self) -> None:
-        """Delete what uploads left behind when a server was killed."""
-        if self._root is not None:
-            known = {file.id for file in await self.all()}
-            await asyncio.to_thread(_delete_leftovers, self.folder("files"), known)
 
     async def write(self, chunks: AsyncIterator[bytes]) -> str:
         """Put the content in place; returns the id under which to `register` it, or to `discard` it."""
@@ -87,7 +82,7 @@ class Files:
         self.discard(id)
 
     def path(self, id: str) -> Path:
-        return self.folder("files") / id
+        return self.folder(FOLDER) / id
 
     def folder(self, name: str) -> Path:
         """A folder beside that of the files, on the same file system."""
@@ -114,8 +109,14 @@ class Files:
                     await self.delete(file.id)
 
 
-def _delete_leftovers(folder: Path, known: set[str]) -> None:
-    for path in folder.iterdir():
+async def delete_leftovers(records: Records, root: Path) -> None:
+    """Delete what uploads left behind when a server was killed; `records` are those of all owners."""
+    known = {_file.decode(body).id for body in await records.all(KIND)}
+    await asyncio.to_thread(_delete_unknown, root / FOLDER, known)
+
+
+def _delete_unknown(folder: Path, known: set[str]) -> None:
+    for path in folder.iterdir() if folder.is_dir() else ():
         # A newer one may be an upload to another process.
         if path.name not in known and path.stat().st_mtime < time.time() - LEFTOVER_SECONDS:
             path.unlink(missing_ok=True)

@@ -32,10 +32,36 @@ class Records(Protocol):
     async def delete(self, kind: str, id: str) -> bool:
         """Whether there was one."""
 
-    async def all(self, kind: str) -> list[bytes]:
-        """In the order of their ids."""
+    async def all(self, kind: str, prefix: str = "") -> list[bytes]:
+        """Those whose ids begin with the prefix, in the order of their ids."""
 
     async def close(self) -> None: ...
+
+
+class OwnedRecords:
+    """The records of one owner, who neither sees nor changes those of others; limits hold for all owners together."""
+
+    def __init__(self, records: Records, owner: str) -> None:
+        self._records = records
+        self._prefix = f"{owner}/"
+
+    async def put(self, kind: str, id: str, body: bytes) -> None:
+        await self._records.put(kind, self._prefix + id, body)
+
+    async def get(self, kind: str, id: str) -> bytes | None:
+        return await self._records.get(kind, self._prefix + id)
+
+    async def update(self, kind: str, id: str, change: Change) -> bytes | None:
+        return await self._records.update(kind, self._prefix + id, change)
+
+    async def delete(self, kind: str, id: str) -> bool:
+        return await self._records.delete(kind, self._prefix + id)
+
+    async def all(self, kind: str, prefix: str = "") -> list[bytes]:
+        return await self._records.all(kind, self._prefix + prefix)
+
+    async def close(self) -> None:
+        """Nothing: the records below belong to all owners."""
 
 
 class MemoryRecords:
@@ -64,8 +90,8 @@ class MemoryRecords:
     async def delete(self, kind: str, id: str) -> bool:
         return self._remove(kind, id)
 
-    async def all(self, kind: str) -> list[bytes]:
-        return [body for _, body in sorted(self._kinds[kind].items())]
+    async def all(self, kind: str, prefix: str = "") -> list[bytes]:
+        return [body for id, body in sorted(self._kinds[kind].items()) if id.startswith(prefix)]
 
     async def close(self) -> None:
         self._kinds.clear()

@@ -78,11 +78,11 @@ class SqliteRecords:
 
         return await self._run(delete)
 
-    async def all(self, kind: str) -> list[bytes]:
+    async def all(self, kind: str, prefix: str = "") -> list[bytes]:
+        query = "SELECT body FROM records WHERE kind = ? AND substr(id, 1, ?) = ? ORDER BY id"
+
         def select() -> list[bytes]:
-            return [
-                body for (body,) in self._db.execute("SELECT body FROM records WHERE kind = ? ORDER BY id", (kind,))
-            ]
+            return [body for (body,) in self._db.execute(query, (kind, len(prefix), prefix))]
 
         return await self._run(select)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import sys
 import termios
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,30 +18,16 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from dynamo.protocols.errors import DynamoException
 from dynamo.serving.ask import Answer, RequestDefaults, ask
 from dynamo.serving.models import Models
-from dynamo.serving.terminal.markdown import MarkdownStream, without_controls
-from dynamo.serving.terminal.transcript import Transcript
-
-COMMANDS = {
-    "/help": "this list",
-    "/system TEXT": "set the system prompt; without TEXT show it, with - remove it",
-    "/model NAME": "talk to another model; without NAME list them",
-    "/clear": "forget the conversation",
-    "/save FILE": "keep the conversation, as JSON or as Markdown (.md)",
-    "/stats": "show or hide tokens per second and time to the first token",
-    "/quit, /bye": "leave, as Ctrl-D does",
-}
-_KEYS = (
-    "Enter sends. Alt-Enter, or a \\ at the end, starts a new line. "
-    "Ctrl-C stops an answer or clears the line; a second one leaves."
-)
+from dynamo.serving.terminal.commands import Commands
+from dynamo.serving.terminal.markdown import without_controls
+from dynamo.serving.terminal.output import AnswerWriter, dim, say
+from dynamo.serving.terminal.state import ChatState
 
 
 class TerminalChat:
     def __init__(self, models: Models, model: str, defaults: RequestDefaults, history: Path | None = None) -> None:
-        self._models = models
-        self._model = model
-        self._defaults = defaults
-        self._transcript = Transcript()
+        self._state = ChatState(models, model, defaults)
+        self._commands = Commands(self._state)
         self._session: PromptSession[str] = PromptSession(
             ANSI("\x1b[32;1m>\x1b[0m "),
             multiline=True,
@@ -51,12 +35,11 @@ class TerminalChat:
             history=_history(history),
             prompt_continuation="  ",
         )
-        self._stats = False
         self._stopped = False
         """The last key was Ctrl-C: a second one ends the chat."""
 
     async def run(self) -> None:
-        _dim(f"Talking to {self._model}. /help shows what you can do here; Ctrl-D leaves.")
+        dim(f"Talking to {self._state.model_name}. /help shows what you can do here; Ctrl-D leaves.")
         while True:
             try:
                 line = (await self._session.prompt_async()).strip()
@@ -69,20 +52,19 @@ class TerminalChat:
                 if self._stopped:
                     return
                 self._stopped = True
-                _dim("Ctrl-C again, or Ctrl-D, leaves.")
+                dim("Ctrl-C again, or Ctrl-D, leaves.")
                 continue
             self._stopped = False
             if line.startswith("/") and "\n" not in line:
-                if line.split()[0] in ("/quit", "/bye", "/exit"):
+                if not await self._commands.run(line):
                     return
-                self._command(line)
             elif line and not await self._turn(line):
                 return
 
     async def _turn(self, text: str) -> bool:
         """Ask and show the answer; False when the user wants to leave."""
-        self._transcript.add_question(text)
-        writer = _Writer()
+        self._state.transcript.add_question(text)
+        writer = AnswerWriter()
         leave = False
 
         def interrupted() -> None:
@@ -101,111 +83,28 @@ class TerminalChat:
                     raise
             except DynamoException as error:
                 writer.end()
-                _say(f"\x1b[31m{without_controls(error.message)}\x1b[0m")
+                say(f"\x1b[31m{without_controls(error.message)}\x1b[0m")
             finally:
                 writer.end()
-        self._transcript.add_answer(writer.answer)
+        self._state.transcript.add_answer(writer.answer)
         if self._stopped:
-            _dim("(stopped)")
-        elif answer and self._stats:
-            _dim(_figures(answer))
+            dim("(stopped)")
+        elif answer:
+            if answer.finish_reason == "length":
+                dim("(cut off: no tokens were left)")
+            if self._state.shows_figures:
+                dim(_figures(answer))
         return not leave
 
-    async def _ask(self, writer: _Writer) -> Answer:
-        request = self._defaults.chat(self._model, self._transcript.messages())
-        answer = await ask(self._models.get(self._model), request, writer)
+    async def _ask(self, writer: AnswerWriter) -> Answer:
+        if left_out := await self._state.make_room():
+            exchanges = f"{left_out} exchanges are" if left_out > 1 else "exchange is"
+            dim(f"(the context is full: the oldest {exchanges} no longer sent)")
+        answer = await ask(self._state.model(), self._state.request(), writer)
         for call in answer.tool_calls:
             function = call.get("function") or {}
             writer.text(f"\n`{function.get('name')}({function.get('arguments')})`\n")
         return answer
-
-    def _command(self, line: str) -> None:
-        word, _, rest = line.partition(" ")
-        rest = rest.strip()
-        match word:
-            case "/help":
-                for usage, about in COMMANDS.items():
-                    _say(f"  {usage:<14} {about}")
-                _dim(_KEYS)
-            case "/system":
-                self._system(rest)
-            case "/model":
-                self._choose(rest)
-            case "/clear":
-                self._transcript.clear()
-                _dim("forgotten")
-            case "/save":
-                self._save(rest)
-            case "/stats":
-                self._stats = not self._stats
-                _dim(f"figures {'on' if self._stats else 'off'}")
-            case _:
-                _dim(f"no such command: {word}; /help lists them")
-
-    def _system(self, text: str) -> None:
-        if text:
-            self._transcript.system = "" if text == "-" else text
-        _dim(f"system prompt: {self._transcript.system or '(none)'}")
-
-    def _choose(self, name: str) -> None:
-        names = sorted(model.name for model in self._models.served())
-        if name in names:
-            self._model = name
-        elif name:
-            _dim(f"no such model: {name}")
-        for each in names:
-            _dim(f"{'*' if each == self._model else ' '} {each}")
-
-    def _save(self, name: str) -> None:
-        path = Path(name or time.strftime("chat-%Y%m%d-%H%M%S.json")).expanduser()
-        try:
-            self._transcript.save(path)
-            _dim(f"saved to {path}")
-        except OSError as error:
-            _dim(f"cannot save to {path}: {error.strerror or error}")
-
-
-class _Writer:
-    """Writes an answer: reasoning dimmed, the rest as Markdown."""
-
-    def __init__(self) -> None:
-        self._markdown = MarkdownStream()
-        self._thinking = False
-        self._pieces: list[str] = []
-        self._column = 0
-        self._ended = False
-
-    @property
-    def answer(self) -> str:
-        return "".join(self._pieces)
-
-    def text(self, text: str) -> None:
-        self._pieces.append(text)
-        self._end_reasoning()
-        self._write(self._markdown.feed(text))
-
-    def reasoning(self, text: str) -> None:
-        self._thinking = True
-        # Each piece ends its own dimming, so that stopping an answer anywhere leaves the terminal undimmed.
-        self._write(f"\x1b[2m{without_controls(text)}\x1b[0m")
-
-    def end(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._end_reasoning()
-            self._write(self._markdown.finish())
-            self._write("" if self._column == 0 else "\n")
-
-    def _end_reasoning(self) -> None:
-        if self._thinking:
-            self._thinking = False
-            self._write("\n\n")
-
-    def _write(self, text: str) -> None:
-        if text:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-            self._column = 0 if text.endswith("\n") else 1
 
 
 def history_path(environ: Mapping[str, str]) -> Path:
@@ -281,12 +180,3 @@ def _figures(answer: Answer) -> str:
         return f"{answer.elapsed:.2f} s, {first}"
     rate = answer.tokens_out / max(answer.elapsed, 1e-6)
     return f"{answer.tokens_out} tokens, {rate:.1f} tokens/s, {first}"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + os.linesep)
-    sys.stdout.flush()
-
-
-def _dim(text: str) -> None:
-    _say(f"\x1b[2m{text}\x1b[0m")

@@ -1,12 +1,15 @@
 """Markdown for a terminal, written while it streams and never redrawn.
 
-The output is plain text with colours, so the terminal wraps it and can be resized, scrolled or copied from at any time.
-It does not depend on how the text is cut into pieces.
+The output is plain text with colours, so the terminal can be resized, scrolled or copied from at any time. Lines are
+wrapped at words, except in code. It does not depend on how the text is cut into pieces.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+
+from dynamo.serving.terminal.wrap import WordWrap
 
 _BOLD, _DIM, _ITALIC, _CODE = "1", "2", "3", "36"
 _RESET = "\x1b[0m"
@@ -27,7 +30,9 @@ def without_controls(text: str) -> str:
 class MarkdownStream:
     """`feed` returns what to write for each piece, `finish` what was still held back."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: Callable[[], int] = lambda: 0) -> None:
+        """`width` returns the columns of the terminal; 0 leaves lines as long as they are."""
+        self._wrap = WordWrap(width)
         self._start: str | None = ""
         """The start of a line whose kind is not certain yet; None once it is."""
         self._fence: tuple[str, str] | None = None
@@ -46,11 +51,14 @@ class MarkdownStream:
         rest = self._inline_all(self._start or "")
         self._start = None
         rest += self._resolve_stars(" ")
-        return rest + self._off()
+        return self._wrap.feed(rest + self._off())
 
     def _next(self, character: str) -> str:
         if self._fence:
             return self._in_code(character)
+        return self._wrap.feed(self._in_prose(character))
+
+    def _in_prose(self, character: str) -> str:
         if self._start is None:
             return self._inline(character)
         self._start += character
@@ -67,12 +75,14 @@ class MarkdownStream:
             return self._inline_all(start)
         if bullet := _BULLET.match(start):
             self._start = None
+            self._wrap.prefix = f"{bullet[1]}  "
             return f"{bullet[1]}• "
         if _HEADING.match(start):
             self._start = None
             return self._toggle(_BOLD)
         if _QUOTE.match(start):
             self._start = None
+            self._wrap.prefix = "│ "
             return self._toggle(_DIM) + "│"
         if _UNDECIDED.match(start):
             return ""

@@ -1,0 +1,138 @@
+"""One request, as the engine's thread works on it, and how a request becomes one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dynamo.engines.llamacpp.blocks import Held
+from dynamo.engines.llamacpp.guidance import Guide
+from dynamo.engines.llamacpp.sampling import Sampler
+from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
+from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
+from dynamo.protocols.errors import ContextLengthExceeded, InvalidArgument
+from dynamo.runtime.stream import Sink
+
+_SEEDS = 1 << 64
+
+
+class Job:
+    """Tokens so far, how many of them are computed, and when it ends."""
+
+    __slots__ = (
+        "aborted",
+        "cached_tokens",
+        "computed",
+        "ends",
+        "guide",
+        "hashes",
+        "held",
+        "logprobs",
+        "max_tokens",
+        "min_tokens",
+        "prompt_tokens",
+        "salt",
+        "sampler",
+        "sink",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(self, request: PreprocessedRequest, sink: Sink, *, context_length: int, vocab_size: int) -> None:
+        """Raises InvalidArgument for unsupported options and for a prompt that does not fit into the context."""
+        _refuse(request)
+        self.sink = sink
+        self.tokens = _prompt(request.token_ids, vocab_size)
+        self.prompt_tokens = len(self.tokens)
+        room = context_length - self.prompt_tokens
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {self.prompt_tokens} tokens, which leaves no room in a context of {context_length}",
+                tokens=self.prompt_tokens,
+                limit=context_length,
+            )
+        stops = request.stop_conditions
+        if stops.max_tokens is not None and stops.max_tokens < 1:
+            raise InvalidArgument(f"max_tokens must be at least 1, not {stops.max_tokens}")
+        self.max_tokens = room if stops.max_tokens is None else min(room, stops.max_tokens)
+        self.min_tokens = min(stops.min_tokens or 0, self.max_tokens)
+        self.stop_ids = frozenset(stops.stop_token_ids or ())
+        natural = () if stops.ignore_eos else (*(stops.stop_token_ids_hidden or ()), *request.eos_token_ids)
+        self.ends = self.stop_ids.union(natural)
+        self.logprobs = request.output_options.logprobs
+        self.sampler = _sampler(request.sampling_options, request.choice, vocab_size)
+        self.sampler.see(self.tokens, (), vocab_size)
+        self.guide: Guide | None = None
+        routing = request.routing
+        self.salt = salt_seed(None, routing.cache_salt if routing else None)
+        self.hashes: list[int] = []
+        self.held: Held | None = None
+        self.computed = 0
+        self.cached_tokens: int | None = None
+        self.aborted = False
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def plain(self) -> bool:
+        """Its next token may be sampled together with those of others."""
+        return self.sampler.plain and self.guide is None and self.generated >= self.min_tokens
+
+    def hash_up_to(self, blocks: int, block_size: int) -> None:
+        """Know the hashes of the first `blocks` blocks."""
+        known = len(self.hashes)
+        if blocks > known:
+            fresh = local_hashes(self.tokens[known * block_size : blocks * block_size], block_size, self.salt)
+            self.hashes += sequence_hashes(fresh, self.hashes[-1] if known else None)
+
+
+def _prompt(ids: Sequence[int], vocab_size: int) -> list[int]:
+    tokens = list(ids)
+    if not tokens:
+        raise InvalidArgument("the prompt is empty")
+    if not all(isinstance(id, int) for id in tokens) or min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise InvalidArgument(f"token ids must be integers from 0 to {vocab_size - 1}")
+    return tokens
+
+
+def _sampler(options: SamplingOptions, choice: int, vocab_size: int) -> Sampler:
+    repetition = 1.0 if options.repetition_penalty is None else options.repetition_penalty
+    if repetition <= 0:
+        raise InvalidArgument(f"repetition_penalty must be above 0, not {repetition}")
+    return Sampler(
+        temperature=1.0 if options.temperature is None else options.temperature,
+        top_p=1.0 if options.top_p is None else options.top_p,
+        top_k=options.top_k or 0,
+        min_p=options.min_p or 0.0,
+        presence=options.presence_penalty or 0.0,
+        frequency=options.frequency_penalty or 0.0,
+        repetition=repetition,
+        bias=_bias(options.logit_bias, vocab_size),
+        seed=None if options.seed is None else (options.seed + choice) % _SEEDS,
+    )
+
+
+def _bias(logit_bias: dict[str, float] | None, vocab_size: int) -> dict[int, float]:
+    try:
+        bias = {int(id): float(value) for id, value in (logit_bias or {}).items()}
+    except (TypeError, ValueError):
+        raise InvalidArgument("logit_bias: keys must be token ids and values numbers") from None
+    if any(not 0 <= id < vocab_size or not math.isfinite(value) for id, value in bias.items()):
+        raise InvalidArgument(f"logit_bias: keys must be token ids below {vocab_size} and values finite numbers")
+    return bias
+
+
+def _refuse(request: PreprocessedRequest) -> None:
+    sampling = request.sampling_options
+    unsupported = {
+        "use_beam_search": sampling.use_beam_search,
+        "best_of": (sampling.best_of or 1) > 1,
+        "prompt_logprobs": request.output_options.prompt_logprobs is not None,
+        "a LoRA adapter": request.routing is not None and request.routing.lora_name,
+        "kv_transfer_params": request.kv_transfer_params,
+    }
+    for name, requested in unsupported.items():
+        if requested:
+            raise InvalidArgument(f"llamacpp does not support {name}")

@@ -1,0 +1,262 @@
+"""Continuous batching: each step takes one token of every running request, and chunks of the prompts that are new.
+
+Running requests come first, in the order of their arrival. Where the cache has no room left for them, cached prefixes
+give way, then the newest request, which waits at the front of the queue and is computed again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from dynamo.engines.llamacpp.blocks import BlockMap
+from dynamo.engines.llamacpp.decoder import ABORTED, DECODED, NO_ROOM, Decoder, Logits
+from dynamo.engines.llamacpp.job import Job
+from dynamo.engines.llamacpp.library import LOG
+from dynamo.engines.llamacpp.sampling import highest, logprobs, sample_plain
+from dynamo.protocols.engine import EngineOutput, TopLogprob, Usage
+from dynamo.protocols.errors import DynamoException, ResourceExhausted, Unknown
+
+Output = int | EngineOutput | DynamoException
+"""A bare token, an output with more (the last one has a `finish_reason`), or a failure."""
+
+
+class Chunk(Struct, gc=False):
+    """The tokens of one request that one step computes."""
+
+    job: Job
+    count: int
+
+
+class Scheduler:
+    def __init__(self, decoder: Decoder, blocks: BlockMap, *, max_num_seqs: int, n_batch: int) -> None:
+        self.blocks = blocks
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+        self.preemptions = 0
+        self._decoder = decoder
+        self._max_num_seqs = max_num_seqs
+        self._n_batch = n_batch
+        self._caching = decoder.rewinds
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Known but not computed yet; what the cache may spare a waiting request is not foreseen."""
+        return sum(len(job.tokens) - job.computed for job in (*self.running, *self.waiting) if not job.generated)
+
+    def add(self, job: Job) -> None:
+        self.waiting.append(job)
+
+    def remove(self, job: Job) -> None:
+        """Free what the request holds, if it is still there."""
+        if job.held is not None:
+            self.running.remove(job)
+            self._release(job)
+        elif job in self.waiting:
+            self.waiting.remove(job)
+
+    def clear_cache(self) -> bool:
+        """Forget cached prefixes, unless there are requests."""
+        return not self.busy and self.blocks.clear()
+
+    def step(self) -> list[tuple[Job, Output]]:
+        """One decode, with what it means for each request; empty if it was aborted."""
+        chunks = self._schedule()
+        if not chunks:
+            return [(self.waiting.popleft(), ResourceExhausted("the KV cache has no room for this request"))]
+        outputs = self._decode(chunks)
+        if outputs is not None:
+            return outputs
+        finished = self._computed(chunks)
+        return self._sample(finished) if finished else []
+
+    def _schedule(self) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        budget = self._n_batch
+        for prefilling in (False, True):
+            for job in self.running:
+                left = len(job.tokens) - job.computed
+                if (left > 1) is prefilling and budget:
+                    chunks.append(Chunk(job, min(left, budget)))
+                    budget -= chunks[-1].count
+        preempted = self.preemptions
+        while not self.blocks.reserve(self._n_batch - budget):
+            victim = self.running.pop()
+            budget += sum(chunk.count for chunk in chunks if chunk.job is victim)
+            chunks = [chunk for chunk in chunks if chunk.job is not victim]
+            self._release(victim)
+            self.waiting.appendleft(victim)
+            self.preemptions += 1
+        if self.waiting and preempted == self.preemptions:
+            self._admit(chunks, budget)
+        return chunks
+
+    def _admit(self, chunks: list[Chunk], budget: int) -> None:
+        # What running requests are known to need is theirs, whether in this step or later.
+        promised = sum(len(job.tokens) - job.computed for job in self.running)
+        size = self.blocks.block_size
+        while self.waiting and budget and len(self.running) < self._max_num_seqs:
+            job = self.waiting[0]
+            known = len(job.tokens)
+            if self._caching:
+                job.hash_up_to(known // size, size)
+            # The last token is always computed: its output is what the next one is sampled from.
+            held = self.blocks.begin(job.hashes[: (known - 1) // size], known, promised)
+            if held is None:
+                return
+            self.waiting.popleft()
+            self.running.append(job)
+            job.held = held
+            job.computed = len(held.blocks) * size
+            if job.cached_tokens is None:
+                job.cached_tokens = job.computed
+            chunks.append(Chunk(job, min(known - job.computed, budget)))
+            budget -= chunks[-1].count
+            promised += known - job.computed
+
+    def _decode(self, chunks: list[Chunk]) -> list[tuple[Job, Output]] | None:
+        """None if all chunks were computed; else what is to be said, and nothing of them is computed."""
+        count = self._fill(chunks)
+        result = self._decoder.decode(count)
+        if result == DECODED:
+            return None
+        for chunk in chunks:
+            assert chunk.job.held is not None
+            self._decoder.truncate(chunk.job.held.number, chunk.job.computed)
+        if result == ABORTED:
+            return []
+        if result == NO_ROOM and len(self.running) > 1:
+            victim = self.running[-1]
+            self.remove(victim)
+            self.waiting.appendleft(victim)
+            self.preemptions += 1
+            return []
+        error: DynamoException = Unknown(f"llama.cpp failed with {result}: {LOG.last_error}")
+        if result == NO_ROOM:
+            error = ResourceExhausted("the KV cache has no room for this request")
+        for chunk in chunks:
+            self.remove(chunk.job)
+        return [(chunk.job, error) for chunk in chunks]
+
+    def _fill(self, chunks: list[Chunk]) -> int:
+        decoder = self._decoder
+        token, position, sequence, wanted = decoder.token, decoder.position, decoder.sequence, decoder.wanted
+        singles = 0
+        for chunk in chunks:
+            if chunk.count != 1:
+                break
+            singles += 1
+        if singles:
+            rows = [chunk.job for chunk in chunks[:singles]]
+            token[:singles] = [job.tokens[job.computed] for job in rows]
+            position[:singles] = [job.computed for job in rows]
+            sequence[:singles] = [job.held.number for job in rows if job.held is not None]
+            wanted[:singles] = [len(job.tokens) == job.computed + 1 for job in rows]
+        at = singles
+        for chunk in chunks[singles:]:
+            job, start, end = chunk.job, chunk.job.computed, at + chunk.count
+            assert job.held is not None
+            token[at:end] = job.tokens[start : start + chunk.count]
+            position[at:end] = np.arange(start, start + chunk.count)
+            sequence[at:end] = job.held.number
+            wanted[at:end] = 0
+            wanted[end - 1] = start + chunk.count == len(job.tokens)
+            at = end
+        return at
+
+    def _computed(self, chunks: list[Chunk]) -> list[Job]:
+        """Note what is computed; returns the requests that get a token, in the order of their rows."""
+        size = self.blocks.block_size
+        finished = []
+        for chunk in chunks:
+            job = chunk.job
+            assert job.held is not None
+            before = job.computed // size
+            job.computed += chunk.count
+            full = job.computed // size
+            if full > before and self._caching:
+                job.hash_up_to(full, size)
+                parent = job.hashes[before - 1] if before else None
+                self.blocks.grow(job.held, chunk.count, job.hashes[before:full], parent)
+            else:
+                self.blocks.grow(job.held, chunk.count, (), None)
+            if job.computed == len(job.tokens):
+                finished.append(job)
+        return finished
+
+    def _sample(self, jobs: list[Job]) -> list[tuple[Job, Output]]:
+        logits = self._decoder.logits(len(jobs))
+        plain = [row for row, job in enumerate(jobs) if job.plain]
+        if len(plain) == len(jobs):
+            ids = sample_plain(logits, [job.sampler for job in jobs])
+        else:
+            ids = [-1] * len(jobs)
+            if plain:
+                together = sample_plain(logits[plain], [jobs[row].sampler for row in plain])
+                for row, id in zip(plain, together, strict=True):
+                    ids[row] = id
+            for row, job in enumerate(jobs):
+                if ids[row] < 0:
+                    ids[row] = _sample_one(job, logits[row])
+        return [(job, self._output(job, id, logits, row)) for row, (job, id) in enumerate(zip(jobs, ids, strict=True))]
+
+    def _output(self, job: Job, id: int, logits: Logits, row: int) -> Output:
+        job.tokens.append(id)
+        job.sampler.add(id)
+        generated = job.generated
+        reason = None
+        if id in job.ends and generated >= job.min_tokens:
+            reason = "stop" if id in job.stop_ids else "eos"
+        elif job.guide is not None and job.guide.complete:
+            reason = "stop"
+        elif generated >= job.max_tokens:
+            reason = "length"
+        if reason is None and job.logprobs is None:
+            return id
+        output = EngineOutput(token_ids=[id])
+        if job.logprobs is not None:
+            _add_logprobs(output, logits[row], id, job.logprobs)
+        if reason is not None:
+            output.finish_reason = reason
+            output.stop_reason = id if id in job.stop_ids and reason == "stop" else None
+            output.completion_usage = Usage(
+                prompt_tokens=job.prompt_tokens,
+                completion_tokens=generated,
+                total_tokens=job.prompt_tokens + generated,
+                prompt_tokens_details={"cached_tokens": job.cached_tokens or 0},
+            )
+            self.remove(job)
+        return output
+
+    def _release(self, job: Job) -> None:
+        assert job.held is not None
+        self.blocks.end(job.held)
+        job.held = None
+        job.computed = 0
+
+
+def _sample_one(job: Job, logits: Any) -> int:
+    banned = sorted(job.ends) if job.generated < job.min_tokens else None
+    if job.guide is None:
+        return job.sampler.sample(logits, banned)
+    # A grammar that is satisfied may allow nothing but the end.
+    id = job.sampler.sample(logits, None, job.guide.allowed())
+    return job.guide.accept(id, job.max_tokens - job.generated - 1)
+
+
+def _add_logprobs(output: EngineOutput, logits: Any, id: int, count: int) -> None:
+    values = logprobs(logits)
+    output.log_probs = [float(values[id])]
+    output.top_logprobs = [
+        [
+            TopLogprob(token_id=top, logprob=float(values[top]), rank=rank)
+            for rank, top in enumerate(highest(values, count), 1)
+        ]
+    ]

@@ -1,0 +1,81 @@
+"""The state of a prefix as bytes: what one engine computed, another one of the same model can go on from."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from dynamo.engines.llamacpp.blocks import BlockMap
+from dynamo.engines.llamacpp.decoder import Decoder
+from dynamo.kv.hashing import prompt_hashes
+from dynamo.protocols.errors import InvalidArgument, ResourceExhausted
+
+_FORMAT = "dynamo-llamacpp-1"
+
+
+class PrefixState(Struct, frozen=True, array_like=True):
+    format: str
+    model: str
+    block_size: int
+    last_hash: int
+    """The sequence hash of the last block, which covers all tokens."""
+    data: bytes
+
+
+class SequenceStates:
+    """Called in the engine's thread, between two steps."""
+
+    def __init__(self, decoder: Decoder, blocks: BlockMap) -> None:
+        self._decoder = decoder
+        self._blocks = blocks
+
+    def export(self, tokens: list[int], cache_salt: str | None) -> bytes | None:
+        size = self._blocks.block_size
+        hashes = prompt_hashes(tokens, size, cache_salt=cache_salt)
+        held = self._blocks.begin(hashes, self._blocks.lookup(hashes) * size) if self._decoder.rewinds else None
+        if held is None:
+            return None
+        try:
+            if not held.blocks:
+                return None
+            data = self._decoder.state(held.number)
+            last = held.blocks[-1].hash
+        finally:
+            self._blocks.end(held)
+        return msgspec.msgpack.encode(PrefixState(_FORMAT, self._decoder.description, size, last, data))
+
+    def restore(self, tokens: list[int], state: bytes, cache_salt: str | None) -> int:
+        if not self._decoder.rewinds:
+            raise InvalidArgument("this model keeps no prefixes")
+        hashes = prompt_hashes(tokens, self._blocks.block_size, cache_salt=cache_salt)
+        prefix = self._checked(state)
+        if prefix.last_hash not in hashes:
+            raise InvalidArgument("the state is of other tokens")
+        count = hashes.index(prefix.last_hash) + 1
+        cells = count * self._blocks.block_size
+        if self._blocks.lookup(hashes[:count]) == count:
+            return cells
+        held = self._blocks.begin((), cells)
+        if held is None:
+            raise ResourceExhausted("the KV cache has no room for this state")
+        try:
+            if not self._decoder.restore(held.number, prefix.data) or self._decoder.length(held.number) != cells:
+                raise InvalidArgument("llama.cpp cannot read the state")
+            self._blocks.grow(held, cells, hashes[:count], None)
+        except BaseException:
+            self._decoder.truncate(held.number, 0)
+            raise
+        finally:
+            self._blocks.end(held)
+        return cells
+
+    def _checked(self, state: bytes) -> PrefixState:
+        try:
+            prefix = msgspec.msgpack.decode(state, type=PrefixState)
+        except msgspec.MsgspecError as error:
+            raise InvalidArgument(f"not the state of a prefix: {error}") from None
+        ours = (_FORMAT, self._decoder.description, self._blocks.block_size)
+        theirs = (prefix.format, prefix.model, prefix.block_size)
+        if ours != theirs:
+            raise InvalidArgument(f"the state is of {theirs}, not of {ours}")
+        return prefix

@@ -1,0 +1,171 @@
+"""The engine's thread: commands in, steps out. All that touches llama.cpp after loading happens here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from msgspec import Struct
+
+from dynamo.engines.base import RankLoad
+from dynamo.engines.llamacpp.decoder import Decoder
+from dynamo.engines.llamacpp.job import Job
+from dynamo.engines.llamacpp.scheduler import Output, Scheduler
+from dynamo.protocols.errors import from_exception
+from dynamo.protocols.kv import KvChange
+
+log = logging.getLogger(__name__)
+
+_LOAD_SECONDS = 0.1
+
+
+class Report(Struct, gc=False):
+    """What the event loop learns of one step."""
+
+    outputs: list[tuple[Job, Output]]
+    released: list[Job]
+    """They hold nothing any more."""
+    events: list[KvChange]
+    load: RankLoad | None
+
+
+class Call(Struct):
+    """Something else to do between two steps."""
+
+    function: Callable[[], Any]
+    result: asyncio.Future[Any]
+
+
+class EngineThread:
+    """`deliver` is called on the event loop, once per step; `died` as well, if the thread ends by an exception."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        decoder: Decoder,
+        deliver: Callable[[Report], None],
+        died: Callable[[BaseException], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._decoder = decoder
+        self._deliver = deliver
+        self._died = died
+        self._loop = asyncio.get_running_loop()
+        self._commands: SimpleQueue[Job | Call | None] = SimpleQueue()
+        self._released: list[Job] = []
+        self._load_at = 0.0
+        self._reported: RankLoad | None = None
+        self._thread = threading.Thread(target=self._run, name="llamacpp", daemon=True)
+        self._thread.start()
+
+    def add(self, job: Job) -> None:
+        """Start a request; may be called by any thread."""
+        self._commands.put(job)
+
+    def abort(self, job: Job) -> None:
+        """Free what a request holds. A prefill stops in the middle of a step, anything shorter after it."""
+        job.aborted = True
+        self._commands.put(job)
+        if self._decoder.rewinds and job.prompt_tokens - job.computed > 1:
+            self._decoder.abort(True)
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Call `function` in the thread, between two steps."""
+        result = self._loop.create_future()
+        self._commands.put(Call(function, result))
+        return await result
+
+    async def close(self) -> None:
+        """Stop at once and free everything."""
+        if self._thread.is_alive():
+            self._commands.put(None)
+            if self._decoder.rewinds:
+                self._decoder.abort(True)
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                outputs = self._scheduler.step() if self._scheduler.busy else []
+                self._report(outputs)
+        except BaseException as error:  # the requests must learn of it, whatever it is
+            log.exception("the engine's thread died")
+            self._post(self._died, error)
+        finally:
+            self._decoder.close()
+
+    def _take_commands(self) -> bool:
+        """Do what was asked since the last step, waiting for something to do; False to end."""
+        commands = self._commands
+        idle = not (self._scheduler.busy or self._released)
+        while True:
+            try:
+                command = commands.get(idle)
+            except Empty:
+                break
+            idle = False
+            if command is None:
+                return False
+            if isinstance(command, Call):
+                self._do(command)
+            elif command.aborted:
+                self._scheduler.remove(command)
+                self._released.append(command)
+            else:
+                self._scheduler.add(command)
+        if self._decoder.rewinds:
+            self._decoder.abort(False)
+        return True
+
+    def _do(self, call: Call) -> None:
+        try:
+            value = call.function()
+        except Exception as error:
+            self._post(_set, call.result, None, from_exception(error))
+        else:
+            self._post(_set, call.result, value, None)
+
+    def _report(self, outputs: list[tuple[Job, Output]]) -> None:
+        released, self._released = self._released, []
+        released += [job for job, output in outputs if type(output) is not int and job.held is None]
+        report = Report(outputs, released, self._scheduler.blocks.take_events(), self._load())
+        if report.outputs or report.released or report.events or report.load:
+            self._post(self._deliver, report)
+
+    def _load(self) -> RankLoad | None:
+        """When it may have changed, but not at every step."""
+        now = time.monotonic()
+        if now < self._load_at and self._scheduler.busy:
+            return None
+        self._load_at = now + _LOAD_SECONDS
+        blocks = self._scheduler.blocks
+        load = RankLoad(
+            active_decode_blocks=blocks.active_blocks,
+            active_prefill_tokens=self._scheduler.prefill_tokens,
+            kv_used_blocks=-(-blocks.used // blocks.block_size),
+            kv_total_blocks=blocks.cells // blocks.block_size,
+        )
+        if load == self._reported:
+            return None
+        self._reported = load
+        return load
+
+    def _post(self, function: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:  # the loop is closed: there is nothing left to report to
+            log.debug("the event loop is closed")
+
+
+def _set(result: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if result.done():
+        return
+    if error is None:
+        result.set_result(value)
+    else:
+        result.set_exception(error)

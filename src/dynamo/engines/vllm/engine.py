@@ -1,0 +1,313 @@
+"""vLLM with token ids in and out, a whole engine step at a time.
+
+The `AsyncLLM` is used for what it assembles: the processes of the engine, its input checks, its statistics. Its own
+output handler, which hands every token to a queue and a task of its request, is never started: `_read` takes its place
+and pushes what one step produced for all requests straight into their sinks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import time
+from array import array
+from collections.abc import Sequence
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vllm.distributed.kv_events import ZmqEventPublisher
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.stats import RequestStateStats
+
+from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvSocket, LoadListener
+from dynamo.engines.vllm.options import SALT_PREFIX, sampling_params
+from dynamo.engines.vllm.outbox import Outbox
+from dynamo.engines.vllm.request import VllmRequest
+from dynamo.engines.vllm.stats import LoadReports, Meter, StepStats, VllmMetrics
+from dynamo.protocols.card import ModelInput
+from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
+from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
+from dynamo.runtime.stream import Sink
+from dynamo.runtime.threads import in_thread
+
+log = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    model_input = ModelInput.Tokens
+
+    def __init__(self, args: AsyncEngineArgs, sockets: TemporaryDirectory[str]) -> None:
+        self._args = args
+        self._sockets = sockets
+        self._llm: AsyncLLM | None = None
+        self._requests: dict[str, VllmRequest] = {}
+        self._reader: asyncio.Task[None] | None = None
+        self._meter: Meter | None = None
+        self._on_death: DeathListener | None = None
+        self._closed = False
+
+    async def start(self) -> EngineInfo:
+        begun = time.perf_counter()
+        # In a thread: it blocks for minutes. Without a running loop there, the output handler is not started.
+        try:
+            llm = await in_thread(self._load)
+        except Exception as error:
+            raise EngineError(f"vLLM could not start: {_first_line(error)}") from error
+        config = llm.vllm_config
+        ranks = len(llm.engine_core.engine_ranks_managed)
+        blocks = (config.cache_config.num_gpu_blocks or 0) // ranks
+        self._llm = llm
+        self._outbox = Outbox(llm.engine_core, self._not_sent)
+        self._load_reports = LoadReports(blocks)
+        if llm.logger_manager is not None:
+            self._meter = Meter(llm.logger_manager)
+        self._tasks = await llm.get_supported_tasks()
+        self._thinks = bool(getattr(config.reasoning_config, "enabled", False))
+        self._reader = asyncio.create_task(self._read(llm.engine_core))
+        llm.output_handler = self._reader  # nothing in vLLM may start a second one
+        log.info("vLLM is ready after %.1f s: %d blocks of KV cache", time.perf_counter() - begun, blocks)
+        return EngineInfo(
+            context_length=config.model_config.max_model_len,
+            kv_cache_block_size=config.cache_config.block_size,
+            total_kv_blocks=blocks or None,
+            max_num_seqs=config.scheduler_config.max_num_seqs,
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            data_parallel_size=ranks,
+            guided_decoding=not config.model_config.skip_tokenizer_init,
+        )
+
+    def _load(self) -> AsyncLLM:
+        llm = AsyncLLM.from_engine_args(self._args)
+        if self._closed:
+            llm.shutdown()
+        return llm
+
+    def generate(self, request: PreprocessedRequest, sink: Sink) -> VllmRequest:
+        """Begin one request; what vLLM refuses fails its sink at once."""
+        running = VllmRequest(request, sink, self._forget)
+        if self._llm is None or self._closed:
+            running.fail(EngineShutdown("vLLM is not running"))
+            return running
+        try:
+            params = sampling_params(request, thinks=self._thinks)
+            if params.structured_outputs is None:
+                self._send(running, self._core_request(running, params))
+            else:
+                # Compiling a grammar takes longer than the event loop may be blocked.
+                running.preparing = asyncio.create_task(self._prepare(running, params))
+        except Exception as error:
+            running.fail(_refusal(error))
+        return running
+
+    async def _prepare(self, running: VllmRequest, params: Any) -> None:
+        try:
+            request = await in_thread(lambda: self._core_request(running, params))
+        except Exception as error:
+            running.fail(_refusal(error))
+        else:
+            if not running.ended:
+                self._send(running, request)
+
+    def _core_request(self, running: VllmRequest, params: Any) -> Any:
+        """The request as the engine's process takes it, checked by vLLM."""
+        assert self._llm is not None
+        request = running.request
+        routing = request.routing
+        if routing is not None and routing.lora_name:
+            raise InvalidArgument(f"this worker has no adapter '{routing.lora_name}'")
+        salt = routing.cache_salt if routing is not None else None
+        return self._llm.input_processor.process_inputs(
+            running.id,
+            tokens_input(self._checked(request.token_ids), cache_salt=f"{SALT_PREFIX}{salt}" if salt else None),
+            params,
+            supported_tasks=self._tasks,
+            # A higher priority goes first for dynamo, a lower one for vLLM.
+            priority=-(routing.priority or 0) if routing is not None else 0,
+            data_parallel_rank=routing.dp_rank if routing is not None and self._ranked else None,
+        )
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        """vLLM checks ids against the vocabulary only where it has a tokenizer; a wrong one kills a GPU engine."""
+        assert self._llm is not None
+        try:
+            packed = ids if isinstance(ids, array) else array("I", ids)
+        except (OverflowError, TypeError):
+            raise InvalidArgument("token ids must be integers from 0 to 4294967295") from None
+        config = self._llm.model_config
+        if config.skip_tokenizer_init and packed and max(packed) >= config.get_vocab_size():
+            raise InvalidArgument(f"token id {max(packed)} is not in the model's vocabulary")
+        return packed.tolist()
+
+    @property
+    def _ranked(self) -> bool:
+        assert self._llm is not None
+        return len(self._llm.engine_core.engine_ranks_managed) > 1
+
+    def _send(self, running: VllmRequest, request: Any) -> None:
+        running.max_tokens = request.sampling_params.max_tokens
+        if self._meter is not None:
+            running.stats = RequestStateStats(arrival_time=request.arrival_time)
+        self._requests[running.id] = running
+        self._outbox.add(request)
+
+    def _forget(self, running: VllmRequest) -> None:
+        """The request ended on our side; if vLLM still has it, it must free it."""
+        if self._requests.pop(running.id, None) is not None:
+            self._outbox.abort(running.id)
+
+    def _not_sent(self, request_id: str, error: Exception) -> None:
+        if running := self._requests.pop(request_id, None):
+            running.fail(EngineShutdown("the engine died") if self._died else from_exception(error))
+
+    @property
+    def _died(self) -> bool:
+        return self._llm is not None and bool(self._llm.errored)
+
+    async def _read(self, core: Any) -> None:
+        try:
+            while True:
+                self._step(await core.get_output_async())
+        except Exception as error:
+            if not self._closed:
+                self._die(_first_line(error))
+
+    def _step(self, outputs: Any) -> None:
+        """Push what one engine step produced for all requests."""
+        requests, meter = self._requests, self._meter
+        step = StepStats(outputs.timestamp) if meter is not None and outputs.outputs else None
+        for output in outputs.outputs:
+            running = requests.get(output.request_id)
+            if running is None:
+                continue  # it was aborted
+            if step is not None:
+                step.tokens(output, running.stats)
+            if output.finish_reason is not None:
+                del requests[running.id]
+            try:
+                running.push(output)
+            except Exception:
+                log.exception("a sink refused its tokens; dropping its request")
+                self._forget(running)
+            if step is not None and output.finish_reason is not None:
+                step.finished(output, running)
+        if outputs.scheduler_stats is not None:
+            self._load_reports.step(outputs.engine_index, outputs.scheduler_stats.kv_cache_usage)
+        if meter is not None:
+            meter.record(step, outputs)
+
+    def _die(self, reason: str) -> None:
+        log.error("vLLM died: %s", reason)
+        self._fail_all(EngineShutdown("the engine died"))
+        if self._on_death is not None:
+            self._on_death(reason)
+
+    def _fail_all(self, error: DynamoException) -> None:
+        running = list(self._requests.values())
+        self._requests.clear()
+        for each in running:
+            each.fail(error)
+
+    def quiet(self) -> bool:
+        return not self._requests and (self._llm is None or self._outbox.empty)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._fail_all(EngineShutdown("engine shutting down"))
+        if self._llm is None:
+            # Still loading, or it could not: its process ends the loading thread too.
+            for child in multiprocessing.active_children():
+                child.kill()
+        else:
+            self._load_reports.close()
+            if self._meter is not None:
+                self._meter.close()
+            await self._outbox.close()
+            await in_thread(self._llm.shutdown)
+            if self._reader is not None:
+                self._reader.cancel()
+                await asyncio.gather(self._reader, return_exceptions=True)
+        self._sockets.cleanup()
+
+    def on_death(self, listener: DeathListener) -> None:
+        self._on_death = listener
+
+    def on_load(self, listener: LoadListener) -> None:
+        self._load_reports.listen(listener)
+
+    def metrics_registry(self) -> VllmMetrics:
+        return VllmMetrics()
+
+    def kv_sockets(self) -> list[KvSocket]:
+        assert self._llm is not None
+        config, core = self._llm.vllm_config, self._llm.engine_core
+        events = config.kv_events_config
+        if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
+            return []
+        bound = core.get_kv_event_sources() if hasattr(core, "get_kv_event_sources") else {}
+        at = ZmqEventPublisher.offset_endpoint_port
+        return [
+            KvSocket(
+                address=_reachable(bound[rank].endpoint if rank in bound else at(events.endpoint, rank)),
+                replay_address=_reachable(
+                    bound[rank].replay_endpoint if rank in bound else at(events.replay_endpoint, rank)
+                ),
+                block_size=config.cache_config.block_size,
+                dp_rank=rank,
+                topic=events.topic,
+            )
+            for rank in core.engine_ranks_managed
+        ]
+
+    async def clear_cache(self) -> bool:
+        assert self._llm is not None
+        if not await self._llm.reset_prefix_cache():
+            return False
+        # vLLM publishes the event only with its next step.
+        for rank in self._llm.engine_core.engine_ranks_managed:
+            await self._one_token(rank)
+        return True
+
+    async def _one_token(self, rank: int) -> None:
+        done = asyncio.Event()
+        stops = StopConditions(max_tokens=1)
+        request = PreprocessedRequest(token_ids=[0], stop_conditions=stops, routing=Routing(dp_rank=rank))
+        self.generate(request, _Signal(done))
+        await done.wait()
+
+
+class _Signal:
+    """A sink that only reports the end."""
+
+    def __init__(self, done: asyncio.Event) -> None:
+        self._done = done
+
+    def tokens(self, ids: list[int]) -> None: ...
+
+    def item(self, value: Any) -> None: ...
+
+    def end(self) -> None:
+        self._done.set()
+
+    def fail(self, error: DynamoException) -> None:
+        self._done.set()
+
+
+def _reachable(address: Any) -> Any:
+    """Where to connect to a socket that is bound to all addresses of this machine."""
+    return address and address.replace("://*:", "://127.0.0.1:")
+
+
+def _refusal(error: Exception) -> DynamoException:
+    """vLLM's validation errors are ValueErrors up to 0.24 and of a class of its own since."""
+    if any(kind.__name__ in ("VLLMValidationError", "VLLMClientError") for kind in type(error).__mro__):
+        return InvalidArgument(str(error))
+    return from_exception(error)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0]

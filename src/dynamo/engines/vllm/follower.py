@@ -1,0 +1,67 @@
+"""A node that lends its GPUs to an engine whose leader runs on another node; it takes no requests."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from typing import Any
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+from dynamo.engines.base import DeathListener, EngineError, EngineInfo
+from dynamo.protocols.card import ModelInput
+from dynamo.protocols.errors import EngineShutdown
+from dynamo.runtime.stream import Sink
+from dynamo.runtime.threads import in_thread
+
+
+class VllmFollower:
+    """vLLM's workers of this node. They join the leader's process group, so `start` waits for the leader."""
+
+    model_input = ModelInput.Tokens
+
+    def __init__(self, args: AsyncEngineArgs) -> None:
+        self._args = args
+        self._executor: Any = None
+        self._closed = False
+
+    async def start(self) -> EngineInfo:
+        try:
+            self._executor = await in_thread(self._join)
+        except Exception as error:
+            raise EngineError(f"vLLM could not join {self._args.master_addr}: {error}") from error
+        return EngineInfo(follower=True)
+
+    def _join(self) -> Any:
+        config = self._args.create_engine_config(usage_context=UsageContext.ENGINE_CONTEXT, headless=True)
+        return MultiprocExecutor(config)
+
+    def generate(self, request: Any, sink: Sink) -> VllmFollower:
+        sink.fail(EngineShutdown("a follower node takes no requests"))
+        return self
+
+    def abort(self) -> None:
+        """There is nothing to free."""
+
+    def quiet(self) -> bool:
+        return True
+
+    def on_death(self, listener: DeathListener) -> None:
+        loop = asyncio.get_running_loop()
+
+        def died() -> None:
+            if not self._closed:
+                loop.call_soon_threadsafe(listener, "a vLLM worker of this node died, or the leader left")
+
+        self._executor.register_failure_callback(died)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._executor is not None:
+            await in_thread(self._executor.shutdown)
+        for child in multiprocessing.active_children():
+            child.kill()

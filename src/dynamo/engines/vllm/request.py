@@ -1,0 +1,102 @@
+"""One request that vLLM is answering."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+from dynamo.engines.vllm.outputs import finish_reason, prompt, sampled, usage
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.protocols.errors import DynamoException
+from dynamo.runtime.stream import Sink
+
+
+class VllmRequest:
+    __slots__ = (
+        "_forget",
+        "_logprobs",
+        "_prompt_logprobs",
+        "_scored",
+        "_sink",
+        "cached_tokens",
+        "completion_tokens",
+        "ended",
+        "id",
+        "max_tokens",
+        "preparing",
+        "prompt_tokens",
+        "request",
+        "stats",
+    )
+
+    def __init__(self, request: PreprocessedRequest, sink: Sink, forget: Callable[[VllmRequest], None]) -> None:
+        self.id = uuid4().hex
+        self.request = request
+        self.prompt_tokens = len(request.token_ids)
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.max_tokens = 0
+        self.stats: Any = None
+        self.preparing: asyncio.Task[None] | None = None
+        self.ended = False
+        self._sink = sink
+        self._forget = forget
+        self._logprobs = request.output_options.logprobs
+        self._prompt_logprobs = request.output_options.prompt_logprobs
+        self._scored: list[Any] = []
+
+    def push(self, output: Any) -> None:
+        """What one engine step produced."""
+        ids = output.new_token_ids
+        self.completion_tokens += len(ids)
+        if output.prefill_stats is not None:
+            self.cached_tokens = output.prefill_stats.num_cached_tokens
+        if output.finish_reason is None and output.new_logprobs is None and self._prompt_logprobs is None:
+            if ids:
+                self._sink.tokens(ids)
+            return
+        self._push_more(output)
+
+    def _push_more(self, output: Any) -> None:
+        """A step that carries more than tokens: log probabilities, or the end."""
+        item = EngineOutput(token_ids=output.new_token_ids)
+        if output.new_logprobs is not None and self._logprobs is not None:
+            sampled(item, output.new_logprobs, self._logprobs)
+        if self._prompt_logprobs is not None:
+            if output.new_prompt_logprobs_tensors is not None:
+                self._scored += prompt(output.new_prompt_logprobs_tensors, self._prompt_logprobs)
+            if output.new_token_ids and not output.finish_reason:
+                self._prompt_logprobs = None
+                item.prompt_logprobs = [None, *self._scored]
+        if output.finish_reason is None:
+            if item.token_ids:
+                self._sink.item(item)
+            return
+        if self._prompt_logprobs is not None:
+            item.prompt_logprobs = [None, *self._scored]
+        item.finish_reason = finish_reason(output.finish_reason)
+        item.stop_reason = output.stop_reason
+        item.kv_transfer_params = output.kv_transfer_params
+        item.completion_usage = usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        self.ended = True
+        self._sink.item(item)
+        self._sink.end()
+
+    def abort(self) -> None:
+        if not self.ended:
+            self._end()
+            self._sink.item(EngineOutput(finish_reason="cancelled"))
+            self._sink.end()
+
+    def fail(self, error: DynamoException) -> None:
+        if not self.ended:
+            self._end()
+            self._sink.fail(error)
+
+    def _end(self) -> None:
+        self.ended = True
+        if self.preparing is not None:
+            self.preparing.cancel()
+        self._forget(self)

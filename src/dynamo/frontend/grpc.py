@@ -1,0 +1,68 @@
+"""`--kserve-grpc-server`: the same models over gRPC, under the same keys and limits and in the same metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from multidict import CIMultiDict
+
+from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.keys import ApiKeys
+from dynamo.frontend.measure.request_record import RequestRecord
+from dynamo.frontend.state import Frontend
+from dynamo.protocols.errors import DynamoException, ResourceExhausted, StartError, Unavailable
+from dynamo.serving.observer import RequestObserver
+
+if TYPE_CHECKING:
+    from dynamo.kserve.server import KserveServer
+
+_PROBES = ("ServerLive", "ServerReady", "ModelReady")
+_OK = 200
+
+
+class GrpcAdmission:
+    def __init__(self, frontend: Frontend, config: FrontendConfig) -> None:
+        self._frontend = frontend
+        self._config = config
+        self._keys = ApiKeys(config.api_keys)
+
+    def begin(self, method: str, metadata: Mapping[str, str], request_id: str | None) -> RequestRecord | None:
+        if method not in _PROBES:
+            self._keys.check(CIMultiDict(metadata))
+        if request_id is None:
+            return None
+        if self._frontend.draining:
+            raise Unavailable("The service is shutting down.")
+        limit, requests = self._config.max_concurrent_requests, self._frontend.requests
+        if limit and len(requests) >= limit:
+            raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
+        record = requests.begin("gRPC", f"/{method}", request_id, "completions")
+        record.stream = method == "ModelStreamInfer"
+        return record
+
+    def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
+        record = cast(RequestRecord, observer)
+        if error:
+            record.failed(error)
+        self._frontend.requests.end(record, error.status if error else _OK)
+        record.forget()
+
+
+def kserve_server(frontend: Frontend, config: FrontendConfig) -> KserveServer:
+    try:
+        from dynamo.kserve.server import KserveServer
+    except ModuleNotFoundError as error:
+        raise StartError(f"--kserve-grpc-server needs gRPC ({error}): pip install 'dynamo-py[kserve]'") from error
+    certificate = None
+    if config.tls_cert_path and config.tls_key_path:
+        certificate = (Path(config.tls_cert_path), Path(config.tls_key_path))
+    return KserveServer(
+        frontend.models,
+        config.host,
+        config.port,
+        admission=GrpcAdmission(frontend, config),
+        certificate=certificate,
+        message_limit_mb=config.body_limit_mb,
+    )

@@ -1,0 +1,103 @@
+"""The processes that an engine starts end with its worker.
+
+Orphans among them are adopted (Linux), so that everything an engine started stays a descendant of this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NoReturn
+
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_TERM_SECONDS = 2.0
+_KILL_SECONDS = 2.0
+_POLL_SECONDS = 0.02
+# Ends by itself with its owner, and then frees the shared memory of processes that were killed.
+_TRACKER = b"multiprocessing.resource_tracker"
+
+
+def adopt_orphans() -> None:
+    """For the entry point of a process that owns all it starts; `exit_now` then ends the descendants too."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def adopts_orphans() -> bool:
+    if sys.platform != "linux":
+        return False
+    answer = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End this process without clean-up, but with its children if it owns them."""
+    end_children()
+    os._exit(code)
+
+
+def exit_within(seconds: float, code: int) -> None:
+    """End this process after `seconds` even if its event loop hangs; a program that embeds us is left alone."""
+    if adopts_orphans():
+        timer = threading.Timer(seconds, exit_now, (code,))
+        timer.daemon = True
+        timer.start()
+
+
+def end_children() -> None:
+    """SIGTERM to every descendant, then SIGKILL; does nothing in a process that did not call `adopt_orphans`."""
+    if not adopts_orphans():
+        return
+    begun = time.monotonic()
+    terminated: set[int] = set()
+    while left := _descendants():
+        waited = time.monotonic() - begun
+        if waited > _TERM_SECONDS + _KILL_SECONDS:
+            return
+        for pid in left:
+            if waited > _TERM_SECONDS:
+                _signal(pid, signal.SIGKILL)
+            elif pid not in terminated:
+                terminated.add(pid)
+                _signal(pid, signal.SIGTERM)
+        time.sleep(_POLL_SECONDS)
+
+
+def _descendants() -> list[int]:
+    """The living ones."""
+    parents: dict[int, int] = {}
+    dead = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                # The name before it is in parentheses and may contain anything.
+                state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            except (OSError, ValueError):
+                continue
+            parents[int(folder.name)] = int(parent)
+            if state in ("Z", "X"):
+                dead.add(int(folder.name))
+    found, level = [], {os.getpid()}
+    while level := {pid for pid, parent in parents.items() if parent in level}:
+        found += [pid for pid in level if pid not in dead and not _is_tracker(pid)]
+    return found
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

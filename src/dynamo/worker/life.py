@@ -1,0 +1,200 @@
+"""The life of a worker around its engine: start, test, publish, register, serve; leave, then close.
+
+The engine's death ends it: leave discovery, fail the streams so that they migrate, close, raise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from msgspec import Struct, structs
+
+from dynamo.engines.base import DeathSource, Engine, EngineError, EngineInfo
+from dynamo.engines.registry import engine_entry, load_engine, make_engine, refuse_parallel
+from dynamo.llm.register import register_card, unregister_llm
+from dynamo.model import HubConfig
+from dynamo.protocols.card import ModelCard, WorkerType
+from dynamo.runtime import DistributedRuntime, Endpoint
+from dynamo.runtime.children import exit_within
+from dynamo.runtime.discovery import Put
+from dynamo.runtime.names import EndpointId, instance_key
+from dynamo.runtime.process import INTERRUPTED, exit_if_blocked, unless_shut_down
+from dynamo.runtime.threads import in_thread
+from dynamo.worker.config import WorkerConfig
+from dynamo.worker.health import check_answers
+from dynamo.worker.model import EngineModel, find_model, model_card, say_default
+from dynamo.worker.serve import publish_engine, serve_requests
+
+log = logging.getLogger(__name__)
+
+_DEATH_SECONDS = 5.0
+"""A dead engine may hang whatever waits for it: its process ends after this time in any case."""
+
+
+class Interrupted(Exception):
+    """A signal came while the engine was starting."""
+
+
+class Started(Struct, frozen=True):
+    """An engine that can generate."""
+
+    found: EngineModel
+    engine: Engine
+    info: EngineInfo
+
+
+@asynccontextmanager
+async def engine_served(
+    runtime: DistributedRuntime,
+    config: WorkerConfig,
+    environ: Mapping[str, str],
+    place: Callable[[WorkerType], EndpointId],
+) -> AsyncIterator[ModelCard]:
+    """Start the engine and serve it while the block runs; `place` chooses the endpoint by the kind of worker."""
+    async with (
+        engine_started(runtime, config, environ) as started,
+        serve_started(runtime, started, config, place) as card,
+    ):
+        yield card
+
+
+@asynccontextmanager
+async def serve_started(
+    runtime: DistributedRuntime, started: Started, config: WorkerConfig, place: Callable[[WorkerType], EndpointId]
+) -> AsyncIterator[ModelCard]:
+    """Test a started engine with a request, then serve it while the block runs."""
+    card = await in_thread(lambda: model_card(config, started.found, started.engine, started.info))
+    if not engine_entry(config.engine).file:  # a user's code sees the requests of clients only
+        await check_answers(started.engine, card.name)
+    endpoint = Endpoint(runtime, place(card.worker_type))
+    async with registered(endpoint, started.engine, card, kv_events=config.kv_events) as listed:
+        yield listed
+
+
+@asynccontextmanager
+async def engine_started(
+    runtime: DistributedRuntime, config: WorkerConfig, environ: Mapping[str, str]
+) -> AsyncIterator[Started]:
+    """An engine from its start to its close. Raises EngineError at the end of the block if the engine died."""
+    config.check()
+    with exit_if_blocked(INTERRUPTED):
+        started = await unless_shut_down(runtime, _start(config, environ))
+    if started is None:
+        raise Interrupted("interrupted")
+    async with closed_at_end(runtime, started.engine, config.engine):
+        yield started
+
+
+@asynccontextmanager
+async def registered(
+    endpoint: Endpoint, engine: Engine, card: ModelCard, *, kv_events: bool = True
+) -> AsyncIterator[ModelCard]:
+    """Publish, register and serve an engine that answers, with its card as listed; at the end, leave and drain."""
+    runtime = endpoint.runtime
+    # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
+    await publish_engine(endpoint, engine, card.name, kv_events=kv_events)
+    card = await register_card(endpoint, card)
+    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name))
+    try:
+        await _until_listed(endpoint, serving)
+        yield card
+    finally:
+        if not runtime.is_shutting_down:
+            serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        if not runtime.is_shutting_down:  # otherwise the runtime takes all its records with it
+            await unregister_llm(endpoint)
+
+
+@asynccontextmanager
+async def closed_at_end(runtime: DistributedRuntime, engine: Engine, name: str) -> AsyncIterator[None]:
+    """Close a started engine at the end of the block. If it dies before, shut down and raise EngineError."""
+    death = Death(runtime, engine)
+    if isinstance(engine, DeathSource):
+        engine.on_death(death.died)
+    try:
+        yield
+    except BaseException:
+        if death.reason is None:
+            raise
+    finally:
+        await (death.closing or engine.close())
+    if death.reason is not None:
+        raise EngineError(f"the engine '{name}' died: {death.reason}")
+
+
+class Death:
+    """What follows the death of an engine."""
+
+    def __init__(self, runtime: DistributedRuntime, engine: Engine) -> None:
+        self._runtime = runtime
+        self._engine = engine
+        self.reason: str | None = None
+        """Why it died; None while it lives, and if it ended because the worker was asked to leave."""
+        self.closing: asyncio.Task[None] | None = None
+
+    def died(self, reason: str) -> None:
+        if self.closing is not None:
+            return
+        if not self._runtime.is_shutting_down:
+            self.reason = reason
+        log.error("the engine died: %s", reason)
+        exit_within(_DEATH_SECONDS, 1)
+        self._runtime.shutdown(drain=False)
+        # At once: a stream that is being drained ends only when the engine fails it.
+        self.closing = asyncio.create_task(self._engine.close())
+
+
+async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
+    """Refuse what is wrong before a download, and before anything is loaded."""
+    load_engine(config.engine)
+    spec = structs.replace(config.spec(), environ=environ)
+    refuse_parallel(engine_entry(config.engine), spec)
+    say_default(config)
+    hub = HubConfig.from_env(environ)
+
+    def made(found: EngineModel) -> Engine:
+        return make_engine(
+            config.engine,
+            structs.replace(
+                spec,
+                model=found.model,
+                model_config=found.described_by if config.model_config else None,
+                model_name=found.name,
+            ),
+        )
+
+    found = await in_thread(lambda: find_model(config, hub, weights=False))
+    engine = made(found)
+    complete = await in_thread(lambda: find_model(config, hub, weights=True))
+    if complete != found:
+        found, engine = complete, made(complete)
+    try:
+        return Started(found, engine, await engine.start())
+    except BaseException:
+        await engine.close()
+        raise
+
+
+async def _until_listed(endpoint: Endpoint, serving: asyncio.Task[None]) -> None:
+    """Wait until discovery lists the instance; if serving fails first, raise its error."""
+    runtime = endpoint.runtime
+
+    async def watch() -> None:
+        key = instance_key(endpoint.id, runtime.instance_id)
+        async with contextlib.aclosing(runtime.discovery.watch(key)) as changes:
+            async for change in changes:
+                if isinstance(change, Put):
+                    return
+
+    seen = asyncio.create_task(watch())
+    await asyncio.wait({seen, serving}, return_when=asyncio.FIRST_COMPLETED)
+    seen.cancel()
+    await asyncio.gather(seen, return_exceptions=True)
+    if serving.done():
+        await serving

@@ -1,0 +1,145 @@
+"""`python -m dynamo.ENGINE`: the command of every engine's worker."""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import uvloop
+
+from dynamo.engines.registry import engine_entry, load_engine
+from dynamo.protocols.card import ModelType, WorkerType
+from dynamo.protocols.errors import DynamoException, StartError
+from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.runtime.children import adopt_orphans, end_children, exit_now
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, DEFAULT_NAMESPACE, EndpointId
+from dynamo.runtime.process import INTERRUPTED, fail, run_until_signalled, start_or_exit
+from dynamo.settings import given, nearest
+from dynamo.settings.arguments import FlagParser
+from dynamo.settings.network import NetworkSettings
+from dynamo.settings.worker import WorkerSettings
+from dynamo.worker.config import WorkerConfig
+from dynamo.worker.life import Interrupted, engine_started, serve_started
+from dynamo.worker.model import served_name
+
+_PREFILL = "prefill"
+
+
+def main(engine: str, argv: Sequence[str] | None = None, command: str | None = None) -> None:
+    """Serve `engine` until a signal comes or the engine dies. Exits: 2 for a wrong flag, 1 for what fails."""
+    command = command or f"python -m dynamo.{engine}"
+    flags, arguments = parse(command, sys.argv[1:] if argv is None else argv)
+    try:
+        configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=flags["verbosity"]))
+        settings = WorkerSettings.from_env(os.environ, **given(flags, WorkerSettings))
+        config = worker_config(engine, settings, arguments)
+        place = Place(settings, flags)
+        network = RuntimeConfig.from_env(os.environ, **given(flags, NetworkSettings))
+        load_engine(engine)
+        config.check()
+    except ValueError as error:
+        raise fail(f"{error}; see {command} --help", code=2, error=error) from None
+    except StartError as error:
+        raise fail(str(error), error=error) from None
+    adopt_orphans()
+    try:
+        uvloop.run(_run(config, place, network, os.environ))
+    except ValueError as error:
+        raise fail(str(error), code=2, error=error) from None
+    except (StartError, DynamoException) as error:
+        raise fail(str(error), error=error) from None
+    except Exception as error:
+        raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
+    finally:
+        end_children()
+
+
+def parse(command: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The flags of a worker, and the rest, which is the engine's: it refuses what it does not know.
+
+    The first word may be the model instead of a flag.
+    """
+    words = list(words)
+    model = words.pop(0) if words and not words[0].startswith("-") else None
+    cut = words.index("--") if "--" in words else len(words)
+    parser = FlagParser(command, "A worker; every other flag is the engine's own.", WorkerSettings, NetworkSettings)
+    known, rest = parser.parse_known_args(words[:cut])
+    flags = vars(known)
+    if model and flags["model"] not in (None, model):
+        parser.error(f"the model is given twice: {model} and --model {flags['model']}")
+    return flags | {"model": model or flags["model"]}, rest + words[cut + 1 :]
+
+
+def worker_config(engine: str, settings: WorkerSettings, arguments: list[str]) -> WorkerConfig:
+    return WorkerConfig(
+        engine=engine,
+        model=settings.model,
+        model_name=settings.model_name,
+        custom_jinja_template=settings.custom_jinja_template,
+        model_type=_model_type((settings.endpoint_types or "").replace(",", " ").split()),
+        context_length=settings.context_length,
+        kv_cache_block_size=settings.kv_cache_block_size,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
+        extra_engine_args=settings.extra_engine_args,
+        arguments=arguments,
+        kv_events=not settings.disable_kv_routing,
+        migration_limit=settings.migration_limit,
+    )
+
+
+def _model_type(words: Sequence[str]) -> ModelType | None:
+    kinds = {name.lower(): kind for name, kind in ModelType.__members__.items() if kind is not ModelType.Backend}
+    kinds["embeddings"] = ModelType.Embedding
+    for word in words:
+        if word.lower() not in kinds:
+            hint = nearest(word.lower(), kinds) or f"; use {', '.join(kinds)}"
+            raise ValueError(f"--dyn-endpoint-types: unknown type '{word}'{hint}")
+    return reduce(operator.or_, (kinds[word.lower()] for word in words)) if words else None
+
+
+class Place:
+    """The endpoint of a worker; a prefill worker has a component of its own, as it must not get others' requests."""
+
+    def __init__(self, settings: WorkerSettings, flags: Mapping[str, Any]) -> None:
+        """Raises ValueError for names that are wrong, and for `flags` that contradict each other."""
+        self._namespace, self._component = settings.namespace, settings.component
+        self._name = settings.endpoint or DEFAULT_ENDPOINT
+        if any(mark in self._name for mark in ("://", ".")):
+            whole = EndpointId.exact(self._name)
+            for flag, part in (("namespace", whole.namespace), ("component", whole.component)):
+                if flags.get(flag) not in (None, part):
+                    raise ValueError(f"--{flag} says {flags[flag]}, --endpoint says {part}: give one")
+            self._namespace, self._component, self._name = whole.namespace, whole.component, whole.name
+        self(WorkerType.Aggregated)
+
+    def __call__(self, kind: WorkerType) -> EndpointId:
+        component = self._component or (_PREFILL if kind is WorkerType.Prefill else DEFAULT_COMPONENT)
+        return EndpointId(self._namespace or DEFAULT_NAMESPACE, component, self._name)
+
+
+async def _run(config: WorkerConfig, place: Place, network: RuntimeConfig, environ: Mapping[str, str]) -> None:
+    runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
+    try:
+        await run_until_signalled(runtime, _work(runtime, config, place, environ))
+    except Interrupted:
+        # A thread that loads a model cannot be stopped, and the event loop would wait for it.
+        sys.stderr.flush()
+        exit_now(INTERRUPTED)
+
+
+async def _work(runtime: DistributedRuntime, config: WorkerConfig, place: Place, environ: Mapping[str, str]) -> None:
+    print(f"loading {served_name(config)} …", file=sys.stderr, flush=True)
+    async with engine_started(runtime, config, environ) as started:
+        if started.info.follower:
+            print(f"this node of {engine_entry(config.engine).name} follows its leader", file=sys.stderr, flush=True)
+            await runtime.wait_for_shutdown()
+            return
+        async with serve_started(runtime, started, config, place) as card:
+            print(f"worker for '{card.name}' at {place(card.worker_type)}", file=sys.stderr, flush=True)
+            await runtime.wait_for_shutdown()

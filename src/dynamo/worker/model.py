@@ -1,0 +1,111 @@
+"""The model of a worker: its files on this machine, its name, its card."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from functools import reduce
+from pathlib import Path
+
+from msgspec import Struct
+
+from dynamo.engines.base import Engine, EngineInfo
+from dynamo.engines.registry import engine_entry
+from dynamo.llm.parsers import AUTO
+from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
+from dynamo.model.errors import ModelError
+from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType
+from dynamo.worker.config import WorkerConfig
+
+
+class EngineModel(Struct, frozen=True, kw_only=True):
+    """What the engine will serve: its model, the model that describes it on the card, and the served name."""
+
+    name: str
+    model: LocalModel | None = None
+    described_by: LocalModel | None = None
+    is_bundled: bool = False
+
+
+def served_name(config: WorkerConfig) -> str:
+    """The name under which the model will be served."""
+    engine = engine_entry(config.engine)
+    if config.model_name:
+        return config.model_name
+    if config.model:
+        return default_name(config.model)
+    if engine.takes == "text":
+        return Path(config.file).stem if config.file else engine.name
+    return BUNDLED
+
+
+def find_model(config: WorkerConfig, hub: HubConfig, *, weights: bool) -> EngineModel:
+    """The files, downloaded if need be; blocks meanwhile. An engine that needs no weights never gets them."""
+    engine = engine_entry(config.engine)
+    name = served_name(config)
+    if engine.takes == "text":
+        return EngineModel(name=name)
+    source, is_bundled = config.model, False
+    if source is None and not engine.bundled:
+        raise ModelError(f"out={engine.name} needs a model: name a folder, a GGUF file or a Hugging Face id")
+    if source is None or (source == BUNDLED and not Path(source).exists()):
+        source, is_bundled = str(bundled()), True
+    described_by = config.model_config
+    model = resolve(source, config=hub, weights=weights and engine.weights, tokenizer=described_by is None)
+    return EngineModel(
+        name=name,
+        model=model,
+        described_by=resolve(described_by, config=hub, weights=False) if described_by else model,
+        is_bundled=is_bundled,
+    )
+
+
+def say_default(config: WorkerConfig) -> None:
+    """Name the model where none was given."""
+    if config.model is None and engine_entry(config.engine).bundled:
+        print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
+
+
+def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: EngineInfo) -> ModelCard:
+    reasoning = config.reasoning_parser
+    if found.is_bundled and reasoning == AUTO:  # its template does not show how it reasons
+        reasoning = "basic"
+    runtime_config = ModelRuntimeConfig(
+        total_kv_blocks=info.total_kv_blocks,
+        max_num_seqs=info.max_num_seqs,
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=reasoning,
+        guided_decoding=info.guided_decoding,
+        data_parallel_size=info.data_parallel_size,
+    )
+    entry = engine_entry(config.engine)
+    if entry.repeats_prompt:
+        runtime_config.set_engine_specific(SHOW_SPECIAL_TOKENS, True)
+    model_type = config.model_type
+    if model_type is None:
+        names = info.model_types or entry.model_types
+        model_type = reduce(operator.or_, (ModelType[name] for name in names))
+    block_size = info.kv_cache_block_size or config.kv_cache_block_size or 16
+    if engine.model_input is ModelInput.Text:
+        return ModelCard(
+            name=found.name,
+            model_type=model_type.value,
+            model_input=ModelInput.Text,
+            context_length=info.context_length or config.context_length,
+            kv_cache_block_size=block_size,
+            migration_limit=config.migration_limit,
+            runtime_config=runtime_config,
+        )
+    assert found.described_by
+    return build_card(
+        found.described_by,
+        name=found.name,
+        model_type=model_type,
+        worker_type=info.worker_type,
+        context_length=info.context_length or config.context_length,
+        kv_cache_block_size=block_size,
+        migration_limit=config.migration_limit,
+        runtime_config=runtime_config,
+        custom_template_path=config.custom_jinja_template,
+    )

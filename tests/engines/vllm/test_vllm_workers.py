@@ -1,0 +1,149 @@
+"""Workers around a real vLLM as processes, behind a frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from dynamo.model import bundled
+from support.stack import Frontend, Process, Stack
+from support.waiting import until
+
+PATIENCE = 900.0
+"""Only ends a test that hangs: vLLM takes a minute to start."""
+BLOCK = 32
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+
+
+@pytest.fixture
+async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
+    async with Stack(tmp_path, {"OMP_NUM_THREADS": "1"}) as stack:
+        yield stack
+        # Killed, a worker could not end vLLM's own processes.
+        for process in stack.processes:
+            if process.child.returncode is None:
+                process.signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE):
+            for process in stack.processes:
+                await process.child.wait()
+
+
+async def workers(stack: Stack, count: int) -> dict[int, Process]:
+    """By instance id."""
+    words = ("in=dyn://ns.backend.generate", "out=vllm", str(bundled()), "--model-name", "m", "--migration-limit", "3")
+    flags = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "64M")
+    started = [await stack.python("-m", "dynamo.run.main", *words, "--", *flags) for _ in range(count)]
+    return {await serving(process): process for process in started}
+
+
+async def serving(process: Process) -> int:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            for line in process.lines:
+                if "serving dyn://ns.backend.generate as instance" in line:
+                    return int(line.rpartition(" ")[2], 16)
+                assert "(end of output)" not in line, process.output
+            await asyncio.sleep(0.1)
+
+
+def text(number: int) -> str:
+    return " ".join([WORDS[number % len(WORDS)], *WORDS * 24])
+
+
+async def ask(frontend: Frontend, number: int, **nvext: Any) -> tuple[int, int, int]:
+    """The worker that answered, the tokens it had cached, and those the router knew it had."""
+    body = {
+        "model": "m",
+        "prompt": text(number),
+        "max_tokens": 4,
+        "nvext": {"extra_fields": ["worker_id", "routing"], **nvext},
+    }
+    async with aiohttp.ClientSession() as http, http.post(f"{frontend.url}/v1/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        replied = await answer.json()
+    (routing,) = replied["nvext"]["routing"]
+    usage = replied["usage"]
+    usable = (usage["prompt_tokens"] - 1) // BLOCK  # an engine computes the last token in any case
+    known = min(routing["chosen"]["overlap_blocks"], usable) * BLOCK
+    return routing["worker_id"], usage["prompt_tokens_details"]["cached_tokens"], known
+
+
+async def until_known(frontend: Frontend, number: int, worker: int, **nvext: Any) -> int:
+    """Tokens of a prompt this worker has cached, once the router knows of them."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            _, cached, known = await ask(frontend, number, backend_instance_id=worker, **nvext)
+            if known == cached > 0:
+                return cached
+
+
+async def test_the_router_knows_what_each_engine_holds(stack: Stack) -> None:
+    running = list(await workers(stack, 2))
+    frontend = await stack.frontend("--router-mode", "kv")
+    await frontend.until_models("m")
+    await frontend.until_instances(2)
+    homes = {}
+    for number in range(4):
+        homes[number], cached, _ = await ask(frontend, number, backend_instance_id=running[number % 2])
+        assert cached == 0
+        assert await until_known(frontend, number, homes[number]) > 100
+    for number, home in homes.items():
+        worker, cached, known = await ask(frontend, number)
+        assert (worker, cached) == (home, known)
+    for salt in ("a", "b"):
+        home, cached, known = await ask(frontend, 0, cache_salt=salt)
+        assert cached == known == 0
+        assert await until_known(frontend, 0, home, cache_salt=salt) > 100
+    async with aiohttp.ClientSession() as http, http.post(f"{frontend.url}/clear_kv_blocks") as answer:
+        assert len((await answer.json())["cleared_workers"]) == 2
+    async with asyncio.timeout(PATIENCE):
+        while (await ask(frontend, 0, backend_instance_id=running[0]))[2]:
+            """A router hears of it by events."""
+
+
+async def test_a_worker_whose_engine_is_killed_leaves_and_its_streams_move(stack: Stack) -> None:
+    victim, _ = (await workers(stack, 2)).values()
+    frontend = await stack.frontend("--router-mode", "round-robin")
+    await frontend.until_models("m")
+    await frontend.until_instances(2)
+    begun = [asyncio.Event(), asyncio.Event()]
+    streams = [asyncio.create_task(answer_tokens(frontend, each)) for each in begun]
+    for each in begun:
+        await each.wait()
+    family = psutil.Process(victim.child.pid).children(recursive=True)
+    os.kill(next(each.pid for each in family if "EngineCore" in " ".join(each.cmdline())), signal.SIGKILL)
+    assert await asyncio.gather(*streams) == [500, 500]
+    assert await victim.ended() != 0
+    await frontend.until_instances(1)
+    assert not [each for each in family if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+async def answer_tokens(frontend: Frontend, begun: asyncio.Event) -> int:
+    """Tokens of a whole answer; `begun` is set at its first ones."""
+    stream = await frontend.client.completions.create(
+        model="m", prompt=text(0), max_tokens=500, stream=True, stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )  # fmt: skip
+    tokens = 0
+    async for chunk in stream:
+        begun.set()
+        if chunk.usage is not None:
+            tokens = chunk.usage.completion_tokens
+    return tokens
+
+
+async def test_a_killed_worker_takes_vllms_processes_with_it(stack: Stack) -> None:
+    (worker,) = (await workers(stack, 1)).values()
+    family = psutil.Process(worker.child.pid).children(recursive=True)
+    assert any("EngineCore" in " ".join(each.cmdline()) for each in family)
+    worker.signal(signal.SIGKILL)
+    await worker.child.wait()
+    await until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in family))
