@@ -19,8 +19,9 @@ from dynamo.protocols.model_files import FileChunk
 from dynamo.router import RoutingConfig
 from dynamo.runtime import DistributedRuntime, RuntimeConfig, records
 from dynamo.runtime.names import FILES_ENDPOINT, card_key
-from dynamo.serving import models as serving_models
-from dynamo.serving.models import Models, retry_delay
+from dynamo.serving import model_group
+from dynamo.serving.model_group import retry_delay
+from dynamo.serving.models import Models
 from support.toys import toy_card, toy_folder
 from support.waiting import until
 
@@ -126,7 +127,7 @@ async def test_a_worker_that_leaves_midway_is_replaced_by_one_that_joined_meanwh
 async def test_a_model_whose_files_could_not_be_had_is_tried_again_when_a_worker_joins(
     network: Network, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving_models, "RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(model_group, "RETRY_SECONDS", 3600.0)
     models, faulty, sound = await network.models(), await network.worker(), await network.worker()
     faulty.damaged = True
     faulty.send_files()
@@ -143,7 +144,7 @@ async def test_a_model_whose_files_could_not_be_had_is_tried_again_when_a_worker
 async def test_a_model_is_served_once_its_worker_sends_sound_files_although_discovery_does_not_change(
     network: Network, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving_models, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(model_group, "RETRY_SECONDS", 0.01)
     models, worker = await network.models(), await network.worker()
     worker.damaged = True
     worker.send_files()
@@ -157,7 +158,7 @@ async def test_a_model_is_served_once_its_worker_sends_sound_files_although_disc
 async def test_a_model_is_served_once_its_files_can_be_stored(
     network: Network, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving_models, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(model_group, "RETRY_SECONDS", 0.01)
     obstacle = tmp_path / ".cache"
     obstacle.write_text("not a folder")
     models, worker = await network.models(), await network.worker()

@@ -11,6 +11,10 @@ from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member
 from dynamo.serving.served_model import ServedModel
 
+RETRY_SECONDS = 1.0
+"""The pause before a model whose files could not be had is tried again; it doubles with each failure."""
+_MOST_DOUBLINGS = 6
+
 
 class ModelGroup:
     """All workers of one model name. The oldest card is served; a worker with a differing card gets no requests."""
@@ -101,3 +105,8 @@ class ModelGroup:
     def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
         """The engine's capacities on this worker's card, in which workers of one model may differ."""
         return self._runtimes.get(instance_id) or ModelRuntimeConfig()
+
+
+def retry_delay(failures: int) -> float:
+    """How long to wait for the next attempt after this many earlier failures."""
+    return RETRY_SECONDS * (1 << min(failures, _MOST_DOUBLINGS))

@@ -19,7 +19,7 @@ from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
 from dynamo.runtime.names import FILES_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import Channel
-from dynamo.serving.model_group import ModelGroup
+from dynamo.serving.model_group import ModelGroup, retry_delay
 from dynamo.serving.overrides import Override, Overrides
 from dynamo.serving.served_model import ServedModel
 
@@ -27,9 +27,6 @@ log = logging.getLogger(__name__)
 
 SENDER_SECONDS = 10.0
 """How long after its card the address of a worker that sends files may become known."""
-RETRY_SECONDS = 1.0
-"""The pause before a model whose files could not be had is tried again; it doubles with each failure."""
-_MOST_DOUBLINGS = 6
 
 
 class Models:
@@ -292,11 +289,6 @@ class Models:
             again = ""
         log.error("cannot serve model '%s': %s%s", group.name, error, again)
         self._changed.set()
-
-
-def retry_delay(failures: int) -> float:
-    """How long to wait for the next attempt after this many earlier failures."""
-    return RETRY_SECONDS * (1 << min(failures, _MOST_DOUBLINGS))
 
 
 def _files_of(endpoint: EndpointId) -> EndpointId:
