@@ -22,7 +22,7 @@ from dynamo.protocols.card import CardFile, ModelCard, ModelType
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.model_files import CHUNK_BYTES, FileChunk, FileRequest
 from dynamo.runtime import Context, DistributedRuntime, RuntimeConfig, records
-from dynamo.runtime.names import FILES_ENDPOINT, INSTANCES, split_key
+from dynamo.runtime.names import FILES_ENDPOINT, INSTANCES, instance_key, split_key
 from dynamo.runtime.stream import Sink
 from support import models
 from support.gguf_writer import byte_level_metadata, write_gguf
@@ -71,7 +71,7 @@ class Network:
                 yield chunk
 
         runtime.own(endpoint.serve_endpoint(handle, graceful_shutdown=False), "a stranger")
-        await until(lambda: endpoint._record)
+        await until(lambda: runtime.discovery.get_prefix(instance_key(endpoint.id, runtime.instance_id)))
         return runtime
 
     async def open(self, card: ModelCard, hub: str | None = None, **limits: int) -> LoadedModel:

@@ -113,19 +113,37 @@ def test_call_arguments_may_have_numbers_of_any_size() -> None:
     assert template(WITH_TOOLS).render([called(f'{{"n": {2**100}}}')]) == f"<assistant>look n={2**100}"
 
 
-def test_call_arguments_stay_text_if_the_template_tests_for_it() -> None:
-    source = (
-        "{% for call in messages[0].tool_calls %}"
-        "{% if call.function.arguments is string %}S{{ call.function.arguments }}{% else %}O{% endif %}{% endfor %}"
-    )
-    assert template(source).render([called('{"q":1}')]) == 'S{"q":1}'
+def calls_as(written: str) -> ChatTemplate:
+    each = "{% for m in messages %}{% for call in m.tool_calls or [] %}{% set arguments = call.function.arguments %}"
+    return template(f"{each}{written}{{% endfor %}}{{% endfor %}}")
+
+
+def test_call_arguments_stay_text_if_the_template_writes_objects_as_json_too() -> None:
+    written = "{{ arguments if arguments is string else arguments | tojson }}"
+    assert calls_as(written).render([USER, called('{"q":1}')]) == '{"q":1}'
+
+
+def test_call_arguments_stay_text_if_the_template_does_not_write_objects() -> None:
+    assert calls_as("{{ arguments if arguments is string }}").render([USER, called('{"q":1}')]) == '{"q":1}'
 
 
 def test_call_arguments_stay_text_if_the_template_accepts_only_text() -> None:
-    source = (
-        "{% for m in messages %}{% for call in m.tool_calls or [] %}{{ '>' + call.function.arguments }}{% endfor %}"
+    assert calls_as("{{ '>' + arguments }}").render([USER, called('{"q":1}')]) == '>{"q":1}'
+
+
+def test_call_arguments_become_an_object_if_the_template_writes_objects_in_its_own_notation() -> None:
+    own = calls_as(
+        "{% if arguments is mapping %}{% for key, value in arguments | items %}{{ key }}:{{ value }}{% endfor %}"
+        "{% elif arguments is string %}{{ arguments }}{% endif %}"
     )
-    assert template(source + "{% endfor %}").render([USER, called('{"q":1}')]) == '>{"q":1}'
+    assert own.render([USER, called('{"q":1}')]) == "q:1"
+
+
+def test_the_form_of_call_arguments_is_found_if_the_template_accepts_only_ids_of_nine_letters() -> None:
+    refusal = "{% if call.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+    message = called('{"q":1}')
+    message["tool_calls"][0]["id"] = "abcdefghi"
+    assert calls_as(refusal + "{{ '>' + arguments }}").render([USER, message]) == '>{"q":1}'
 
 
 def test_null_fields_are_hidden_from_the_template() -> None:

@@ -40,6 +40,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.said: list[tuple[str, Any]] = []
+        self.escaped_texts: list[str] = []
         self.tokens: list[TokenLogprob] = []
         self.finished: Finish | None = None
         self.error: DynamoException | None = None
@@ -47,7 +48,9 @@ class Heard:
     def begin(self, so_far: Callable[[], Usage]) -> None: ...
 
     def escaped(self, text: str) -> None:
-        self.text(json.loads(f'"{text}"'))
+        plain = json.loads(f'"{text}"')
+        self.escaped_texts.append(plain)
+        self.text(plain)
 
     def text(self, text: str) -> None:
         self._add("text", text)
@@ -394,6 +397,13 @@ def test_calls_and_reasoning_are_separated_and_reasoning_tokens_counted() -> Non
     assert details
     thoughts = len(ids_of("<think>hm, let me see"))
     assert abs(details["reasoning_tokens"] - thoughts) <= 2
+
+
+@pytest.mark.parametrize("thought", ["<think>Hm.</think>", ""])
+def test_text_after_the_reasoning_is_handled_as_output_without_a_parser(thought: str) -> None:
+    run = Run(parse=(None, "basic")).feed([*one_by_one(ids_of(f"{thought}Now: ")), ids_of(TEXT)])
+    assert run.heard.all() == f"Now: {TEXT}"
+    assert run.heard.escaped_texts[-1] == TEXT
 
 
 def test_a_call_cut_off_by_the_limit_ends_for_length() -> None:

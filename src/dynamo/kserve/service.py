@@ -21,8 +21,9 @@ from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import DynamoException, InvalidRequest, ProtocolError
 from dynamo.runtime import Context
 from dynamo.serving.completion import Completion
-from dynamo.serving.models import Models, ServedModel
+from dynamo.serving.models import Models
 from dynamo.serving.observer import RequestObserver
+from dynamo.serving.served_model import ServedModel
 
 
 class Call(Struct):

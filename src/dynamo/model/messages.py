@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from msgspec import Struct
 
 from dynamo.model.errors import TemplateError
 
-_ARGUMENTS_AS_STRING = re.compile(r"arguments['\"\]]*\s+is\s+(not\s+)?string")
 _TEXT_TYPES = {"text", "input_text", "output_text", "refusal"}
 _MEDIA_TYPES = {
     "image": "image",
@@ -24,6 +22,8 @@ _MEDIA_TYPES = {
     "input_audio": "audio",
 }
 _PROBE = "a9Zk3probe"
+_PROBE_VALUE = "b7Xm5value"
+_ARGUMENTS = {"a": _PROBE_VALUE}
 _NOT_AN_OBJECT = "INVALID_JSON"
 """The name under which Anthropic recommends to return arguments that cannot be parsed."""
 _MAX_NESTING = 48
@@ -40,51 +40,47 @@ class MessageStyle(Struct, frozen=True, kw_only=True):
     takes_none: bool
     """Content may be None; otherwise the template would print the word "None"."""
     arguments_as_string: bool
-    """A tool call's arguments may be JSON text, as in the request."""
+    """A tool call's arguments are passed as JSON text, as in the request; otherwise as an object."""
 
     @classmethod
-    def detect(cls, source: str, render: Callable[[list[dict[str, Any]]], str]) -> MessageStyle:
+    def detect(cls, render: Callable[[list[dict[str, Any]]], str]) -> MessageStyle:
         """Render probe messages and look at the results."""
 
-        def rendered(content: Any) -> str:
+        def rendered(messages: list[dict[str, Any]]) -> str | None:
             try:
-                return render([{"role": "user", "content": content}])
+                return render(messages)
             except TemplateError:
-                return ""
+                return None
 
-        takes_string = _PROBE in rendered(_PROBE)
-        parts = rendered([{"type": "text", "text": _PROBE}])
+        takes_string = _PROBE in (rendered([{"role": "user", "content": _PROBE}]) or "")
+        parts = rendered([{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]) or ""
         takes_parts = _PROBE in parts and "'text'" not in parts and '"text"' not in parts
-        as_string = bool(_ARGUMENTS_AS_STRING.search(source)) or _needs_string_arguments(render)
+        as_string = _arguments_as_string(
+            rendered(_call_probe(_ARGUMENTS, "")) or "", rendered(_call_probe(json.dumps(_ARGUMENTS), "")) or ""
+        )
+        without_content = rendered(_call_probe("{}" if as_string else {}, None))
         return cls(
             takes_parts=takes_parts,
             only_parts=takes_parts and not takes_string,
-            takes_none=_takes_none(render, "{}" if as_string else {}),
+            takes_none=without_content is not None and "None" not in without_content,
             arguments_as_string=as_string,
         )
 
 
-def _takes_none(render: Callable[[list[dict[str, Any]]], str], arguments: Any) -> bool:
-    try:
-        return "None" not in render(_call_probe(arguments, None))
-    except TemplateError:
+def _arguments_as_string(of_object: str, of_text: str) -> bool:
+    """Decide by what the template writes for arguments given as an object and as JSON text.
+
+    Text keeps what the model wrote, so it is preferred where both give the same JSON. A template that writes an object
+    in another notation often writes text unchanged too, which is then not what the model was trained on.
+    """
+    if json.dumps(_ARGUMENTS) not in of_text:
         return False
-
-
-def _needs_string_arguments(render: Callable[[list[dict[str, Any]]], str]) -> bool:
-    """Some templates concatenate the arguments with strings, without checking their type."""
-    try:
-        render(_call_probe({"a": 1}, ""))
-    except TemplateError:
-        try:
-            return '{"a": 1}' in render(_call_probe('{"a": 1}', ""))
-        except TemplateError:
-            pass
-    return False
+    return _PROBE_VALUE not in of_object or "".join(of_object.split()) == "".join(of_text.split())
 
 
 def _call_probe(arguments: Any, content: str | None) -> list[dict[str, Any]]:
-    call = {"id": "call_12345", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
+    # Some templates accept only ids of nine letters and digits.
+    call = {"id": "call12345", "type": "function", "function": {"name": _PROBE, "arguments": arguments}}
     return [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": content, "tool_calls": [call]}]
 
 

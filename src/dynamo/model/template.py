@@ -93,9 +93,7 @@ class _Template:
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         defaults = {**special_tokens, "tools": None, "documents": None, "add_generation_prompt": True}
         self.renderer = Renderer(source)
-        self.style = MessageStyle.detect(
-            source, lambda messages: self.renderer.render({**defaults, "messages": messages})
-        )
+        self.style = MessageStyle.detect(lambda messages: self.renderer.render({**defaults, "messages": messages}))
         self.renderer.prove([{**defaults, **trial} for trial in _trials(self.style)])
 
 

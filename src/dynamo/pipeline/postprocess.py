@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from dynamo.model.detokenize import Decoder, UnknownToken
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
-from dynamo.pipeline.parse import Event, OutputParser, Text, ThoughtText, ToolArgs, ToolStart
+from dynamo.pipeline.parse import Event, OutputParser, ReasoningText, Text, ToolArgs, ToolStart
 from dynamo.pipeline.stops import StopStrings
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, TopLogprob, Usage
 from dynamo.protocols.errors import DynamoException, ProtocolError, Unknown
@@ -277,6 +277,8 @@ class Postprocess:
             self._choice.text(text)
         else:
             self._emit(self._parser.feed(text))
+            if self._parser.is_over:
+                self._parser, self._plain = None, self._stops is None
 
     def _emit_logprobs(self, shown: int) -> None:
         """Emit those of tokens that begin before `shown`; the others may still become part of a stop string."""
@@ -289,7 +291,7 @@ class Postprocess:
     def _emit(self, events: list[Event]) -> None:
         if not events:
             return
-        if any(isinstance(event, ThoughtText) for event in events):
+        if any(isinstance(event, ReasoningText) for event in events):
             self._reasoning_tokens += self.count - self._attributed
         self._attributed = self.count
         choice = self._choice
@@ -297,7 +299,7 @@ class Postprocess:
             match event:
                 case Text(text):
                     choice.text(text)
-                case ThoughtText(text):
+                case ReasoningText(text):
                     choice.reasoning(text)
                 case ToolStart(index, id, name) if not (index and self._one_call):
                     choice.tool_start(index, id, name)

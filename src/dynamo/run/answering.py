@@ -15,7 +15,8 @@ from dynamo.run.local import engine_served
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId, NamespaceFilter
 from dynamo.serving.ask import RequestDefaults
-from dynamo.serving.models import Models, ServedModel
+from dynamo.serving.models import Models
+from dynamo.serving.served_model import ServedModel
 from dynamo.settings import given
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.router import RouterSettings

@@ -17,7 +17,7 @@ from dynamo.runtime import Context
 from dynamo.serving.collect import Listener
 from dynamo.serving.completion import Completion
 from dynamo.serving.conversation import Conversation
-from dynamo.serving.models import ServedModel
+from dynamo.serving.served_model import ServedModel
 
 
 class RequestDefaults(Struct, frozen=True, kw_only=True):

@@ -21,8 +21,8 @@ from dynamo.runtime import Context
 from dynamo.serving.ask import ask
 from dynamo.serving.conversation import Conversation
 from dynamo.serving.embedding import Embeddings
-from dynamo.serving.models import ServedModel
 from dynamo.serving.request_template import RequestTemplate, fill_body
+from dynamo.serving.served_model import ServedModel
 
 BatchRequest = ChatRequest | CompletionRequest | EmbeddingRequest | ResponsesRequest
 

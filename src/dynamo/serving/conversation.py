@@ -15,10 +15,10 @@ from dynamo.protocols.openai_answers import ChatCompletion
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.runtime import Context
 from dynamo.serving.collect import CollectedAnswer, Listener, chat_completion
-from dynamo.serving.models import ServedModel
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedChoice
 from dynamo.serving.request import ServedRequest
+from dynamo.serving.served_model import ServedModel
 
 
 class Conversation(ServedRequest[ChatRequest]):

@@ -4,124 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
 
 from dynamo.model import CardReader, FileError, HubConfig, LoadedModel, ModelError
-from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
-from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig
+from dynamo.protocols.card import ModelCard, ModelInput
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.router import Router, RoutingConfig, make_router
+from dynamo.router import RoutingConfig, make_router
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
 from dynamo.runtime.names import FILES_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import Channel
+from dynamo.serving.model_group import ModelGroup, retry_delay
 from dynamo.serving.overrides import Override, Overrides
+from dynamo.serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)
 
 SENDER_SECONDS = 10.0
 """How long after its card the address of a worker that sends files may become known."""
-
-
-class ServedModel:
-    """One model name: the card its workers agree on, and the router to them."""
-
-    def __init__(
-        self, card: ModelCard, router: Router, loaded: LoadedModel | None, times: PromptTimes | None = None
-    ) -> None:
-        self.name = card.name
-        self.card = card
-        self.created = int(time.time())
-        self.router = router
-        self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
-        """None for workers that take text and tokenize it themselves."""
-
-
-class ModelGroup:
-    """All workers of one model name. The oldest card is served; a worker with a differing card gets no requests."""
-
-    def __init__(self, name: str, instances: InstanceSet) -> None:
-        self.name = name
-        self.instances = instances
-        self.members: dict[str, Member] = {}
-        self.served_checksum: str | None = None
-        self.card: ModelCard | None = None
-        """The card being served or loaded."""
-        self.model: ServedModel | None = None
-        self.loading: asyncio.Task[None] | None = None
-        self.error: ModelError | None = None
-        """Why the card cannot be opened here, if it cannot."""
-        self.was_reachable = False
-        """A worker with the served card has had an address."""
-        self.senders_joined = 0
-        """How often a worker that may send the model's files has joined."""
-        self._checksums: dict[str, str] = {}
-        self._workers_by_checksum: Counter[str] = Counter()
-        self._runtimes: dict[int, ModelRuntimeConfig] = {}
-
-    @property
-    def ready(self) -> bool:
-        return self.model is not None and len(self.instances) > 0
-
-    @property
-    def is_loading(self) -> bool:
-        """A worker has registered the model, and it has not been served yet."""
-        if not self.members or self.error or self.ready:
-            return False
-        return self.model is None or not self.was_reachable
-
-    def add(self, member: Member, card: ModelCard) -> None:
-        checksum = card.checksum()
-        self.members[member.path] = member
-        self._checksums[member.path] = checksum
-        self._workers_by_checksum[checksum] += 1
-        self._runtimes[member.instance_id] = card.runtime_config
-
-    def remove(self, member: Member) -> None:
-        del self.members[member.path]
-        self._workers_by_checksum[self._checksums.pop(member.path)] -= 1
-        self._runtimes.pop(member.instance_id, None)
-        self.instances.remove(member.instance_id)
-
-    def update(self, member: Member) -> None:
-        """Send requests to this worker exactly while its address is known and its card is the one being served."""
-        self.members[member.path] = member
-        if member.instance is None:
-            self.instances.remove(member.instance_id)
-        elif self.agrees(member):
-            self.instances.put(member.instance)
-            self.was_reachable = True
-
-    def elect(self) -> ModelCard | None:
-        """Make the oldest card the one to serve and return it, if no worker has the card served until now."""
-        if self.served_checksum is not None and self._workers_by_checksum[self.served_checksum]:
-            return None
-        for path, member in self.members.items():
-            self.served_checksum = self._checksums[path]
-            return member.card
-        self.served_checksum = None
-        return None
-
-    def agrees(self, member: Member) -> bool:
-        return self._checksums[member.path] == self.served_checksum
-
-    def has_worker(self, instance_id: int) -> bool:
-        return instance_id in self._runtimes
-
-    def senders(self) -> list[Member]:
-        """The workers that send the files of the served card."""
-        return [one for one in self.members.values() if self.agrees(one) and one.card and one.card.serves_files]
-
-    def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
-        """The engine's capacities on this worker's card, in which workers of one model may differ."""
-        return self._runtimes.get(instance_id) or ModelRuntimeConfig()
 
 
 class Models:
@@ -167,8 +72,8 @@ class Models:
     async def close(self) -> None:
         await self._members.close()
         loading = self._loading()
-        for task in loading:
-            task.cancel()
+        for group in self._groups.values():
+            group.stop_loading()
         await asyncio.gather(*loading, return_exceptions=True)
         for group in self._groups.values():
             self._close_router(group)
@@ -276,12 +181,19 @@ class Models:
     def _sender_joined(self, instance_id: int) -> None:
         """If a model lacks files, try again: this instance may have them."""
         for group in self._groups.values():
-            if not group.has_worker(instance_id):
-                continue
-            group.senders_joined += 1
-            if isinstance(group.error, FileError) and group.card:
-                group.error = None
-                group.loading = asyncio.create_task(self._load(group, group.card))
+            if group.has_worker(instance_id):
+                group.senders_joined += 1
+                self._retry(group)
+
+    def _retry(self, group: ModelGroup) -> None:
+        """Load the model again if its files could not be had."""
+        if group.card and isinstance(group.error, FileError):
+            self._begin_loading(group, group.card)
+
+    def _begin_loading(self, group: ModelGroup, card: ModelCard) -> None:
+        group.stop_loading()
+        group.error = None
+        group.loading = asyncio.create_task(self._load(group, card))
 
     def _group_of(self, member: Member) -> ModelGroup | None:
         group = self._groups.get(member.card.name) if member.card else None
@@ -314,18 +226,17 @@ class Models:
         card = group.elect()
         if card is None and group.served_checksum is not None:
             return
-        if group.loading:
-            group.loading.cancel()
-        group.loading = None
+        group.stop_loading()
         if group.model:
             log.info("model '%s' is gone: its last worker left", group.name)
         self._close_router(group)
         group.card = card
         group.error = None
+        group.failures = 0
         group.was_reachable = False
         if card is None:
             return
-        group.loading = asyncio.create_task(self._load(group, card))
+        self._begin_loading(group, card)
         for member in tuple(group.members.values()):
             group.update(member)
 
@@ -352,12 +263,10 @@ class Models:
             try:
                 loaded = await self._reader.open(card, lambda: self._senders(group))
             except ModelError as error:
-                again = "; trying again when a worker joins" if isinstance(error, FileError) else ""
-                log.error("cannot serve model '%s': %s%s", group.name, error, again)
-                if again and group.senders_joined != joined:
+                if isinstance(error, FileError) and group.senders_joined != joined:
+                    log.warning("model '%s': %s; trying again with the worker that joined", group.name, error)
                     continue
-                group.error = error
-                self._changed.set()
+                self._loading_failed(group, error)
                 return
         router = make_router(self._router, card, group.instances, self._runtime, group.runtime_of)
         router.start()
@@ -367,6 +276,19 @@ class Models:
         self._apply_overrides()
         self._changed.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))
+
+    def _loading_failed(self, group: ModelGroup, error: ModelError) -> None:
+        group.error = error
+        if isinstance(error, FileError):
+            # Without a change in discovery too: a disk may be freed, a network healed.
+            delay = retry_delay(group.failures)
+            group.failures += 1
+            group.retry = asyncio.get_running_loop().call_later(delay, self._retry, group)
+            again = f"; trying again in {delay:g} s, or as soon as a worker joins"
+        else:
+            again = ""
+        log.error("cannot serve model '%s': %s%s", group.name, error, again)
+        self._changed.set()
 
 
 def _files_of(endpoint: EndpointId) -> EndpointId:

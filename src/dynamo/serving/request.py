@@ -27,9 +27,9 @@ from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 from dynamo.serving.collect import Listener
 from dynamo.serving.extra_fields import extra_fields
-from dynamo.serving.models import ServedModel
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedAnswer
+from dynamo.serving.served_model import ServedModel
 from dynamo.serving.stream_trace import traced
 
 RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest | TensorRequest)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dynamo.pipeline.parse import Event, Text, ThoughtText, ToolArgs, ToolStart, make_parser
+from dynamo.pipeline.parse import Event, ReasoningText, Text, ToolArgs, ToolStart, make_parser
 
 Merged = list[tuple[str, ...]]
 
@@ -18,7 +18,7 @@ def merged(events: Iterable[Event]) -> Merged:
         match event:
             case Text(text):
                 item = ("text", text)
-            case ThoughtText(text):
+            case ReasoningText(text):
                 item = ("reasoning", text)
             case ToolStart(index, call_id, name):
                 out.append(("call", str(index), call_id, name))

@@ -6,6 +6,8 @@ _DSML = """
 {%- for m in messages -%}
 {%- if m.role == 'user' -%}
 {{ '<｜User｜>' + m.content + '<｜Assistant｜>' }}
+{%- elif m.role == 'tool' -%}
+{{ '<｜User｜><tool_result>' + m.content + '</tool_result><｜Assistant｜>' }}
 {%- else -%}
 {{ '<think>' + (m.reasoning_content or '') + '</think>' + m.content }}
 {%- if m.tool_calls -%}
@@ -36,8 +38,12 @@ _KIMI_K3 = """
 {%- elif value is string -%}string{%- elif value is mapping -%}object{%- else -%}array{%- endif -%}
 {%- endmacro -%}
 {%- for m in messages -%}
-{{ '<|open|>message role="' + m.role + '"<|sep|>' }}
-{%- if m.role == 'user' -%}
+{{ '<|open|>message role="' + m.role + '"' }}
+{%- for call in (messages[loop.index0 - 1].tool_calls or []) if m.role == 'tool' and call.id == m.tool_call_id -%}
+{{ ' tool="' }}{{ attribute(call.function.name) }}{{ '"' }}
+{%- endfor -%}
+{{ '<|sep|>' }}
+{%- if m.role != 'assistant' -%}
 {{ m.content }}
 {%- else -%}
 {{ '<|open|>think<|sep|>' + (m.reasoning_content or '') + '<|close|>think<|sep|>' }}
@@ -65,6 +71,8 @@ _MINIMAX_M2 = """
 {%- for m in messages -%}
 {%- if m.role == 'user' -%}
 {{ ']~b]user\\n' + m.content + '[e~[\\n' }}
+{%- elif m.role == 'tool' -%}
+{{ ']~b]tool\\n<response>' + m.content + '</response>[e~[\\n' }}
 {%- else -%}
 {{ ']~b]ai\\n<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' + m.content }}
 {%- if m.tool_calls -%}
@@ -103,6 +111,8 @@ _MINIMAX_M3 = """
 {%- for m in messages -%}
 {%- if m.role == 'user' -%}
 {{ ']~b]user\\n' + m.content + '[e~[\\n' }}
+{%- elif m.role == 'tool' -%}
+{{ ']~b]tool\\n<response>' + m.content + '</response>[e~[\\n' }}
 {%- else -%}
 {{ ']~b]ai\\n' }}
 {{- '<mm:think>' + m.reasoning_content + '</mm:think>' if m.reasoning_content else '</mm:think>' }}
@@ -137,23 +147,31 @@ _GEMMA4 = """
 {%- for m in messages -%}
 {%- if m.role == 'user' -%}
 {{ '<|turn>user\\n' + m.content + '<turn|>\\n' }}
+{%- elif m.role == 'tool' -%}
+{%- for call in messages[loop.index0 - 1].tool_calls if call.id == m.tool_call_id -%}
+{{ 'response:' + call.function.name + '{value:' }}{{ argument(m.content) }}{{ '}<tool_response|>' }}
+{%- endfor -%}
 {%- else -%}
 {{ '<|turn>model\\n' }}
 {{- '<|channel>thought\\n' + m.reasoning_content + '\\n<channel|>' if m.reasoning_content }}
 {%- for call in m.tool_calls or [] -%}
-{{ '<|tool_call>call:' + call.function.name }}{{ argument(call.function.arguments) }}{{ '<tool_call|>' }}
+{{ '<|tool_call>call:' + call.function.name }}
+{%- if call.function.arguments is mapping -%}{{ argument(call.function.arguments) }}
+{%- elif call.function.arguments is string -%}{{ '{' + call.function.arguments + '}' }}
+{%- endif -%}
+{{ '<tool_call|>' }}
 {%- endfor -%}
 {{ m.content }}{{ '<|tool_response>' if m.tool_calls else '<turn|>\\n' }}
 {%- endif -%}
 {%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|turn>model\\n' }}{%- endif -%}
+{%- if add_generation_prompt and messages[-1].role != 'tool' -%}{{ '<|turn>model\\n' }}{%- endif -%}
 """
 
 _HERMES = """
 {%- for m in messages -%}
-{{ '<|im_start|>' + m.role + '\\n' }}
+{{ '<|im_start|>' + ('user' if m.role == 'tool' else m.role) + '\\n' }}
 {%- if m.reasoning_content -%}{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}{%- endif -%}
-{{ m.content }}
+{{ '<tool_response>\\n' + m.content + '\\n</tool_response>' if m.role == 'tool' else m.content }}
 {%- for call in m.tool_calls or [] -%}
 {{ '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
 {{- call.function.arguments | tojson }}{{ '}\\n</tool_call>' }}

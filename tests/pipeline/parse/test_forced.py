@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.pipeline.parse import Event, Text, ThoughtText, ToolArgs, ToolStart, make_forced_parser
+from dynamo.pipeline.parse import Event, ReasoningText, Text, ToolArgs, ToolStart, make_forced_parser
 from pipeline.parse.outputs import see
 
 CALLS = '[{"name": "f", "parameters": {"a": [1, "]"]}}, {"name": "g", "parameters": {}}]'
@@ -46,7 +46,7 @@ def test_a_forced_call_is_read_however_it_is_cut(
     told = ["".join(e.fragment for e in events if isinstance(e, ToolArgs) and e.index == n) for n in range(len(names))]
     assert told == arguments
     assert "".join(event.text for event in events if isinstance(event, Text)) == rest
-    assert "".join(event.text for event in events if isinstance(event, ThoughtText)) == ("hm" if thoughts else "")
+    assert "".join(event.text for event in events if isinstance(event, ReasoningText)) == ("hm" if thoughts else "")
 
 
 @pytest.mark.parametrize("name", [None, "f"])

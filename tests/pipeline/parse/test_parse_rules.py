@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo.pipeline.parse import Text, ThoughtText, ToolArgs, ToolStart, make_parser, tool_formats
+from dynamo.pipeline.parse import ReasoningText, Text, ToolArgs, ToolStart, make_parser, tool_formats
 from pipeline.parse.outputs import THOUGHTS, TWO_CALLS, parse, see
 
 M3 = "]<]minimax[>["
@@ -69,9 +69,9 @@ def test_a_value_that_is_certainly_a_string_streams_while_it_arrives(tools: str,
 def test_a_partial_marker_is_held_back_until_it_is_decided() -> None:
     parser = make_parser("hermes", "basic")
     assert parser.feed("<th") == []
-    assert parser.feed("ink>Hm") == [ThoughtText("Hm")]
-    assert parser.feed(" a </thi") == [ThoughtText(" a ")]
-    assert parser.feed("s") == [ThoughtText("</this")]
+    assert parser.feed("ink>Hm") == [ReasoningText("Hm")]
+    assert parser.feed(" a </thi") == [ReasoningText(" a ")]
+    assert parser.feed("s") == [ReasoningText("</this")]
     assert parser.feed("</think>A <tool") == [Text("A ")]
     assert parser.feed("box>") == [Text("<toolbox>")]
     assert parser.feed("<tool_call") == []

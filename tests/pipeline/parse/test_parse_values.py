@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo.pipeline.parse.values import json_value, property_of, types_of
+from dynamo.pipeline.parse.values import items_of, json_value, property_of, types_of
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,11 @@ def test_a_schema_names_the_types_of_a_parameter(parameter: object, expected: se
 @pytest.mark.parametrize("schema", [None, {}, {"properties": None}, {"properties": {"q": {"type": "string"}}}])
 def test_a_schema_that_does_not_know_the_parameter_names_no_type(schema: dict[str, object] | None) -> None:
     assert types_of(property_of(schema, "p")) == frozenset()
+
+
+def test_a_property_and_items_may_have_the_types_of_every_alternative() -> None:
+    texts, numbers = {"type": "string"}, {"type": "number"}
+    objects = {"anyOf": [{"properties": {"a": texts}}, {"properties": {"a": numbers, "b": texts}}]}
+    assert types_of(property_of(objects, "a")) == {"string", "number"}
+    assert types_of(property_of(objects, "b")) == {"string"}
+    assert types_of(items_of({"anyOf": [{"items": texts}, {"oneOf": [{"items": numbers}]}]})) == {"string", "number"}

@@ -8,7 +8,7 @@ from dynamo.router import Router
 from dynamo.router.overhead import Overhead
 from dynamo.router.stats import HIT_RATE_BOUNDS
 from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
-from dynamo.serving.models import ServedModel
+from dynamo.serving.served_model import ServedModel
 
 _PREFIX = "dynamo_component_router"
 _NUMBERS: tuple[tuple[str, str, Callable[[Router], int]], ...] = (

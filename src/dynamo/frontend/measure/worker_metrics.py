@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.runtime.instruments import MetricFamily, Sample
-from dynamo.serving.models import ServedModel
+from dynamo.serving.served_model import ServedModel
 
 _LAST = {
     "time_to_first_token_seconds": "Time to the first token of the last request that ended there",

@@ -18,7 +18,7 @@ from dynamo.protocols.openai_fields import FilledString
 from dynamo.runtime import Context
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.one_item import OneItem
-from dynamo.serving.models import ServedModel
+from dynamo.serving.served_model import ServedModel
 
 CLEAR_SECONDS = 30.0
 """Emptying a cache takes no time: a worker that has not answered by then will not."""

@@ -13,7 +13,7 @@ from dynamo.protocols.anthropic_answers import AnthropicModel, AnthropicModelLis
 from dynamo.protocols.openai_answers import Model, ModelList
 from dynamo.runtime.exposition import CONTENT_TYPE, exposition
 from dynamo.runtime.names import SCHEME
-from dynamo.serving.models import ServedModel
+from dynamo.serving.served_model import ServedModel
 
 
 async def list_models(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:

@@ -17,7 +17,7 @@ from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidRequest, ModelNotFound
 from dynamo.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 from dynamo.serving.conversation import Conversation
-from dynamo.serving.models import ServedModel
+from dynamo.serving.served_model import ServedModel
 
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""

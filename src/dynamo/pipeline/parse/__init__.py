@@ -26,7 +26,7 @@ Untyped values (qwen3_coder, glm4, minimax_m2, minimax_m3) are typed by the tool
 parses as a JSON number, boolean, null, object or array is that value, and everything else is a string.
 """
 
-from .events import Event, Text, ThoughtText, ToolArgs, ToolStart
+from .events import Event, ReasoningText, Text, ToolArgs, ToolStart
 from .formats import CallForm
 from .guess import guess_formats
 from .parser import (
@@ -45,8 +45,8 @@ __all__ = [
     "CallForm",
     "Event",
     "OutputParser",
+    "ReasoningText",
     "Text",
-    "ThoughtText",
     "ToolArgs",
     "ToolStart",
     "call_form",

@@ -1,4 +1,4 @@
-"""The loop over plain text and calls, the same for every format with markers."""
+"""Reads text and calls in turn, in the same way for every format but harmony."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Grammar(Protocol):
     @property
     def close(self) -> tuple[str, ...]: ...
     @property
-    def bare(self) -> str: ...
+    def bare_start(self) -> str: ...
 
     def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         """Read what follows the opening; raises NotACall as soon as it cannot be a call."""
@@ -30,7 +30,7 @@ class NoCalls(Struct, frozen=True):
 
     open: tuple[tuple[str, ...], ...] = ()
     close: tuple[str, ...] = ()
-    bare: str = ""
+    bare_start: str = ""
 
     def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         raise NotACall
@@ -46,7 +46,7 @@ def read_content(src: Source, grammar: Grammar, sink: ParsedSink, ignored: tuple
         src.drop()
         yield from src.skip_space()
     at_start = True
-    if grammar.bare and (yield from src.peek()) == grammar.bare:
+    if grammar.bare_start and (yield from src.peek()) == grammar.bare_start:
         if (yield from _call(src, grammar, sink, bare=True)):
             at_start = False
         else:

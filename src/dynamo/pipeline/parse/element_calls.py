@@ -7,23 +7,22 @@ from typing import TypeAlias, Union
 from msgspec import Struct
 
 from .events import ParsedSink
-from .python_literal import json_string
+from .json_text import MAX_DEPTH, Members, json_string
 from .source import NotACall, Reading, Source
 from .values import items_of, json_value, property_of, stream_string, types_of
 
-_DEEPEST = 64
 _ITEM = "item"
 _Children: TypeAlias = list[tuple[str, Union[str, "_Children"]]]
 _Content: TypeAlias = str | _Children
 
 
 class ElementCalls(Struct, frozen=True, kw_only=True):
-    """`mark` stands before every tag, so that text may contain anything else; `repeat` begins a further call."""
+    """`prefix` stands before every tag: text without it is never a tag. `repeat` begins a further call."""
 
     open: tuple[tuple[str, ...], ...]
     close: tuple[str, ...] = ()
-    bare: str = ""
-    mark: str
+    bare_start: str = ""
+    prefix: str
     repeat: str
     name_close: str
     end: str
@@ -39,19 +38,18 @@ class ElementCalls(Struct, frozen=True, kw_only=True):
                 return
 
     def _arguments(self, src: Source, sink: ParsedSink, schema: object) -> Reading[None]:
-        lead = "{"
+        members = Members(sink)
         while True:
             yield from src.skip_space()
-            yield from src.expect(self.mark)
+            yield from src.expect(self.prefix)
             tag = yield from self._tag(src)
             if tag == self.end:
-                sink.args("{}" if lead == "{" else "}")
+                members.close()
                 src.drop()
                 return
             if tag.startswith("/"):
                 raise NotACall
-            sink.args(f"{lead}{json_string(tag)}: ")
-            lead = ", "
+            members.key(tag)
             src.drop()
             if not (yield from self._value(src, sink, tag, property_of(schema, tag))):
                 return
@@ -59,7 +57,7 @@ class ElementCalls(Struct, frozen=True, kw_only=True):
     def _value(self, src: Source, sink: ParsedSink, name: str, schema: object) -> Reading[bool]:
         """The content of one argument; returns False if the output ends inside it, and then leaves it unclosed."""
         if types_of(schema) == {"string"}:
-            if not (yield from stream_string(src, sink, (self.mark,))):
+            if not (yield from stream_string(src, sink, (self.prefix,))):
                 return False
             if (yield from self._tag(src)) != f"/{name}":
                 raise NotACall
@@ -79,7 +77,7 @@ class ElementCalls(Struct, frozen=True, kw_only=True):
         children: _Children = []
         text = ""
         while True:
-            piece = yield from src.until(self.mark)
+            piece = yield from src.until(self.prefix)
             if piece is None:
                 return None
             text += piece
@@ -88,7 +86,7 @@ class ElementCalls(Struct, frozen=True, kw_only=True):
                 raise NotACall
             if tag == f"/{name}":
                 return children or text
-            if tag.startswith("/") or depth == _DEEPEST or text.strip():
+            if tag.startswith("/") or depth == MAX_DEPTH or text.strip():
                 raise NotACall
             child = yield from self._content(src, tag, depth + 1)
             if child is None:

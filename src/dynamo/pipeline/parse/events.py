@@ -12,7 +12,7 @@ class Text(Struct, frozen=True, gc=False):
     text: str
 
 
-class ThoughtText(Struct, frozen=True, gc=False):
+class ReasoningText(Struct, frozen=True, gc=False):
     text: str
 
 
@@ -29,7 +29,7 @@ class ToolArgs(Struct, frozen=True, gc=False):
     fragment: str
 
 
-Event = Text | ThoughtText | ToolStart | ToolArgs
+Event = Text | ReasoningText | ToolStart | ToolArgs
 
 
 class ParsedSink:
@@ -57,7 +57,7 @@ class ParsedSink:
 
     def reasoning(self, text: str) -> None:
         if text:
-            self.events.append(ThoughtText(text))
+            self.events.append(ReasoningText(text))
 
     def start(self, name: str, call_id: str | None = None) -> None:
         self.events.append(ToolStart(self.calls, call_id or self._new_id(), name))

@@ -11,7 +11,7 @@ from .element_calls import ElementCalls
 from .gemma_calls import GemmaCalls
 from .json_calls import HeaderStep, JsonCalls, NamedCall
 from .pythonic import PythonicCalls
-from .reasoning import ThinkingMarkers
+from .reasoning import ReasoningMarkers
 from .xml_calls import XmlCalls
 
 
@@ -22,7 +22,7 @@ class HarmonyFormat:
 HARMONY: Final = HarmonyFormat()
 
 ToolFormat = JsonCalls | XmlCalls | ElementCalls | GemmaCalls | PythonicCalls | NamedCall | HarmonyFormat
-ReasoningFormat = ThinkingMarkers | HarmonyFormat
+ReasoningFormat = ReasoningMarkers | HarmonyFormat
 
 _SEP = "<｜tool▁sep｜>"
 _DEEPSEEK_OPEN = (("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"), ("<｜tool▁call▁begin｜>",))
@@ -46,14 +46,14 @@ def _dsml(block: str) -> XmlCalls:
 
 
 _MINIMAX = "]<]minimax[>["
-_KIMI_K3_TEXT = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>")
+_KIMI_K3_FRAME = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>")
 
 TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
     "hermes": JsonCalls(open=(("<tool_call>",),), close=("</tool_call>",)),
     "jamba": JsonCalls(open=(("<tool_calls>",),), close=("</tool_calls>",)),
     "nemotron_deci": JsonCalls(open=(("<TOOLCALL>",),), close=("</TOOLCALL>",)),
     "phi4": JsonCalls(open=(("functools",),), objects=False),
-    "llama3_json": JsonCalls(open=(("<|python_tag|>",),), bare="{", arrays=False, separator=";"),
+    "llama3_json": JsonCalls(open=(("<|python_tag|>",),), bare_start="{", arrays=False, separator=";"),
     "mistral": JsonCalls(
         open=(("[TOOL_CALLS]",),),
         header=(
@@ -104,7 +104,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
         json_object=('<|open|>json type="object"<|sep|>', "<|close|>json<|sep|>"),
         end=("<|close|>call<|sep|>",),
         close=("<|close|>tools<|sep|>",),
-        ignored=_KIMI_K3_TEXT,
+        ignored=_KIMI_K3_FRAME,
     ),
     "minimax_m2": XmlCalls(
         open=(("<minimax:tool_call>", '<invoke name="'),),
@@ -118,7 +118,7 @@ TOOL_FORMATS: Final[dict[str, ToolFormat]] = {
     ),
     "minimax_m3": ElementCalls(
         open=((f"{_MINIMAX}<tool_call>", f'{_MINIMAX}<invoke name="'),),
-        mark=_MINIMAX,
+        prefix=_MINIMAX,
         repeat=f'{_MINIMAX}<invoke name="',
         name_close='">',
         end="/invoke",
@@ -163,31 +163,31 @@ TOOL_ALIASES: Final[dict[str, str]] = {
 }
 
 REASONING_FORMATS: Final[dict[str, ReasoningFormat]] = {
-    "basic": ThinkingMarkers(open=("<think>",), close=("</think>",)),
-    "deepseek_r1": ThinkingMarkers(open=("<think>",), close=("</think>",), always=True),
-    "granite": ThinkingMarkers(
+    "basic": ReasoningMarkers(open=("<think>",), close=("</think>",)),
+    "deepseek_r1": ReasoningMarkers(open=("<think>",), close=("</think>",), starts_inside=True),
+    "granite": ReasoningMarkers(
         open=("Here is my thought process:", "Here's my thought process:"),
         close=("Here is my response:", "Here's my response:"),
     ),
-    "deepseek_v4": ThinkingMarkers(
+    "deepseek_v4": ReasoningMarkers(
         open=("<think>",), close=("</think>",), interrupts=("<｜DSML｜tool_calls>", "<｜DSML｜function_calls>")
     ),
-    "kimi_k25": ThinkingMarkers(open=("<think>",), close=("</think>",), interrupts=("<|tool_calls_section_begin|>",)),
-    "kimi_k3": ThinkingMarkers(
+    "kimi_k25": ReasoningMarkers(open=("<think>",), close=("</think>",), interrupts=("<|tool_calls_section_begin|>",)),
+    "kimi_k3": ReasoningMarkers(
         open=("<|open|>think<|sep|>",),
         close=("<|close|>think<|sep|>",),
         interrupts=("<|open|>response<|sep|>", "<|open|>tools<|sep|>"),
-        ignored=_KIMI_K3_TEXT,
+        ignored=_KIMI_K3_FRAME,
     ),
-    "minimax_m2": ThinkingMarkers(
-        open=("<think>",), close=("</think>",), always=True, interrupts=("<minimax:tool_call>",)
+    "minimax_m2": ReasoningMarkers(
+        open=("<think>",), close=("</think>",), starts_inside=True, interrupts=("<minimax:tool_call>",)
     ),
-    "minimax_m3": ThinkingMarkers(
+    "minimax_m3": ReasoningMarkers(
         open=("<mm:think>",), close=("</mm:think>",), interrupts=(f"{_MINIMAX}<tool_call>",), skippable=True
     ),
-    "gemma4": ThinkingMarkers(open=("<|channel>thought",), close=("<channel|>",), interrupts=("<|tool_call>",)),
-    "kimi": ThinkingMarkers(open=("◁think▷",), close=("◁/think▷",)),
-    "mistral": ThinkingMarkers(open=("[THINK]",), close=("[/THINK]",)),
+    "gemma4": ReasoningMarkers(open=("<|channel>thought",), close=("<channel|>",), interrupts=("<|tool_call>",)),
+    "kimi": ReasoningMarkers(open=("◁think▷",), close=("◁/think▷",)),
+    "mistral": ReasoningMarkers(open=("[THINK]",), close=("[/THINK]",)),
     "gpt_oss": HARMONY,
 }
 
@@ -209,7 +209,7 @@ REASONING_ALIASES: Final[dict[str, str]] = {
     "gemma-4": "gemma4",
 }
 
-GUIDED_CALLS: Final = JsonCalls(open=(), bare="[", objects=False)
+GUIDED_CALLS: Final = JsonCalls(open=(), bare_start="[", objects=False)
 """Output that guided decoding constrains to calls: an array of {"name", "parameters"}."""
 
 

@@ -1,4 +1,4 @@
-"""Calls as Gemma writes them: `call:name{key:value,…}`, with keys as they are and strings in quotes of their own."""
+"""Calls as Gemma writes them: `call:name{key:value,…}`, with unquoted keys and a marker in place of quotes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from msgspec import Struct
 
 from .events import ParsedSink
 from .json_calls import read_json
-from .python_literal import json_string
+from .json_text import MAX_DEPTH, Members
 from .source import NotACall, Reading, Source
 from .values import items_of, json_value, parsed_json, property_of, stream_string, types_of
 
-_DEEPEST = 64
 _SCALAR = re.compile(r"[^,{}\[\]<]*+")
 
 
 class GemmaCalls(Struct, frozen=True, kw_only=True):
     open: tuple[tuple[str, ...], ...]
     close: tuple[str, ...] = ()
-    bare: str = ""
+    bare_start: str = ""
     quote: str
     ignored: tuple[str, ...] = ()
 
@@ -33,33 +32,17 @@ class GemmaCalls(Struct, frozen=True, kw_only=True):
         yield from self._object(src, sink, sink.schemas.get(name), 0)
 
     def _object(self, src: Source, sink: ParsedSink, schema: object, depth: int) -> Reading[None]:
-        lead = "{"
-        while True:
-            yield from src.skip_space()
-            if (yield from src.one_of(("}",))):
-                sink.args("{}" if lead == "{" else "}")
-                src.drop()
-                return
-            if lead != "{":
-                yield from src.expect(",")
+        members = Members(sink)
+        while (yield from _continues(src, members, "}")):
             key = yield from self._key(src)
-            sink.args(f"{lead}{json_string(key)}: ")
-            lead = ", "
+            members.key(key)
             src.drop()
             yield from self._value(src, sink, property_of(schema, key), depth)
 
     def _array(self, src: Source, sink: ParsedSink, schema: object, depth: int) -> Reading[None]:
-        lead = "["
-        while True:
-            yield from src.skip_space()
-            if (yield from src.one_of(("]",))):
-                sink.args("[]" if lead == "[" else "]")
-                src.drop()
-                return
-            if lead != "[":
-                yield from src.expect(",")
-            sink.args(lead)
-            lead = ", "
+        members = Members(sink, "[]")
+        while (yield from _continues(src, members, "]")):
+            members.item()
             src.drop()
             yield from self._value(src, sink, schema, depth)
 
@@ -82,7 +65,7 @@ class GemmaCalls(Struct, frozen=True, kw_only=True):
             return
         char = yield from src.peek()
         if char and char in "{[":
-            if depth == _DEEPEST:
+            if depth == MAX_DEPTH:
                 raise NotACall
             src.pos += 1
             if char == "{":
@@ -98,3 +81,15 @@ class GemmaCalls(Struct, frozen=True, kw_only=True):
                 raise NotACall
             sink.args(json_value(scalar.strip(), types_of(schema)))
             src.drop()
+
+
+def _continues(src: Source, members: Members, closer: str) -> Reading[bool]:
+    """Whether another member follows; reads the comma before it, or the closing bracket after the last one."""
+    yield from src.skip_space()
+    if (yield from src.one_of((closer,))):
+        members.close()
+        src.drop()
+        return False
+    if not members.empty:
+        yield from src.expect(",")
+    return True

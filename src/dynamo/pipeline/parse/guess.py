@@ -36,7 +36,7 @@ _TOOL: Final[dict[str, Any]] = {
 _LEFT_OVER: Final = re.compile("tool|func|call|invoke", re.IGNORECASE)
 """In the text before a call: a marker that the format does not know."""
 
-_MARKERS: Final = (
+_REASONING_MARKERS: Final = (
     ("gemma4", "<|channel>thought"),
     ("minimax_m3", "<mm:think>"),
     ("kimi_k3", "<|open|>think<|sep|>"),
@@ -62,23 +62,21 @@ def guess_formats(template: ChatTemplate) -> tuple[str | None, str | None]:
 
 def _guess_tools(template: ChatTemplate) -> str | None:
     fitting: set[str] = set()
-    # Templates disagree on arguments as text or as a mapping, and on ids of nine characters or with the tool's name.
-    for as_text in (True, False):
-        for id_form in ("lookup{:03}", "functions.look_up:{}"):
-            calls, texts = _written_calls(template, as_text, id_form)
-            fitting |= {name for name in TOOL_FORMATS if any(_reads_back(name, text, calls) for text in texts)}
+    # Some templates accept only ids of nine letters and digits, others write the id as the name of the tool.
+    for id_form in ("lookup{:03}", "functions.look_up:{}"):
+        calls, texts = _written_calls(template, id_form)
+        fitting |= {name for name in TOOL_FORMATS if any(_reads_back(name, text, calls) for text in texts)}
     return fitting.pop() if len(fitting) == 1 else None
 
 
-def _written_calls(template: ChatTemplate, as_text: bool, id_form: str) -> tuple[int, list[str]]:
+def _written_calls(template: ChatTemplate, id_form: str) -> tuple[int, list[str]]:
     """How many calls the template writes in one answer, and the text that contains them; no text if it writes none."""
     tools = [{"type": "function", "function": _TOOL}]
     question = {"role": "user", "content": _QUESTION}
     for calls in range(len(_WORDS), 0, -1):
         made = []
         for at in range(calls):
-            arguments = json.dumps(_arguments(at)) if as_text else _arguments(at)
-            function = {"name": _TOOL["name"], "arguments": arguments}
+            function = {"name": _TOOL["name"], "arguments": json.dumps(_arguments(at))}
             made.append({"id": id_form.format(at), "type": "function", "function": function})
         answer = {"role": "assistant", "content": "", "tool_calls": made}
         try:
@@ -118,7 +116,7 @@ def _guess_reasoning(template: ChatTemplate, tools: str | None) -> str | None:
     except TemplateError:
         prompt = ""
     shown = "\n".join((*template.sources, prompt))
-    for name, marker in _MARKERS:
+    for name, marker in _REASONING_MARKERS:
         if marker in shown:
             return name
     return _WITH_THINK_TAGS.get(tools or "", "basic") if "</think>" in shown else None

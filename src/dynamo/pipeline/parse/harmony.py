@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from .events import ParsedSink, Text, ThoughtText
+from .events import ParsedSink, ReasoningText, Text
 from .json_calls import stream_object
-from .source import NotACall, Reading, Source, marker_search
+from .source import NotACall, Reading, Source, marker_search, pass_on
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
@@ -31,32 +31,32 @@ class HarmonyReader:
         self._calls = calls
 
     def read(self, src: Source, inside: bool) -> Reading[None]:
-        lead = 0
+        opening = 0
         if inside:
-            yield from self._body(src, ThoughtText)
+            yield from self._body(src, ReasoningText)
         else:
-            lead = yield from _first_lead(src)
+            opening = yield from _first_opening(src)
         while True:
-            lead = lead or len((yield from src.one_of((_START, _CHANNEL))))
-            if lead:
-                yield from self._message(src, lead)
+            opening = opening or len((yield from src.one_of((_START, _CHANNEL))))
+            if opening:
+                yield from self._message(src, opening)
             elif src.ended and not src.buf:
                 return
             else:
                 yield from self._body(src, Text)
-            lead = 0
+            opening = 0
 
-    def _message(self, src: Source, lead: int) -> Reading[None]:
+    def _message(self, src: Source, opening: int) -> Reading[None]:
         length = yield from _header(src)
         if not length:
-            return self._pass_as_text(src, lead)
+            return self._pass_as_text(src, opening)
         header = src.buf[:length]
         recipient = _RECIPIENT.search(header)
         name = self._function(recipient[1]) if recipient else None
         if name is None:
             channel = _CHANNEL_NAME.search(header)
             src.drop()
-            yield from self._body(src, ThoughtText if channel and channel[1] == "analysis" else Text)
+            yield from self._body(src, ReasoningText if channel and channel[1] == "analysis" else Text)
         elif not self._calls or not (yield from self._call(src, name)):
             self._pass_as_text(src, length)
             yield from self._body(src, Text)
@@ -70,23 +70,11 @@ class HarmonyReader:
         src.pos = length
         src.drop()
 
-    def _body(self, src: Source, kind: type[Text] | type[ThoughtText]) -> Reading[None]:
+    def _body(self, src: Source, kind: type[Text] | type[ReasoningText]) -> Reading[None]:
         """Text of one kind up to the next marker, which is consumed only if it ends a message."""
         emit = self._text if kind is Text else self._sink.reasoning
-        search = marker_search(_OUTSIDE)
-        while True:
-            found = search(src.buf)
-            src.pos = found.start() if found else len(src.buf)
-            emit(src.buf[: src.pos])
-            src.drop()
-            if found and found[0] in _OUTSIDE:
-                yield from _end(src)
-                return
-            if src.ended:
-                emit(src.buf)
-                src.buf = ""
-                return
-            yield None if found else (search, kind)
+        yield from pass_on(src, _OUTSIDE, emit, kind)
+        yield from _end(src)
 
     def _call(self, src: Source, name: str) -> Reading[bool]:
         yield from src.skip_space()
@@ -115,7 +103,7 @@ def _end(src: Source) -> Reading[None]:
     src.drop()
 
 
-def _first_lead(src: Source) -> Reading[int]:
+def _first_opening(src: Source) -> Reading[int]:
     """The length of the part of a header that begins the output.
 
     The prompt ends with the role, so the output may begin inside a header: ` to=functions.f<|channel|>…`.

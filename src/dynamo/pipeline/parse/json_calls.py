@@ -27,13 +27,13 @@ class HeaderStep(Struct, frozen=True):
 class JsonCalls(Struct, frozen=True, kw_only=True):
     """`open` lists the ways a call begins, each a sequence of markers; `close` lists what may follow it, in this order.
 
-    `bare` is the character that begins a call without a marker, at the start of the output only. `empty_end` is the
-    closing marker that, right after a header, means the call has no arguments.
+    `bare_start` is the character that begins a call without a marker, at the start of the output only. `empty_end` is
+    the closing marker that, right after a header, means the call has no arguments.
     """
 
     open: tuple[tuple[str, ...], ...]
     close: tuple[str, ...] = ()
-    bare: str = ""
+    bare_start: str = ""
     objects: bool = True
     arrays: bool = True
     header: tuple[HeaderStep, ...] = ()
@@ -111,7 +111,7 @@ class NamedCall(Struct, frozen=True, kw_only=True):
 
     name: str
     own: JsonCalls | None = None
-    bare: str = "{"
+    bare_start: str = "{"
 
     @property
     def open(self) -> tuple[tuple[str, ...], ...]:

@@ -10,12 +10,12 @@ from msgspec import structs
 
 from . import formats
 from .content import NoCalls, read_content
-from .events import Event, ParsedSink, Text, ThoughtText
+from .events import Event, ParsedSink, ReasoningText, Text
 from .formats import CallForm, HarmonyFormat, ReasoningFormat, ToolFormat
 from .gemma_calls import GemmaCalls
 from .harmony import HarmonyReader
 from .json_calls import JsonCalls, NamedCall
-from .reasoning import ThinkingMarkers, read_thinking
+from .reasoning import ReasoningMarkers, read_reasoning
 from .source import Bypass, Reading, Source, marker_search
 from .xml_calls import XmlCalls
 
@@ -69,8 +69,8 @@ def make_parser(
     `guided` says that guided decoding constrains the output.
     """
     sink = ParsedSink(new_id, tool_names, tool_schemas)
-    begins = _JSON if guided else ()
-    return OutputParser(_tool_format(tools), _reasoning_format(reasoning), in_reasoning, sink, begins)
+    guided_starts = _JSON if guided else ()
+    return OutputParser(_tool_format(tools), _reasoning_format(reasoning), in_reasoning, sink, guided_starts)
 
 
 def make_forced_parser(
@@ -91,10 +91,10 @@ def make_forced_parser(
     if name is not None:
         form = NamedCall(name=name, own=own)
     else:
-        form = structs.replace(own, bare="[") if own else formats.GUIDED_CALLS
-    begins = (*_JSON, *(opening[0] for opening in own.open)) if own else _JSON
+        form = structs.replace(own, bare_start="[") if own else formats.GUIDED_CALLS
+    guided_starts = (*_JSON, *(opening[0] for opening in own.open)) if own else _JSON
     sink = ParsedSink(new_id, None, None)
-    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, sink, begins, forced=True)
+    return OutputParser(form, _reasoning_format(reasoning), in_reasoning, sink, guided_starts, forced=True)
 
 
 def call_form(tools: str | None) -> CallForm | None:
@@ -111,19 +111,24 @@ class OutputParser:
         reasoning: ReasoningFormat | None,
         in_reasoning: bool,
         sink: ParsedSink,
-        guided: tuple[str, ...] = (),
+        guided_starts: tuple[str, ...] = (),
         forced: bool = False,
     ) -> None:
         self._forced = forced
         self._sink = sink
         self._content = _content_stage(tools, reasoning, in_reasoning, sink)
-        self._thinking = _thinking_stage(tools, reasoning, in_reasoning, guided, sink, self._to_content)
+        self._reasoning = _reasoning_stage(tools, reasoning, in_reasoning, guided_starts, sink, self._to_content)
         self._bypass: Bypass | None = None
         self._finished = False
 
     @property
     def saw_tool_call(self) -> bool:
         return self._sink.calls > 0
+
+    @property
+    def is_over(self) -> bool:
+        """All further text is content, so that no parser is needed for it."""
+        return self._reasoning is None and self._content is None
 
     def feed(self, text: str) -> list[Event]:
         bypass = self._bypass
@@ -133,11 +138,11 @@ class OutputParser:
             raise ValueError("this output has already ended")
         if not text:
             return []
-        if self._thinking is None:
+        if self._reasoning is None:
             self._to_content(text)
         else:
-            self._thinking.push(text)
-            self._leave_thinking_if_over()
+            self._reasoning.push(text)
+            self._leave_reasoning_if_over()
         self._bypass = self._next_bypass()
         return self._sink.take()
 
@@ -147,13 +152,13 @@ class OutputParser:
             return []
         self._finished = True
         self._bypass = None
-        if self._thinking is not None:
+        if self._reasoning is not None:
             calls = self._sink.calls
-            self._thinking.end()
+            self._reasoning.end()
             if cut:
                 self._sink.calls = calls
-                return [event for event in self._sink.take() if isinstance(event, ThoughtText)]
-            self._leave_thinking_if_over()
+                return [event for event in self._sink.take() if isinstance(event, ReasoningText)]
+            self._leave_reasoning_if_over()
         if self._content is not None:
             self._content.end()
         held = self._sink.take()
@@ -166,17 +171,17 @@ class OutputParser:
         elif text:
             self._content.push(text)
 
-    def _leave_thinking_if_over(self) -> None:
-        if self._thinking is not None and self._thinking.over:
-            rest = self._thinking.source.buf
-            self._thinking = None
+    def _leave_reasoning_if_over(self) -> None:
+        if self._reasoning is not None and self._reasoning.over:
+            rest = self._reasoning.source.buf
+            self._reasoning = None
             self._to_content(rest)
 
     def _next_bypass(self) -> Bypass | None:
-        if self._thinking is None:
+        if self._reasoning is None:
             return (marker_search(()), Text) if self._content is None else self._content.bypass
-        bypass = self._thinking.bypass
-        if bypass is not None and bypass[1] is not ThoughtText and self._content is not None:
+        bypass = self._reasoning.bypass
+        if bypass is not None and bypass[1] is not ReasoningText and self._content is not None:
             return None
         return bypass
 
@@ -209,30 +214,30 @@ class _Stage:
 def _content_stage(
     tools: ToolFormat | None, reasoning: ReasoningFormat | None, in_reasoning: bool, sink: ParsedSink
 ) -> _Stage | None:
-    ignored: tuple[str, ...] = reasoning.ignored if isinstance(reasoning, ThinkingMarkers) else ()
+    ignored: tuple[str, ...] = reasoning.ignored if isinstance(reasoning, ReasoningMarkers) else ()
     src = Source()
     if tools is None:
         return _Stage(src, read_content(src, NoCalls(), sink, ignored)) if ignored else None
     if isinstance(tools, HarmonyFormat):
-        inside = in_reasoning and not isinstance(reasoning, ThinkingMarkers)
+        inside = in_reasoning and not isinstance(reasoning, ReasoningMarkers)
         return _Stage(src, HarmonyReader(sink, sink.text, calls=True).read(src, inside))
     if isinstance(tools, XmlCalls | GemmaCalls):
         ignored = tuple(dict.fromkeys((*tools.ignored, *ignored)))
     return _Stage(src, read_content(src, tools, sink, ignored))
 
 
-def _thinking_stage(
+def _reasoning_stage(
     tools: ToolFormat | None,
     reasoning: ReasoningFormat | None,
     in_reasoning: bool,
-    guided: tuple[str, ...],
+    guided_starts: tuple[str, ...],
     sink: ParsedSink,
     text: Callable[[str], None],
 ) -> _Stage | None:
     src = Source()
-    if isinstance(reasoning, ThinkingMarkers):
-        inside = in_reasoning or reasoning.always
-        return _Stage(src, read_thinking(src, reasoning, inside, guided, sink.reasoning))
+    if isinstance(reasoning, ReasoningMarkers):
+        inside = in_reasoning or reasoning.starts_inside
+        return _Stage(src, read_reasoning(src, reasoning, inside, guided_starts, sink.reasoning))
     if reasoning is None or isinstance(tools, HarmonyFormat):
         return None
     return _Stage(src, HarmonyReader(sink, text, calls=False).read(src, in_reasoning))

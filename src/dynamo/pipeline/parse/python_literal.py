@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-_DEEPEST = 64
+from .json_text import MAX_DEPTH, json_string
+
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<string>"(?:[^"\\]|\\.)*+"|'(?:[^'\\]|\\.)*+')
@@ -50,7 +51,7 @@ def _json(tokens: list[tuple[str, str]], depth: int) -> str:
         return _number(text)
     if kind == "word" and text in _CONSTANTS:
         return _CONSTANTS[text]
-    if kind != "mark" or text not in "[({" or depth == _DEEPEST:
+    if kind != "mark" or text not in "[({" or depth == MAX_DEPTH:
         raise ValueError("not a literal")
     closer = {"[": "]", "(": ")", "{": "}"}[text]
     items: list[str] = []
@@ -101,18 +102,3 @@ def _escape(found: re.Match[str]) -> str:
     if char in "\\'\"":
         return char
     return _ESCAPED.get(char, found[0])
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-def json_string(text: str) -> str:
-    return f'"{json_escaped(text)}"'
-
-
-def json_escaped(text: str) -> str:
-    """The text as it stands inside a JSON string; each character is escaped by itself, so pieces may be joined."""
-    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
-    if escaped.isascii():
-        return escaped
-    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", escaped)

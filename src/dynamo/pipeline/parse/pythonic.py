@@ -7,7 +7,8 @@ import re
 from msgspec import Struct
 
 from .events import ParsedSink
-from .python_literal import json_string, literal_to_json
+from .json_text import Members
+from .python_literal import literal_to_json
 from .source import NotACall, Reading, Source, Span
 
 _NAME = re.compile(r"[\w.]*+")
@@ -17,7 +18,7 @@ _IDENTIFIER = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 class PythonicCalls(Struct, frozen=True, kw_only=True):
     open: tuple[tuple[str, ...], ...]
     close: tuple[str, ...] = ()
-    bare: str = "["
+    bare_start: str = "["
 
     def read(self, src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         yield from src.skip_space()
@@ -36,7 +37,7 @@ def _call(src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
     if bare and sink.rules_out(name):
         raise NotACall
     yield from src.expect("(")
-    lead = "{"
+    members = Members(sink)
     while True:
         yield from src.skip_space()
         if (yield from src.one_of((")",))):
@@ -44,15 +45,15 @@ def _call(src: Source, sink: ParsedSink, bare: bool) -> Reading[None]:
         key = yield from _identifier(src)
         yield from src.expect("=")
         value = yield from _argument(src)
-        if lead == "{":
+        if members.empty:
             sink.start(name)
-        sink.args(f"{lead}{json_string(key)}: {value}")
-        lead = ", "
+        members.key(key)
+        sink.args(value)
         yield from src.one_of((",",))
         src.drop()
-    if lead == "{":
+    if members.empty:
         sink.start(name)
-    sink.args("{}" if lead == "{" else "}")
+    members.close()
     src.drop()
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
-from .events import Text, ThoughtText
+from .events import ReasoningText, Text
 
-Bypass: TypeAlias = tuple[Callable[[str], "re.Match[str] | None"], type[Text] | type[ThoughtText]]
+Bypass: TypeAlias = tuple[Callable[[str], "re.Match[str] | None"], type[Text] | type[ReasoningText]]
+"""A search for markers, and the event that text without any becomes."""
 T = TypeVar("T")
 Reading: TypeAlias = Generator[Bypass | None, None, T]
 
@@ -109,6 +110,29 @@ class Source:
             raise NotACall
         self.pos = at + len(end)
         return self.buf[start:at]
+
+
+def pass_on(
+    src: Source,
+    markers: tuple[str, ...],
+    emit: Callable[[str], None],
+    kind: type[Text] | type[ReasoningText] | None = None,
+) -> Reading[str]:
+    """Emit text as it arrives, up to the first of `markers`; returns that, "" if the output ends first.
+
+    The marker is left in `src`. With `kind`, text may bypass the grammar meanwhile and becomes events of that kind.
+    """
+    search = marker_search(markers)
+    while True:
+        found = search(src.buf, src.pos)
+        marker = found[0] if found and found[0] in markers else ""
+        at = len(src.buf) if found is None or (src.ended and not marker) else found.start()
+        emit(src.buf[src.pos : at])
+        src.pos = at
+        src.drop()
+        if marker or src.ended:
+            return marker
+        yield None if found or kind is None else (search, kind)
 
 
 @lru_cache(maxsize=64)

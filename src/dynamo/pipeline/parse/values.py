@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from .events import ParsedSink
-from .python_literal import json_escaped, json_string, literal_to_json
-from .source import Reading, Source, marker_search
+from .json_text import json_escaped, json_string
+from .python_literal import literal_to_json
+from .source import Reading, Source, pass_on
 
 _COMBINED = ("anyOf", "oneOf", "allOf")
 
@@ -19,20 +20,13 @@ def stream_string(src: Source, sink: ParsedSink, closers: tuple[str, ...]) -> Re
 
     A string that was cut off is left unclosed, so that it cannot be mistaken for a complete one.
     """
-    search = marker_search(closers)
     sink.args('"')
-    while True:
-        found = search(src.buf, src.pos)
-        closer = found[0] if found and found[0] in closers else ""
-        at = len(src.buf) if found is None or (src.ended and not closer) else found.start()
-        sink.args(json_escaped(src.buf[src.pos : at]))
-        src.pos = at + len(closer)
+    closer = yield from pass_on(src, closers, lambda text: sink.args(json_escaped(text)))
+    if closer:
+        sink.args('"')
+        src.pos = len(closer)
         src.drop()
-        if closer:
-            sink.args('"')
-        if closer or src.ended:
-            return closer
-        yield None
+    return closer
 
 
 def parsed_json(text: str) -> object:
@@ -50,20 +44,23 @@ def types_of(schema: object) -> frozenset[str]:
 
 def property_of(schema: object, key: str) -> object:
     """The schema of one property of an object; None if there is none."""
-    for part in _parts(schema):
-        properties = part.get("properties")
-        if isinstance(properties, dict) and key in properties:
-            return properties[key]
-    return None
+    properties = (part.get("properties") for part in _parts(schema))
+    return _any_of([one[key] for one in properties if isinstance(one, dict) and key in one])
 
 
 def items_of(schema: object) -> object:
     """The schema of an array's items; None if there is none."""
-    return next((part["items"] for part in _parts(schema) if "items" in part), None)
+    return _any_of([part["items"] for part in _parts(schema) if "items" in part])
+
+
+def _any_of(schemas: list[object]) -> object:
+    if len(schemas) > 1:
+        return {"anyOf": schemas}
+    return schemas[0] if schemas else None
 
 
 def _parts(schema: object, depth: int = 8) -> Iterator[dict[str, Any]]:
-    """A schema and all that it combines."""
+    """A schema and all schemas that it combines."""
     if isinstance(schema, dict) and depth:
         yield schema
         for combined in _COMBINED:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from .events import ParsedSink
 from .json_calls import stream_object
-from .python_literal import json_string
+from .json_text import Members, json_string
 from .source import WORD, NotACall, Reading, Source
 from .values import json_value, property_of, stream_string, types_of
 
@@ -20,14 +20,15 @@ _ESCAPED = (("&quot;", '"'), ("&amp;", "&"))
 class XmlCalls(Struct, frozen=True, kw_only=True):
     """`name_close` ends the function's name; without it the name ends at the first key or the end of the call.
 
-    `repeat` begins a further call in the same block. Where tags have attributes, `name_tag` and `key_tag` match the
-    text of a tag: the groups `name`, `key` and `type`, in which `&quot;` and `&amp;` are escapes if `escapes` is set.
-    Values are typed by their tag, else by the tool's schema. `json_object` encloses arguments that are one JSON object.
+    `repeat` begins a further call in the same block. `name_tag` and `key_tag` are for tags with attributes: they match
+    the text of a tag, with the groups `name`, `key` and `type`. `escapes` says that a name or key may contain `&quot;`
+    and `&amp;`. Values are typed by their tag, else by the tool's schema. `json_object` encloses arguments that are one
+    JSON object.
     """
 
     open: tuple[tuple[str, ...], ...]
     close: tuple[str, ...] = ()
-    bare: str = ""
+    bare_start: str = ""
     repeat: str = ""
     name_close: str = ""
     name_tag: re.Pattern[str] | None = None
@@ -71,15 +72,15 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
         return name
 
     def _arguments(self, src: Source, sink: ParsedSink, schema: object) -> Reading[None]:
-        lead = "{"
+        members = Members(sink)
         while True:
             yield from src.skip_space()
-            if self.json_object and lead == "{" and (yield from src.one_of((self.json_object[0],))):
+            if self.json_object and members.empty and (yield from src.one_of((self.json_object[0],))):
                 yield from self._object(src, sink, self.json_object[1])
                 return
             found = yield from src.one_of((self.key[0], *self.end))
             if found in self.end:
-                sink.args("{}" if lead == "{" else "}")
+                members.close()
                 src.drop()
                 return
             if not found:
@@ -88,8 +89,7 @@ class XmlCalls(Struct, frozen=True, kw_only=True):
             if self.value[0]:
                 yield from src.skip_space()
                 yield from src.expect(self.value[0])
-            sink.args(f"{lead}{json_string(key)}: ")
-            lead = ", "
+            members.key(key)
             src.drop()
             if not (yield from self._value(src, sink, types)):
                 return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.serving.ask import RequestDefaults
-from dynamo.serving.models import Models, ServedModel
+from dynamo.serving.models import Models
+from dynamo.serving.served_model import ServedModel
 from dynamo.serving.terminal.options import ChatOptions
 from dynamo.serving.terminal.transcript import Transcript
 

@@ -1,0 +1,25 @@
+"""A model that requests can be sent to."""
+
+from __future__ import annotations
+
+import time
+
+from dynamo.model import LoadedModel
+from dynamo.pipeline.preprocess import Preprocessor
+from dynamo.pipeline.prompt_times import PromptTimes
+from dynamo.protocols.card import ModelCard
+from dynamo.router import Router
+
+
+class ServedModel:
+    """One model name: the card its workers agree on, and the router to them."""
+
+    def __init__(
+        self, card: ModelCard, router: Router, loaded: LoadedModel | None, times: PromptTimes | None = None
+    ) -> None:
+        self.name = card.name
+        self.card = card
+        self.created = int(time.time())
+        self.router = router
+        self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
+        """None for workers that take text and tokenize it themselves."""
