@@ -168,3 +168,9 @@ async def test_nothing_is_answered_after_the_end(engine: LlamaCppEngine) -> None
     late = await answer(engine, asking(FRANCE))
     assert isinstance(late.error, EngineShutdown)
     await engine.close()
+
+
+async def test_stop_token_ids_that_the_model_does_not_have_harm_no_request(engine: LlamaCppEngine) -> None:
+    sink = await answer(engine, asking("Say hello", stop_token_ids=[-5, 10**7], min_tokens=3, max_tokens=4))
+    assert sink.error is None
+    assert len(sink.ids) == 4

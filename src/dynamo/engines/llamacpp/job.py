@@ -58,7 +58,8 @@ class Job:
         self.min_tokens = min(stops.min_tokens or 0, self.max_tokens)
         self.stop_ids = frozenset(stops.stop_token_ids or ())
         natural = () if stops.ignore_eos else (*(stops.stop_token_ids_hidden or ()), *request.eos_token_ids)
-        self.ends = self.stop_ids.union(natural)
+        # Ids that the model does not have never come; where tokens are banned, they must not be used as indices.
+        self.ends = frozenset(id for id in self.stop_ids.union(natural) if 0 <= id < vocab_size)
         self.logprobs = request.output_options.logprobs
         self.sampler = _sampler(request.sampling_options, request.choice, vocab_size)
         self.sampler.see(self.tokens, (), vocab_size)

@@ -6,6 +6,7 @@ give way, then the newest request, which waits at the front of the queue and is 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Any
 
@@ -18,7 +19,9 @@ from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import LOG
 from dynamo.engines.llamacpp.sampling import highest, logprobs, sample_plain
 from dynamo.protocols.engine import EngineOutput, TopLogprob, Usage
-from dynamo.protocols.errors import DynamoException, ResourceExhausted, Unknown
+from dynamo.protocols.errors import DynamoException, ResourceExhausted, Unknown, from_exception
+
+log = logging.getLogger(__name__)
 
 Output = int | EngineOutput | DynamoException
 """A bare token, an output with more (the last one has a `finish_reason`), or a failure."""
@@ -37,6 +40,10 @@ class Scheduler:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.preemptions = 0
+        self.was_aborted = False
+        """The last step computed nothing, because `Decoder.abort` ended it."""
+        self._crowded = False
+        """llama.cpp had no room for the last step: the next one admits no request."""
         self._decoder = decoder
         self._max_num_seqs = max_num_seqs
         self._n_batch = n_batch
@@ -94,21 +101,27 @@ class Scheduler:
             self._release(victim)
             self.waiting.appendleft(victim)
             self.preemptions += 1
-        if self.waiting and preempted == self.preemptions:
+        if self.waiting and preempted == self.preemptions and not self._crowded:
             self._admit(chunks, budget)
+        self._crowded = False
         return chunks
 
     def _admit(self, chunks: list[Chunk], budget: int) -> None:
         # What running requests are known to need is theirs, whether in this step or later.
         promised = sum(len(job.tokens) - job.computed for job in self.running)
         size = self.blocks.block_size
+        coming = {hash for job in self.running for hash in job.hashes[job.computed // size :]}
         while self.waiting and budget and len(self.running) < self._max_num_seqs:
             job = self.waiting[0]
             known = len(job.tokens)
             if self._caching:
                 job.hash_up_to(known // size, size)
             # The last token is always computed: its output is what the next one is sampled from.
-            held = self.blocks.begin(job.hashes[: (known - 1) // size], known, promised)
+            shareable = job.hashes[: (known - 1) // size]
+            if coming and coming.intersection(shareable[self.blocks.lookup(shareable) :][:1]):
+                # A running request computes this block now; share it afterwards instead of computing it twice.
+                return
+            held = self.blocks.begin(shareable, known, promised)
             if held is None:
                 return
             self.waiting.popleft()
@@ -120,11 +133,13 @@ class Scheduler:
             chunks.append(Chunk(job, min(known - job.computed, budget)))
             budget -= chunks[-1].count
             promised += known - job.computed
+            coming.update(job.hashes[job.computed // size :])
 
     def _decode(self, chunks: list[Chunk]) -> list[tuple[Job, Output]] | None:
         """None if all chunks were computed; else what is to be said, and nothing of them is computed."""
         count = self._fill(chunks)
         result = self._decoder.decode(count)
+        self.was_aborted = result == ABORTED
         if result == DECODED:
             return None
         for chunk in chunks:
@@ -132,11 +147,15 @@ class Scheduler:
             self._decoder.truncate(chunk.job.held.number, chunk.job.computed)
         if result == ABORTED:
             return []
+        if result == NO_ROOM and self.blocks.forget_cached():
+            self._crowded = True
+            return []
         if result == NO_ROOM and len(self.running) > 1:
             victim = self.running[-1]
             self.remove(victim)
             self.waiting.appendleft(victim)
             self.preemptions += 1
+            self._crowded = True
             return []
         error: DynamoException = Unknown(f"llama.cpp failed with {result}: {LOG.last_error}")
         if result == NO_ROOM:
@@ -193,6 +212,7 @@ class Scheduler:
 
     def _sample(self, jobs: list[Job]) -> list[tuple[Job, Output]]:
         logits = self._decoder.logits(len(jobs))
+        failed: dict[int, DynamoException] = {}
         plain = [row for row, job in enumerate(jobs) if job.plain]
         if len(plain) == len(jobs):
             ids = sample_plain(logits, [job.sampler for job in jobs])
@@ -204,8 +224,20 @@ class Scheduler:
                     ids[row] = id
             for row, job in enumerate(jobs):
                 if ids[row] < 0:
-                    ids[row] = _sample_one(job, logits[row])
-        return [(job, self._output(job, id, logits, row)) for row, (job, id) in enumerate(zip(jobs, ids, strict=True))]
+                    try:
+                        ids[row] = _sample_one(job, logits[row])
+                    except Exception as error:  # the other requests of the step go on
+                        if not isinstance(error, DynamoException):
+                            log.exception("sampling failed")
+                        failed[row] = from_exception(error)
+        return [
+            (job, self._output(job, id, logits, row) if row not in failed else self._failure(job, failed[row]))
+            for row, (job, id) in enumerate(zip(jobs, ids, strict=True))
+        ]
+
+    def _failure(self, job: Job, error: DynamoException) -> DynamoException:
+        self.remove(job)
+        return error
 
     def _output(self, job: Job, id: int, logits: Logits, row: int) -> Output:
         job.tokens.append(id)
