@@ -222,19 +222,20 @@ async def test_an_abort_of_a_waiting_request_ends_no_step(starting: Starting) ->
     assert True not in aborts
 
 
-async def test_clients_that_leave_in_their_prefill_do_not_stop_the_others(starting: Starting) -> None:
-    engine = await starting(n_batch=2048)
+async def test_clients_that_leave_in_their_prefill_do_not_stop_the_others(engine: LlamaCppEngine) -> None:
     flowing = asyncio.Event()
     beside = Kept(flowing.set)
     staying = engine.generate(asking("Say hello", ignore_eos=True, max_tokens=1500), beside)
     await flowing.wait()
     before = len(beside.ids)
-    for at in range(20):
-        leaving = engine.generate(asking([7, 8, 9 + at] * 600), Kept())
-        await until(lambda: len(engine.scheduler.running) > 1)
+    leaving = engine.generate(asking([7, 8, 9] * 120), Kept())
+    for at in range(1, 9):
+        await until(lambda job=leaving._job: job.held is not None)  # type: ignore[misc]
+        following = engine.generate(asking([7, 8, 9 + at] * 120), Kept())
         leaving.abort()
-        await until(lambda: len(engine._holding) == 1)
-    assert len(beside.ids) - before >= 9
+        leaving = following
+    assert len(beside.ids) - before >= 3
+    leaving.abort()
     staying.abort()
 
 

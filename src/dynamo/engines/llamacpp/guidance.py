@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dynamo.engines.mistralrs.grammar import Calls, json_grammar
+from dynamo.engines.guided_schema import Calls, json_grammar
 from dynamo.model import Tokenizer
 from dynamo.protocols.errors import InvalidArgument
 
