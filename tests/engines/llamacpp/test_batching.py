@@ -212,7 +212,7 @@ async def test_an_abort_of_a_waiting_request_ends_no_step(starting: Starting) ->
     engine = await starting(max_num_seqs=1)
     assert engine._thread is not None
     aborts: list[bool] = []
-    engine._thread._decoder.abort = aborts.append  # type: ignore[method-assign]
+    engine._thread._decoder.abort = aborts.append  # type: ignore[method-assign, assignment]
     flowing = asyncio.Event()
     first = engine.generate(asking("Say hello", ignore_eos=True, max_tokens=1500), Kept(flowing.set))
     await flowing.wait()
@@ -230,7 +230,7 @@ async def test_clients_that_leave_in_their_prefill_do_not_stop_the_others(engine
     before = len(beside.ids)
     leaving = engine.generate(asking([7, 8, 9] * 120), Kept())
     for at in range(1, 9):
-        await until(lambda job=leaving._job: job.held is not None)  # type: ignore[misc]
+        await until(lambda job=leaving._job: job.held is not None)
         following = engine.generate(asking([7, 8, 9 + at] * 120), Kept())
         leaving.abort()
         leaving = following

@@ -61,21 +61,28 @@ def scheduler(decoder: PlainDecoder, *, cells: int, batch: int, size: int, seqs:
 
 
 REQUESTS = st.lists(
-    st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=20), st.integers(1, 24)), min_size=1, max_size=8
+    st.tuples(
+        st.lists(st.integers(0, 1), min_size=1, max_size=20),
+        st.integers(1, 24),
+        st.sampled_from([None, None, 1]),
+    ),
+    min_size=1,
+    max_size=8,
 )
 
 
 @settings(max_examples=400, deadline=None)
 @given(REQUESTS, st.integers(24, 40), st.integers(0, 12), st.integers(6, 24), st.integers(1, 5), st.integers(1, 4))
 def test_every_request_ends_with_all_its_tokens(
-    requests: list[tuple[list[int], int]], cells: int, missing: int, batch: int, size: int, seqs: int
+    requests: list[tuple[list[int], int, int | None]], cells: int, missing: int, batch: int, size: int, seqs: int
 ) -> None:
     decoder = PlainDecoder(batch, max(24, cells - missing))
     scheduling = scheduler(decoder, cells=cells, batch=batch, size=size, seqs=seqs)
-    jobs = [job(prompt, max_tokens=most) for prompt, most in requests]
+    jobs = [job(prompt, max_tokens=most, prompt_logprobs=count) for prompt, most, count in requests]
     for each in jobs:
         scheduling.add(each)
     ended: list[Job] = []
+    scored: dict[Job, int] = {}
     known: set[int] = set()
     # A prompt takes its chunks, an answer its tokens, and a request may begin again whenever an older one ends.
     most = sum(each.max_tokens + len(each.tokens) for each in jobs) * 2 * (len(jobs) + 1)
@@ -85,13 +92,18 @@ def test_every_request_ends_with_all_its_tokens(
         for each, output in scheduling.step():
             if not isinstance(output, int):
                 assert isinstance(output, EngineOutput)
-                assert output.finish_reason == "length"
-                ended.append(each)
+                if output.prompt_logprobs is not None:
+                    scored[each] = len(output.prompt_logprobs)
+                if output.finish_reason is not None:
+                    assert output.finish_reason == "length"
+                    ended.append(each)
         scheduling.blocks.check()
         assert scheduling.blocks.used == decoder.used
         replay(known, scheduling.blocks.take_events())
         assert known == scheduling.blocks.hashes()
     assert set(ended) == set(jobs)
+    asked = [each for each, (_, _, count) in zip(jobs, requests, strict=True) if count is not None]
+    assert scored == {each: each.prompt_tokens for each in asked}
     assert not decoder.refused or decoder.room < cells, "the books promised room that is not there"
     assert all(each.generated == each.max_tokens for each in jobs)
 

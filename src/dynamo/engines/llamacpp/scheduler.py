@@ -81,8 +81,12 @@ class Scheduler:
         outputs = self._decode(chunks)
         if outputs is not None:
             return outputs
+        scores = any(chunk.job.scoring for chunk in chunks)
+        logits = self._score(chunks) if scores else None
         finished = self._computed(chunks)
-        return self._sample(finished) if finished else []
+        if not finished:
+            return []
+        return self._sample(finished, self._decoder.logits(len(finished)) if logits is None else logits)
 
     def _schedule(self) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -117,7 +121,7 @@ class Scheduler:
             if self._caching:
                 job.hash_up_to(known // size, size)
             # The last token is always computed: its output is what the next one is sampled from.
-            shareable = job.hashes[: (known - 1) // size]
+            shareable = [] if job.scoring else job.hashes[: (known - 1) // size]
             if coming and coming.intersection(shareable[self.blocks.lookup(shareable) :][:1]):
                 # A running request computes this block now; share it afterwards instead of computing it twice.
                 return
@@ -169,7 +173,7 @@ class Scheduler:
         token, position, sequence, wanted = decoder.token, decoder.position, decoder.sequence, decoder.wanted
         singles = 0
         for chunk in chunks:
-            if chunk.count != 1:
+            if chunk.count != 1 or chunk.job.scoring:
                 break
             singles += 1
         if singles:
@@ -186,7 +190,11 @@ class Scheduler:
             position[at:end] = np.arange(start, start + chunk.count)
             sequence[at:end] = job.held.number
             wanted[at:end] = 0
-            wanted[end - 1] = start + chunk.count == len(job.tokens)
+            if job.scoring:
+                scored = _to_score(chunk)
+                wanted[at + scored.start - start : at + scored.stop - start] = 1
+            if start + chunk.count == len(job.tokens):
+                wanted[end - 1] = 1
             at = end
         return at
 
@@ -210,8 +218,23 @@ class Scheduler:
                 finished.append(job)
         return finished
 
-    def _sample(self, jobs: list[Job]) -> list[tuple[Job, Output]]:
-        logits = self._decoder.logits(len(jobs))
+    def _score(self, chunks: list[Chunk]) -> Logits:
+        """Note the log probabilities of prompts; returns the rows of the requests that get a token."""
+        ends = [chunk.job.computed + chunk.count == len(chunk.job.tokens) for chunk in chunks]
+        scored = [_to_score(chunk) if chunk.job.scoring else range(0) for chunk in chunks]
+        logits = self._decoder.logits(sum(map(len, scored)) + sum(ends))
+        row, sampled = 0, []
+        for chunk, positions, end in zip(chunks, scored, ends, strict=True):
+            job = chunk.job
+            for position in positions:
+                job.scored.append(_with_own(logprobs(logits[row]), job.tokens[position + 1], job.prompt_logprobs))
+                row += 1
+            if end:
+                sampled.append(row)
+                row += 1
+        return logits[sampled]
+
+    def _sample(self, jobs: list[Job], logits: Logits) -> list[tuple[Job, Output]]:
         failed: dict[int, DynamoException] = {}
         plain = [row for row, job in enumerate(jobs) if job.plain]
         if len(plain) == len(jobs):
@@ -250,9 +273,11 @@ class Scheduler:
             reason = "stop"
         elif generated >= job.max_tokens:
             reason = "length"
-        if reason is None and job.logprobs is None:
+        if reason is None and job.logprobs is None and not job.scoring:
             return id
         output = EngineOutput(token_ids=[id])
+        if job.scoring:
+            output.prompt_logprobs, job.scored, job.scoring = job.scored, [], False
         if job.logprobs is not None:
             _add_logprobs(output, logits[row], id, job.logprobs)
         if reason is not None:
@@ -286,9 +311,28 @@ def _sample_one(job: Job, logits: Any) -> int:
 def _add_logprobs(output: EngineOutput, logits: Any, id: int, count: int) -> None:
     values = logprobs(logits)
     output.log_probs = [float(values[id])]
-    output.top_logprobs = [
-        [
-            TopLogprob(token_id=top, logprob=float(values[top]), rank=rank)
-            for rank, top in enumerate(highest(values, count), 1)
-        ]
+    output.top_logprobs = [_top(values, count)]
+
+
+def _top(values: Any, count: int) -> list[TopLogprob]:
+    return [
+        TopLogprob(token_id=top, logprob=float(values[top]), rank=rank)
+        for rank, top in enumerate(highest(values, count), 1)
     ]
+
+
+def _with_own(values: Any, id: int, count: int) -> list[TopLogprob]:
+    """The likeliest `count` tokens, and this one if it is not among them."""
+    top = _top(values, count)
+    if all(each.token_id != id for each in top):
+        own = float(values[id])
+        top.append(TopLogprob(token_id=id, logprob=own, rank=int((values > own).sum()) + 1))
+    return top
+
+
+def _to_score(chunk: Chunk) -> range:
+    """The positions of the chunk whose output tells the log probability of the prompt's next token."""
+    job, start = chunk.job, chunk.job.computed
+    # After a preemption some are known already.
+    first = max(start, len(job.scored) - 1)
+    return range(first, max(first, min(start + chunk.count, job.prompt_tokens - 1)))
