@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dynamo.protocols.card import ModelCard, ModelInput, ModelType
+from dynamo.runtime import Context
 from support.toys import Live, Scripted, toy_card, toy_folder
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
@@ -33,8 +34,8 @@ def text(prompt: str, **flags: bool) -> list[InferInput]:
 class Grpc:
     """A frontend with both protocols and a toy model."""
 
-    def __init__(self, live: Live, toy: Scripted) -> None:
-        self.live, self.toy = live, toy
+    def __init__(self, live: Live, toy: Scripted, folder: Path) -> None:
+        self.live, self.toy, self.folder = live, toy, folder
         assert live.server.grpc
         self.client = grpcclient.InferenceServerClient(live.server.grpc.address)
 
@@ -58,7 +59,7 @@ async def grpc(folder: Path) -> AsyncIterator[Grpc]:
     async with Live(**GRPC) as live:
         toy = Scripted({"STOPS": "one two three four"})
         await live.serve(toy.generate, toy_card(folder, "org/toy"))
-        both = Grpc(live, toy)
+        both = Grpc(live, toy, folder)
         yield both
         await both.client.close()
 
@@ -122,6 +123,36 @@ async def test_errors_have_the_codes_of_grpc_and_do_not_end_a_stream(grpc: Grpc)
     failed, answered = await grpc.stream({**good, "model_name": "nothing"}, good)
     assert "'nothing' does not exist" in str(failed)
     assert answered.as_numpy("text_output").tolist() == [b"one two three four"]
+
+
+async def test_requests_with_the_same_id_are_apart_for_the_worker(grpc: Grpc) -> None:
+    seen: list[str] = []
+
+    async def generate(request: dict[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
+        seen.append(context.id())
+        async for item in grpc.toy.generate(request, context):
+            yield item
+
+    await grpc.live.serve(generate, toy_card(grpc.folder, "org/seen"))
+    answers = [await grpc.client.infer("org/seen", text("STOPS"), request_id="1\n2") for _ in range(2)]
+    assert [answer.get_response().id for answer in answers] == ["1\n2"] * 2
+    assert len(set(seen)) == 2
+    assert "1\n2" not in seen
+
+
+async def test_what_a_client_sends_never_makes_an_error_too_long_to_be_sent(grpc: Grpc) -> None:
+    from tritonclient.grpc import service_pb2
+
+    with pytest.raises(InferenceServerException, match="nnnn") as raised:
+        await grpc.client.infer("n" * 100_000, text("hi"))
+    assert raised.value.status() == "StatusCode.NOT_FOUND"
+    request = service_pb2.ModelInferRequest(model_name="org/toy")
+    request.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"STOPS")
+    for at in range(1000):
+        request.parameters[f"{at} {'é' * 1000}"].string_param = ""
+    call = grpc.client._client_stub.ModelInfer(request)
+    await call
+    assert len(dict(await call.trailing_metadata())["x-dynamo-warning"]) < 8192
 
 
 async def test_unknown_parameters_are_ignored_and_named(grpc: Grpc) -> None:

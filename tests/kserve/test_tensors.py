@@ -75,6 +75,14 @@ async def test_tensors_of_every_type_reach_a_worker_and_come_back(client: Any) -
     assert parameters["word"].string_param == "w"
 
 
+async def test_a_shape_of_a_million_sizes_is_refused_at_once(client: Any) -> None:
+    tensor = InferInput("input", [1 << 60] * 1_000_000, "UINT8")
+    tensor._raw_content = b""
+    with pytest.raises(InferenceServerException, match="1000000 dimensions") as raised:
+        await client.infer("echo", [tensor])
+    assert raised.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
 async def test_several_responses_need_a_stream(client: Any) -> None:
     inputs = [as_input("input", np.array([1], dtype=np.int32))]
 

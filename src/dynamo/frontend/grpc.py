@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from multidict import CIMultiDict
 
+from dynamo.frontend import headers
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.keys import ApiKeys
 from dynamo.frontend.measure.request_record import RequestRecord
@@ -38,7 +39,9 @@ class GrpcAdmission:
         limit, requests = self._config.max_concurrent_requests, self._frontend.requests
         if limit and len(requests) >= limit:
             raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
-        record = requests.begin("gRPC", f"/{method}", request_id, "completions")
+        # Replaced if it is not safe to write to a log.
+        logged_id = headers.request_id(CIMultiDict({"x-request-id": request_id}))
+        record = requests.begin("gRPC", f"/{method}", logged_id, "completions")
         record.stream = method == "ModelStreamInfer"
         return record
 

@@ -12,6 +12,9 @@ from msgspec import Struct
 from dynamo.kserve.messages import Message
 from dynamo.protocols.errors import InvalidRequest
 
+_MOST_DIMENSIONS = 64
+"""As in NumPy. Without a limit, the product of a shape's sizes could take hours to compute."""
+
 
 class DataType(Struct, frozen=True):
     name: str
@@ -57,13 +60,13 @@ def input_values(request: Message, index: int) -> list[Any]:
     """The elements of one input, from its typed contents or from the request's raw ones."""
     tensor = request.inputs[index]
     kind = datatype_of(tensor)
+    count = element_count(tensor.shape, tensor.name)
     if request.raw_input_contents:
         if len(request.raw_input_contents) != len(request.inputs):
             raise InvalidRequest.bad_value("raw_input_contents", "must be used for all inputs or for none")
         values = from_raw(kind, request.raw_input_contents[index], tensor.name)
     else:
         values = list(getattr(tensor.contents, kind.contents))
-    count = element_count(tensor.shape, tensor.name)
     if len(values) != count:
         why = f"shape {list(tensor.shape)} has {count} elements, but {len(values)} were sent"
         raise InvalidRequest.bad_value(tensor.name, why)
@@ -71,6 +74,8 @@ def input_values(request: Message, index: int) -> list[Any]:
 
 
 def element_count(shape: Sequence[int], name: str) -> int:
+    if len(shape) > _MOST_DIMENSIONS:
+        raise InvalidRequest.bad_value(name, f"the shape has {len(shape)} dimensions, more than {_MOST_DIMENSIONS}")
     count = 1
     for size in shape:
         if size < 0:

@@ -32,6 +32,8 @@ _STATUS = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 
+_LONGEST_MESSAGE = 500
+
 
 class Admission(Protocol):
     """Decides which calls are served, and measures them."""
@@ -128,8 +130,8 @@ class KserveServer:
             try:
                 self._admission.begin(name, _metadata(context), None)
                 return answer(request)
-            except DynamoException as error:
-                await _abort(context, error)
+            except Exception as failure:
+                await _abort(context, _known(failure, name))
 
         return describe
 
@@ -172,8 +174,9 @@ class KserveServer:
                     self._admission.end(call.observer, error)
 
     def _admitted(self, method: str, request: Message, context: Any) -> Call:
-        inner = Context(request.id or None)
-        return Call(inner, self._admission.begin(method, _metadata(context), inner.id()), [])
+        # A client's id need not be unique, as that by which workers know a request must be.
+        inner = Context()
+        return Call(inner, self._admission.begin(method, _metadata(context), request.id or inner.id()), [])
 
 
 def _unary(name: str, handler: Callable[[Message, Any], Awaitable[Message]]) -> Any:
@@ -195,11 +198,12 @@ def _known(failure: Exception, method: str) -> DynamoException:
 
 
 async def _abort(context: Any, error: DynamoException) -> Any:
-    await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message)
+    # It travels as metadata, which clients refuse above 8 kB; names in it are the client's own.
+    await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message[:_LONGEST_MESSAGE])
     raise AssertionError("abort raises")
 
 
 def _warn(context: Any, ignored: list[str]) -> None:
     if ignored:
-        names = ", ".join(ignored).encode("ascii", "backslashreplace").decode()
+        names = ", ".join(ascii(name[:64])[1:-1] for name in ignored[:20])
         context.set_trailing_metadata((("x-dynamo-warning", f"ignored unknown parameters: {names}"),))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dynamo.kserve import messages, parameters
-from dynamo.kserve.datatypes import BY_DATATYPE, add_output, input_values
+from dynamo.kserve.datatypes import BY_DATATYPE, add_output, element_count, input_values
 from dynamo.kserve.messages import Message
 from dynamo.pipeline.validate import validate_completion
 from dynamo.protocols.body import BodyDecoder
@@ -49,7 +49,7 @@ def _input(request: Message, index: int) -> str | bool:
         raise InvalidRequest.bad_value(tensor.name[:64], "is not an input; there are `text_input` and `streaming`")
     if tensor.datatype != expected:
         raise InvalidRequest.bad_value(tensor.name, f"datatype must be {expected}, not {tensor.datatype[:32]!r}")
-    if list(tensor.shape) not in ([1], [1, 1]):
+    if element_count(tensor.shape, tensor.name) != 1 or list(tensor.shape) not in ([1], [1, 1]):
         raise InvalidRequest.bad_value(tensor.name, f"shape must be [1], not {list(tensor.shape)}")
     (value,) = input_values(request, index)
     if isinstance(value, bool):

@@ -80,7 +80,6 @@ async def test_the_longest_prompt_that_leaves_room_is_answered(starting: Startin
         (asking("x", repetition_penalty=0.0), "repetition_penalty must be above 0"),
         (asking("x", logit_bias={"999999": 1.0}), "logit_bias"),
         (asking("x", logit_bias={"a": 1.0}), "logit_bias"),
-        (asking("x", prompt_logprobs=1), "does not support prompt_logprobs"),
         (asking("x", lora_name="a"), "does not support a LoRA adapter"),
         (asking("x", best_of=2), "does not support best_of"),
     ],
@@ -168,3 +167,36 @@ async def test_nothing_is_answered_after_the_end(engine: LlamaCppEngine) -> None
     late = await answer(engine, asking(FRANCE))
     assert isinstance(late.error, EngineShutdown)
     await engine.close()
+
+
+async def test_stop_token_ids_that_the_model_does_not_have_harm_no_request(engine: LlamaCppEngine) -> None:
+    sink = await answer(engine, asking("Say hello", stop_token_ids=[-5, 10**7], min_tokens=3, max_tokens=4))
+    assert sink.error is None
+    assert len(sink.ids) == 4
+
+
+@pytest.mark.parametrize("n_batch", [512, 34])
+async def test_the_log_probabilities_of_a_prompt_are_those_of_the_same_tokens_as_an_answer(
+    starting: Starting, n_batch: int
+) -> None:
+    engine = await starting(n_batch=n_batch, max_num_seqs=16, cached_seqs=16, cache_type="f32")
+    prompt = chat(FRANCE)
+    said = await answer(engine, asking(FRANCE, logprobs=2, ignore_eos=True, max_tokens=60))
+    beside = Kept()
+    engine.generate(asking("Say hello", ignore_eos=True, max_tokens=40), beside)
+    whole = await answer(engine, asking([*prompt, *said.ids], prompt_logprobs=2, max_tokens=3))
+    await beside.done
+    scored = whole.items[0].prompt_logprobs
+    assert scored[0] is None
+    assert len(scored) == len(prompt) + 60
+    for id, top, output in zip(said.ids, scored[len(prompt) :], said.items, strict=True):
+        own = next(each for each in top if each.token_id == id)
+        assert math.isclose(own.logprob, output.log_probs[0], abs_tol=1e-3)
+        assert [each.token_id for each in top] == [each.token_id for each in output.top_logprobs[0]]
+    assert all(item.prompt_logprobs is None for item in whole.items[1:])
+
+
+async def test_a_prompt_of_one_token_has_no_log_probability(engine: LlamaCppEngine) -> None:
+    sink = await answer(engine, asking([7], prompt_logprobs=0, max_tokens=2))
+    assert sink.items[0].prompt_logprobs == [None]
+    assert len(sink.ids) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -205,6 +206,56 @@ async def test_aborts_at_random_lose_nothing(engine: LlamaCppEngine) -> None:
     assert engine.blocks.in_use == 0
     assert known == engine.blocks.hashes()
     engine.blocks.check()
+
+
+async def test_an_abort_of_a_waiting_request_ends_no_step(starting: Starting) -> None:
+    engine = await starting(max_num_seqs=1)
+    assert engine._thread is not None
+    aborts: list[bool] = []
+    engine._thread._decoder.abort = aborts.append  # type: ignore[method-assign, assignment]
+    flowing = asyncio.Event()
+    first = engine.generate(asking("Say hello", ignore_eos=True, max_tokens=1500), Kept(flowing.set))
+    await flowing.wait()
+    engine.generate(asking("Say hello"), Kept()).abort()
+    first.abort()
+    await until(engine.quiet)
+    assert True not in aborts
+
+
+async def test_clients_that_leave_in_their_prefill_do_not_stop_the_others(engine: LlamaCppEngine) -> None:
+    flowing = asyncio.Event()
+    beside = Kept(flowing.set)
+    staying = engine.generate(asking("Say hello", ignore_eos=True, max_tokens=1500), beside)
+    await flowing.wait()
+    before = len(beside.ids)
+    leaving = engine.generate(asking([7, 8, 9] * 120), Kept())
+    for at in range(1, 9):
+        await until(lambda job=leaving._job: job.held is not None)
+        following = engine.generate(asking([7, 8, 9 + at] * 120), Kept())
+        leaving.abort()
+        leaving = following
+    assert len(beside.ids) - before >= 3
+    leaving.abort()
+    staying.abort()
+
+
+async def test_a_call_that_the_thread_never_reaches_fails(engine: LlamaCppEngine) -> None:
+    stepping, loop, release = asyncio.Event(), asyncio.get_running_loop(), threading.Event()
+
+    def explode() -> list[Any]:
+        loop.call_soon_threadsafe(stepping.set)
+        release.wait()
+        raise RuntimeError("boom")
+
+    engine.scheduler.step = explode  # type: ignore[method-assign]
+    sink = Kept()
+    engine.generate(asking("Say hello"), sink)
+    await stepping.wait()
+    clearing = asyncio.ensure_future(engine.clear_cache())
+    loop.call_soon(release.set)
+    with pytest.raises(EngineShutdown):
+        await clearing
+    await sink.done
 
 
 async def test_a_step_reaches_the_event_loop_in_one_call(engine: LlamaCppEngine) -> None:

@@ -117,3 +117,11 @@ async def test_an_abort_while_the_grammar_compiles_leaves_nothing(engine: LlamaC
     assert (await answer(engine, asking("Say hello", guided_decoding={"choice": ["hello"]}))).error is None
     assert engine.quiet()
     assert engine.blocks.in_use == 0
+
+
+async def test_an_answer_that_is_complete_ends_where_a_longer_one_would_be_cut(engine: LlamaCppEngine) -> None:
+    (more,) = tiny_tokenizer().encode("y")
+    guided: dict[str, Any] = {"guided_decoding": {"regex": "x(y{40})?"}, "logit_bias": {str(more): 100.0}}
+    sink = await answer(engine, asking("Say hello", max_tokens=10, **guided))
+    assert tiny_tokenizer().decode(sink.ids) == "x"
+    assert sink.last.finish_reason in ("stop", "eos")

@@ -117,6 +117,13 @@ class BlockMap:
             self._shorten(next(iter(self._cached.values())), count - (self.cells - self.used))
         return True
 
+    def forget_cached(self) -> bool:
+        """Drop all cached sequences; whether that freed a cell."""
+        used = self.used
+        for held in list(self._cached.values()):
+            self._drop(held)
+        return self.used < used
+
     def grow(self, held: Held, count: int, hashes: Sequence[int], parent: int | None) -> None:
         """`count` more tokens were computed; `hashes` are those of the blocks that became full."""
         self.used += count
@@ -163,8 +170,7 @@ class BlockMap:
         """Forget all cached sequences, unless requests hold some."""
         if self._held:
             return False
-        for held in list(self._cached.values()):
-            self._drop(held)
+        self.forget_cached()
         self._events = [Cleared()] if self._caching else []
         return True
 

@@ -242,6 +242,7 @@ class LlamaCppEngine:
 
     def _died(self, error: BaseException) -> None:
         self._thread = None
+        self._compiler.shutdown(wait=False, cancel_futures=True)
         if self._on_death is not None:
             self._on_death(f"llamacpp died: {error}")
         self._fail_all(EngineShutdown(f"llamacpp died: {error}"))

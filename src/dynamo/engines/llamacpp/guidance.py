@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dynamo.engines.mistralrs.grammar import Calls, json_grammar
+from dynamo.engines.guided_schema import Calls, json_grammar
 from dynamo.model import Tokenizer
 from dynamo.protocols.errors import InvalidArgument
 
@@ -50,7 +50,7 @@ class Guides:
         matcher = llguidance.LLMatcher(self._built, grammar, log_level=0)
         if matcher.is_error():
             raise InvalidArgument(f"guided_decoding: {_one_line(matcher.get_error())}")
-        return Guide(matcher, self._vocab_size, self._closers, self._in_string)
+        return Guide(matcher, self._vocab_size, self._closers, self._in_string, self._ends[0])
 
     def _build(self, llguidance: Any) -> Any:
         tokens = [b""] * self._vocab_size
@@ -90,8 +90,9 @@ class Guide:
     model is free, and a token after which none would fit is replaced by the beginning of the closing.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int, closers: list[int], in_string: list[int]) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, closers: list[int], in_string: list[int], end: int) -> None:
         self._matcher = matcher
+        self._end = end
         self._vocab_size = vocab_size
         self._words = np.zeros((vocab_size + 31) // 32, np.int32)
         self._closers = closers
@@ -116,20 +117,26 @@ class Guide:
             self._check_below = len(self._closing or ()) + _AHEAD
         if left >= self._check_below:
             self._closing = None
-            self._matcher.consume_token(id)
+            self._consume(self._matcher, id)
             return id
         if self._closing is None:
             self._closing = self._close(self._matcher, left + 1)
         after = self._matcher.deep_copy()
-        after.consume_token(id)
+        self._consume(after, id)
         closing = self._close(after, left)
-        if closing is None and self._closing:
-            id, *closing = self._closing
+        if closing is None and self._closing is not None:
+            id, *closing = self._closing or [self._end]
             after = self._matcher
-            after.consume_token(id)
+            self._consume(after, id)
         self._matcher = after
         self._closing = closing
         return id
+
+    def _consume(self, matcher: Any, id: int) -> None:
+        """Raises InvalidArgument if llguidance gives up, as it does where a grammar grows too complex."""
+        matcher.consume_token(id)
+        if matcher.is_error():
+            raise InvalidArgument(f"guided_decoding: {_one_line(matcher.get_error())}")
 
     def _look_again(self, left: int) -> bool:
         """Whether the closing may have grown since it was last looked for: an answer opens as it goes."""

@@ -9,7 +9,7 @@ from dynamo.engines.llamacpp.blocks import Held
 from dynamo.engines.llamacpp.guidance import Guide
 from dynamo.engines.llamacpp.sampling import Sampler
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
-from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
+from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, TopLogprob
 from dynamo.protocols.errors import ContextLengthExceeded, InvalidArgument
 from dynamo.runtime.stream import Sink
 
@@ -30,9 +30,12 @@ class Job:
         "logprobs",
         "max_tokens",
         "min_tokens",
+        "prompt_logprobs",
         "prompt_tokens",
         "salt",
         "sampler",
+        "scored",
+        "scoring",
         "sink",
         "stop_ids",
         "tokens",
@@ -58,8 +61,14 @@ class Job:
         self.min_tokens = min(stops.min_tokens or 0, self.max_tokens)
         self.stop_ids = frozenset(stops.stop_token_ids or ())
         natural = () if stops.ignore_eos else (*(stops.stop_token_ids_hidden or ()), *request.eos_token_ids)
-        self.ends = self.stop_ids.union(natural)
+        # Ids that the model does not have never come; where tokens are banned, they must not be used as indices.
+        self.ends = frozenset(id for id in self.stop_ids.union(natural) if 0 <= id < vocab_size)
         self.logprobs = request.output_options.logprobs
+        self.prompt_logprobs = request.output_options.prompt_logprobs or 0
+        self.scoring = request.output_options.prompt_logprobs is not None
+        """The log probabilities of the prompt are still to be sent, so all of it must be computed."""
+        self.scored: list[list[TopLogprob] | None] = [None]
+        """Those of the prompt's tokens so far; the first has no context."""
         self.sampler = _sampler(request.sampling_options, request.choice, vocab_size)
         self.sampler.see(self.tokens, (), vocab_size)
         self.guide: Guide | None = None
@@ -129,7 +138,6 @@ def _refuse(request: PreprocessedRequest) -> None:
     unsupported = {
         "use_beam_search": sampling.use_beam_search,
         "best_of": (sampling.best_of or 1) > 1,
-        "prompt_logprobs": request.output_options.prompt_logprobs is not None,
         "a LoRA adapter": request.routing is not None and request.routing.lora_name,
         "kv_transfer_params": request.kv_transfer_params,
     }

@@ -6,6 +6,7 @@ give way, then the newest request, which waits at the front of the queue and is 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Any
 
@@ -18,7 +19,9 @@ from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import LOG
 from dynamo.engines.llamacpp.sampling import highest, logprobs, sample_plain
 from dynamo.protocols.engine import EngineOutput, TopLogprob, Usage
-from dynamo.protocols.errors import DynamoException, ResourceExhausted, Unknown
+from dynamo.protocols.errors import DynamoException, ResourceExhausted, Unknown, from_exception
+
+log = logging.getLogger(__name__)
 
 Output = int | EngineOutput | DynamoException
 """A bare token, an output with more (the last one has a `finish_reason`), or a failure."""
@@ -37,6 +40,10 @@ class Scheduler:
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.preemptions = 0
+        self.was_aborted = False
+        """The last step computed nothing, because `Decoder.abort` ended it."""
+        self._crowded = False
+        """llama.cpp had no room for the last step: the next one admits no request."""
         self._decoder = decoder
         self._max_num_seqs = max_num_seqs
         self._n_batch = n_batch
@@ -74,8 +81,12 @@ class Scheduler:
         outputs = self._decode(chunks)
         if outputs is not None:
             return outputs
+        scores = any(chunk.job.scoring for chunk in chunks)
+        logits = self._score(chunks) if scores else None
         finished = self._computed(chunks)
-        return self._sample(finished) if finished else []
+        if not finished:
+            return []
+        return self._sample(finished, self._decoder.logits(len(finished)) if logits is None else logits)
 
     def _schedule(self) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -94,21 +105,27 @@ class Scheduler:
             self._release(victim)
             self.waiting.appendleft(victim)
             self.preemptions += 1
-        if self.waiting and preempted == self.preemptions:
+        if self.waiting and preempted == self.preemptions and not self._crowded:
             self._admit(chunks, budget)
+        self._crowded = False
         return chunks
 
     def _admit(self, chunks: list[Chunk], budget: int) -> None:
         # What running requests are known to need is theirs, whether in this step or later.
         promised = sum(len(job.tokens) - job.computed for job in self.running)
         size = self.blocks.block_size
+        coming = {hash for job in self.running for hash in job.hashes[job.computed // size :]}
         while self.waiting and budget and len(self.running) < self._max_num_seqs:
             job = self.waiting[0]
             known = len(job.tokens)
             if self._caching:
                 job.hash_up_to(known // size, size)
             # The last token is always computed: its output is what the next one is sampled from.
-            held = self.blocks.begin(job.hashes[: (known - 1) // size], known, promised)
+            shareable = [] if job.scoring else job.hashes[: (known - 1) // size]
+            if coming and coming.intersection(shareable[self.blocks.lookup(shareable) :][:1]):
+                # A running request computes this block now; share it afterwards instead of computing it twice.
+                return
+            held = self.blocks.begin(shareable, known, promised)
             if held is None:
                 return
             self.waiting.popleft()
@@ -120,11 +137,13 @@ class Scheduler:
             chunks.append(Chunk(job, min(known - job.computed, budget)))
             budget -= chunks[-1].count
             promised += known - job.computed
+            coming.update(job.hashes[job.computed // size :])
 
     def _decode(self, chunks: list[Chunk]) -> list[tuple[Job, Output]] | None:
         """None if all chunks were computed; else what is to be said, and nothing of them is computed."""
         count = self._fill(chunks)
         result = self._decoder.decode(count)
+        self.was_aborted = result == ABORTED
         if result == DECODED:
             return None
         for chunk in chunks:
@@ -132,11 +151,15 @@ class Scheduler:
             self._decoder.truncate(chunk.job.held.number, chunk.job.computed)
         if result == ABORTED:
             return []
+        if result == NO_ROOM and self.blocks.forget_cached():
+            self._crowded = True
+            return []
         if result == NO_ROOM and len(self.running) > 1:
             victim = self.running[-1]
             self.remove(victim)
             self.waiting.appendleft(victim)
             self.preemptions += 1
+            self._crowded = True
             return []
         error: DynamoException = Unknown(f"llama.cpp failed with {result}: {LOG.last_error}")
         if result == NO_ROOM:
@@ -150,7 +173,7 @@ class Scheduler:
         token, position, sequence, wanted = decoder.token, decoder.position, decoder.sequence, decoder.wanted
         singles = 0
         for chunk in chunks:
-            if chunk.count != 1:
+            if chunk.count != 1 or chunk.job.scoring:
                 break
             singles += 1
         if singles:
@@ -167,7 +190,11 @@ class Scheduler:
             position[at:end] = np.arange(start, start + chunk.count)
             sequence[at:end] = job.held.number
             wanted[at:end] = 0
-            wanted[end - 1] = start + chunk.count == len(job.tokens)
+            if job.scoring:
+                scored = _to_score(chunk)
+                wanted[at + scored.start - start : at + scored.stop - start] = 1
+            if start + chunk.count == len(job.tokens):
+                wanted[end - 1] = 1
             at = end
         return at
 
@@ -191,8 +218,24 @@ class Scheduler:
                 finished.append(job)
         return finished
 
-    def _sample(self, jobs: list[Job]) -> list[tuple[Job, Output]]:
-        logits = self._decoder.logits(len(jobs))
+    def _score(self, chunks: list[Chunk]) -> Logits:
+        """Note the log probabilities of prompts; returns the rows of the requests that get a token."""
+        ends = [chunk.job.computed + chunk.count == len(chunk.job.tokens) for chunk in chunks]
+        scored = [_to_score(chunk) if chunk.job.scoring else range(0) for chunk in chunks]
+        logits = self._decoder.logits(sum(map(len, scored)) + sum(ends))
+        row, sampled = 0, []
+        for chunk, positions, end in zip(chunks, scored, ends, strict=True):
+            job = chunk.job
+            for position in positions:
+                job.scored.append(_with_own(logprobs(logits[row]), job.tokens[position + 1], job.prompt_logprobs))
+                row += 1
+            if end:
+                sampled.append(row)
+                row += 1
+        return logits[sampled]
+
+    def _sample(self, jobs: list[Job], logits: Logits) -> list[tuple[Job, Output]]:
+        failed: dict[int, DynamoException] = {}
         plain = [row for row, job in enumerate(jobs) if job.plain]
         if len(plain) == len(jobs):
             ids = sample_plain(logits, [job.sampler for job in jobs])
@@ -204,8 +247,20 @@ class Scheduler:
                     ids[row] = id
             for row, job in enumerate(jobs):
                 if ids[row] < 0:
-                    ids[row] = _sample_one(job, logits[row])
-        return [(job, self._output(job, id, logits, row)) for row, (job, id) in enumerate(zip(jobs, ids, strict=True))]
+                    try:
+                        ids[row] = _sample_one(job, logits[row])
+                    except Exception as error:  # the other requests of the step go on
+                        if not isinstance(error, DynamoException):
+                            log.exception("sampling failed")
+                        failed[row] = from_exception(error)
+        return [
+            (job, self._output(job, id, logits, row) if row not in failed else self._failure(job, failed[row]))
+            for row, (job, id) in enumerate(zip(jobs, ids, strict=True))
+        ]
+
+    def _failure(self, job: Job, error: DynamoException) -> DynamoException:
+        self.remove(job)
+        return error
 
     def _output(self, job: Job, id: int, logits: Logits, row: int) -> Output:
         job.tokens.append(id)
@@ -218,9 +273,11 @@ class Scheduler:
             reason = "stop"
         elif generated >= job.max_tokens:
             reason = "length"
-        if reason is None and job.logprobs is None:
+        if reason is None and job.logprobs is None and not job.scoring:
             return id
         output = EngineOutput(token_ids=[id])
+        if job.scoring:
+            output.prompt_logprobs, job.scored, job.scoring = job.scored, [], False
         if job.logprobs is not None:
             _add_logprobs(output, logits[row], id, job.logprobs)
         if reason is not None:
@@ -254,9 +311,28 @@ def _sample_one(job: Job, logits: Any) -> int:
 def _add_logprobs(output: EngineOutput, logits: Any, id: int, count: int) -> None:
     values = logprobs(logits)
     output.log_probs = [float(values[id])]
-    output.top_logprobs = [
-        [
-            TopLogprob(token_id=top, logprob=float(values[top]), rank=rank)
-            for rank, top in enumerate(highest(values, count), 1)
-        ]
+    output.top_logprobs = [_top(values, count)]
+
+
+def _top(values: Any, count: int) -> list[TopLogprob]:
+    return [
+        TopLogprob(token_id=top, logprob=float(values[top]), rank=rank)
+        for rank, top in enumerate(highest(values, count), 1)
     ]
+
+
+def _with_own(values: Any, id: int, count: int) -> list[TopLogprob]:
+    """The likeliest `count` tokens, and this one if it is not among them."""
+    top = _top(values, count)
+    if all(each.token_id != id for each in top):
+        own = float(values[id])
+        top.append(TopLogprob(token_id=id, logprob=own, rank=int((values > own).sum()) + 1))
+    return top
+
+
+def _to_score(chunk: Chunk) -> range:
+    """The positions of the chunk whose output tells the log probability of the prompt's next token."""
+    job, start = chunk.job, chunk.job.computed
+    # After a preemption some are known already.
+    first = max(start, len(job.scored) - 1)
+    return range(first, max(first, min(start + chunk.count, job.prompt_tokens - 1)))

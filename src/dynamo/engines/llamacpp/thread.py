@@ -16,7 +16,7 @@ from dynamo.engines.base import RankLoad
 from dynamo.engines.llamacpp.decoder import Decoder
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.scheduler import Output, Scheduler
-from dynamo.protocols.errors import from_exception
+from dynamo.protocols.errors import EngineShutdown, from_exception
 from dynamo.protocols.kv import KvChange
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class EngineThread:
         self._died = died
         self._loop = asyncio.get_running_loop()
         self._commands: SimpleQueue[Job | Call | None] = SimpleQueue()
+        self._calls: set[asyncio.Future[Any]] = set()
         self._released: list[Job] = []
         self._load_at = 0.0
         self._reported: RankLoad | None = None
@@ -71,14 +72,20 @@ class EngineThread:
         """Free what a request holds. A prefill stops in the middle of a step, anything shorter after it."""
         job.aborted = True
         self._commands.put(job)
-        if self._decoder.rewinds and job.prompt_tokens - job.computed > 1:
+        # No two steps in a row, else clients that leave fast enough would keep all others from any progress.
+        prefilling = job.held is not None and job.prompt_tokens - job.computed > 1
+        if prefilling and self._decoder.rewinds and not self._scheduler.was_aborted:
             self._decoder.abort(True)
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Call `function` in the thread, between two steps."""
+        """Call `function` in the thread, between two steps; raises EngineShutdown if the thread ends before."""
         result = self._loop.create_future()
+        self._calls.add(result)
         self._commands.put(Call(function, result))
-        return await result
+        try:
+            return await result
+        finally:
+            self._calls.discard(result)
 
     async def close(self) -> None:
         """Stop at once and free everything."""
@@ -87,6 +94,7 @@ class EngineThread:
             if self._decoder.rewinds:
                 self._decoder.abort(True)
         await asyncio.to_thread(self._thread.join)
+        self._fail_calls()
 
     def _run(self) -> None:
         try:
@@ -95,19 +103,30 @@ class EngineThread:
                 self._report(outputs)
         except BaseException as error:  # the requests must learn of it, whatever it is
             log.exception("the engine's thread died")
-            self._post(self._died, error)
+            self._post(self._end, error)
         finally:
             self._decoder.close()
+
+    def _end(self, error: BaseException) -> None:
+        self._died(error)
+        self._fail_calls()
+
+    def _fail_calls(self) -> None:
+        for result in self._calls:
+            _set(result, None, EngineShutdown("llamacpp is not running"))
 
     def _take_commands(self) -> bool:
         """Do what was asked since the last step, waiting for something to do; False to end."""
         commands = self._commands
+        if self._decoder.rewinds:
+            # Before the commands are read: an abort whose command comes later must last.
+            self._decoder.abort(False)
         idle = not (self._scheduler.busy or self._released)
         while True:
             try:
                 command = commands.get(idle)
             except Empty:
-                break
+                return True
             idle = False
             if command is None:
                 return False
@@ -118,9 +137,6 @@ class EngineThread:
                 self._released.append(command)
             else:
                 self._scheduler.add(command)
-        if self._decoder.rewinds:
-            self._decoder.abort(False)
-        return True
 
     def _do(self, call: Call) -> None:
         try:

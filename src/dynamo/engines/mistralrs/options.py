@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dynamo.engines.mistralrs.grammar import Calls, json_grammar
+from dynamo.engines.guided_schema import Calls, json_grammar
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.protocols.errors import InvalidArgument

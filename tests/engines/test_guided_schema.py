@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.engines.mistralrs.grammar import Calls, close_objects, json_grammar
+from dynamo.engines.guided_schema import Calls, close_objects, json_grammar
 
 NAMES = st.sampled_from("abc")
 VALUES = st.recursive(

@@ -1,7 +1,7 @@
 """Grammars that leave a model no room to ramble: JSON on one line, with the listed properties only.
 
-llguidance, the library that follows grammars in mistral.rs, by default allows any amount of whitespace between JSON
-tokens, and any further properties in an object. A small model then writes spaces until its limit.
+llguidance, the library that follows grammars for llamacpp and in mistral.rs, by default allows any amount of whitespace
+between JSON tokens, and any further properties in an object. A small model then writes spaces until its limit.
 """
 
 from __future__ import annotations
