@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -11,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,7 +198,7 @@ async def test_only_files_that_a_card_names_are_sent(over_tcp: Network, folder: 
     secret.write_text("{}")
     card = card_of(folder)
     await over_tcp.worker(card)
-    for checksum in (xxhash.xxh3_128_hexdigest(b"{}"), str(secret), f"../{secret.name}", "config"):
+    for checksum in (hashlib.sha256(b"{}").hexdigest(), str(secret), f"../{secret.name}", "config"):
         stolen = msgspec.structs.replace(card, files={"config": CardFile(path="/worker/x", checksum=checksum)})
         with pytest.raises(FileError, match=r"no model card of this worker names a file|malformed checksum"):
             await over_tcp.open(stolen)
@@ -433,7 +433,7 @@ def test_whatever_a_worker_answers_the_file_is_right_or_refused(
     card = ModelCard(
         name="m",
         model_type=1,
-        files={"config": CardFile(path="/worker/config.json", checksum=xxhash.xxh3_128_hexdigest(wanted))},
+        files={"config": CardFile(path="/worker/config.json", checksum=hashlib.sha256(wanted).hexdigest())},
     )
     at = Instance(instance_id=1, namespace="a", component="b", endpoint=FILES_ENDPOINT, transport="tcp", address="")
     config = HubConfig(cache=folder / "hub", offline=True, fetch=FetchConfig(cache=folder))

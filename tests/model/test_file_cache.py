@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -9,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.model import FileError
 from dynamo.model.file_cache import KEEP_SECONDS, FileCache
+from dynamo.model.files import checksum
 from dynamo.protocols.card import CardFile
 from support.running import SOURCE
 
@@ -22,7 +23,13 @@ MIB = 1 << 20
 
 
 def named(data: bytes, path: str = "/worker/tokenizer.json") -> CardFile:
-    return CardFile(path=path, checksum=xxhash.xxh3_128_hexdigest(data))
+    return CardFile(path=path, checksum=hashlib.sha256(data).hexdigest())
+
+
+def test_a_file_is_known_by_its_sha256(tmp_path: Path) -> None:
+    """A hash that is not cryptographic lets one worker put a file of its making in the place of another's."""
+    (tmp_path / "file").write_bytes(b"abc")
+    assert checksum(tmp_path / "file") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 @pytest.fixture
@@ -119,13 +126,13 @@ def test_a_folder_that_cannot_be_used_is_named_with_the_setting(tmp_path: Path) 
 STORE = """
 import sys
 from pathlib import Path
-import xxhash
+import hashlib
 from dynamo.model.file_cache import FileCache
 from dynamo.protocols.card import CardFile
 cache = FileCache(Path(sys.argv[1]), 0)
 for n in range(200):
     data = bytes([n % 8]) * 100_000
-    file = CardFile(path="/w/f", checksum=xxhash.xxh3_128_hexdigest(data))
+    file = CardFile(path="/w/f", checksum=hashlib.sha256(data).hexdigest())
     assert cache.put(file, data).read_bytes() == data
     assert cache.find(file)
 """

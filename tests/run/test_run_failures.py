@@ -31,7 +31,7 @@ def failure(place: Path, line: str, *, code: int = 1, **env: Any) -> str:
         ("--http-prot 1", "did you mean '--http-port'?"),
         ("in=http out=dyn --discovery-backend etdc", "did you mean 'etcd'?"),
         ("in=dyn://a.b!.c out=echo", "not a valid name"),
-        ("in=dyn://a.b.c out=echo --discovery-backend memory", "nobody would find this worker"),
+        ("in=dyn://a.b.c out=echo --discovery-backend memory", "no frontend would find this worker"),
         ("in=http out=dyn --discovery-backend memory --http-port 0", "out=dyn would find no worker"),
         ("in=dyn://a.b.c out=echo --namespace zz", "the namespace is given twice"),
         ("in=http out=echo --dyn-tool-call-parser hermse", "did you mean 'hermes'?"),

@@ -45,7 +45,7 @@ class ChildEngine:
 
     def __init__(self, spec: EngineSpec) -> None:
         flags = Flags(add_help=False)
-        flags.add_argument("--trouble", choices=("start", "canary", "close"))
+        flags.add_argument("--trouble", choices=("start", "canary", "silence", "close"))
         flags.add_argument("--follower", action="store_true")
         self.flags = flags.parse_args(spec.arguments)
         self.streams: list[Stream] = []
@@ -72,6 +72,9 @@ class ChildEngine:
             sink.end()
             return stream
         self.streams.append(stream)
+        if self.flags.trouble == "silence":
+            print("the child engine is silent", flush=True)
+            return stream
         sink.tokens([5])
         if request.stop_conditions.max_tokens == 1:
             stream.abort()

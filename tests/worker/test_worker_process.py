@@ -18,6 +18,7 @@ from dynamo.runtime.discovery import Put
 from support.hub import Hub
 from support.stack import Process, Stack
 from support.toys import samples, toy_folder
+from support.waiting import PATIENCE, until
 
 WORKER = ("-m", "dynamo.worker", "child", "tiny")
 SERVING = "worker for 'tiny' at dyn://dynamo.backend.generate"
@@ -88,6 +89,28 @@ async def test_nothing_of_the_engine_is_left_after_sigterm(stack: Stack, here: D
     assert await records(here) == {}
 
 
+async def test_a_second_signal_leaves_nothing_of_the_engine_either(stack: Stack) -> None:
+    worker = await stack.python(*WORKER)
+    pids = await pids_of(worker)
+    await worker.line(SERVING)
+    worker.signal(signal.SIGTERM)
+    await until(lambda: not lives(pids[0]))  # its own child ignores SIGTERM, so the worker is still ending it
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 0
+    assert not [pid for pid in pids if lives(pid)]
+
+
+async def test_a_signal_ends_a_worker_whose_engine_does_not_answer_its_test(
+    stack: Stack, here: DistributedRuntime
+) -> None:
+    never = str(10 * PATIENCE)
+    worker = await stack.python(*WORKER, "--trouble", "silence", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT=never)
+    await worker.line("the child engine is silent")
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended() == 130
+    assert await records(here) == {}
+
+
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
@@ -127,6 +150,13 @@ async def test_an_unknown_flag_is_named_before_the_weights_are_fetched(tmp_path:
         assert "model.safetensors" not in hub.fetched
     finally:
         hub.stop()
+
+
+async def test_a_misspelt_flag_of_the_worker_is_recognized(stack: Stack) -> None:
+    worker = await stack.python(*WORKER, "--migration-limt=3")
+    assert await worker.ended() == 1
+    said = "error: child: unrecognized arguments: --migration-limt=3; did you mean '--migration-limit'?"
+    assert said in worker.lines
 
 
 async def test_a_follower_node_registers_nothing(stack: Stack, here: DistributedRuntime) -> None:

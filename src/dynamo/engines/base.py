@@ -57,7 +57,7 @@ class Engine(Protocol):
         """Whether no request holds anything in the engine."""
 
     async def close(self) -> None:
-        """Fail running requests and release everything. Safe twice and after a failed start."""
+        """Fail running requests and release everything. Safe twice, before a start and after a failed one."""
 
 
 KvListener = Callable[[int, list[KvChange]], None]

@@ -89,7 +89,7 @@ def plugin_names() -> list[str]:
 
 
 def find(name: str) -> EngineEntry | None:
-    """The entry of an engine, whoever distributes it. A plugin that cannot be imported raises what it raises."""
+    """The entry of an engine of this build or of a plugin. A plugin that cannot be imported raises what it raises."""
     if entry := built_in(name):
         return entry
     from importlib.metadata import entry_points

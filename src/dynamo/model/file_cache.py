@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import re
 import tempfile
 import time
 from pathlib import Path
-
-import xxhash
 
 from dynamo.model.errors import FileError, ModelError
 from dynamo.model.files import checksum
@@ -20,7 +19,7 @@ log = logging.getLogger(__name__)
 
 KEEP_SECONDS = 3600
 """A file used within this time is not evicted: another process may be about to read it."""
-_CHECKSUM = re.compile(r"[0-9a-f]{32}")
+_CHECKSUM = re.compile(r"[0-9a-f]{64}")
 _UNFINISHED = "."
 
 
@@ -53,7 +52,7 @@ class FileCache:
     def put(self, file: CardFile, data: bytes | bytearray) -> Path:
         """Store what `file` names, all of it or nothing; ValueError if `data` is something else."""
         path = self._path(file)
-        if xxhash.xxh3_128_hexdigest(data) != file.checksum:
+        if hashlib.sha256(data).hexdigest() != file.checksum:
             raise ValueError("its checksum is not the one on the model card")
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from dynamo.model.errors import ModelError
 
@@ -66,4 +65,9 @@ def read_object(path: Path | None) -> dict[str, Any]:
 
 
 def checksum(path: Path) -> str:
-    return xxhash.xxh3_128_hexdigest(read(path))
+    """Cryptographic, as files are shared by it: no worker can send a file that passes for one of another model."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from error

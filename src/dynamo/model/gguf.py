@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import struct
 from array import array
 from pathlib import Path
 from typing import Any
 
-import xxhash
 from msgspec import Struct
 
 from dynamo.model.errors import ModelError
@@ -47,7 +47,7 @@ def read_gguf(path: Path) -> Gguf:
             cursor = _Cursor(data)
             metadata = cursor.metadata()
             with memoryview(data) as view, view[: cursor.at] as head:
-                return Gguf(metadata, xxhash.xxh3_128_hexdigest(head), cursor.at)
+                return Gguf(metadata, hashlib.sha256(head).hexdigest(), cursor.at)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from error
     except _Malformed as error:

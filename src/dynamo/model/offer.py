@@ -16,8 +16,8 @@ from dynamo.runtime.names import FILES_ENDPOINT, EndpointId
 
 
 async def offer_files(endpoint: Endpoint, card: ModelCard) -> bool:
-    """Send the card's files to readers that ask for them. False if nobody could ask: there are no files, or this
-    process has its network for itself."""
+    """Send the card's files to readers that ask for them. False if there are none, or if no other process
+    can reach this one."""
     if not card.files or endpoint.runtime.plane.transport == "memory":
         return False
     return await _offers(endpoint).add(endpoint.id, card)

@@ -45,7 +45,7 @@ def launch(command: Command, environ: Mapping[str, str]) -> None:
 def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
     """In-process, unless requests come from or go to other processes."""
     if command.input.kind == "dyn":
-        return _shared_network(command, environ, "nobody would find this worker")
+        return _shared_network(command, environ, "no frontend would find this worker")
     if command.output.remote:
         config = _shared_network(command, environ, "out=dyn would find no worker").without_status()
     else:

@@ -5,12 +5,14 @@ Orphans among them are adopted (Linux), so that everything an engine started sta
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,6 +56,25 @@ def end_children() -> None:
     """SIGTERM to every descendant, then SIGKILL; does nothing in a process that did not call `adopt_orphans`."""
     if not adopts_orphans():
         return
+    with _signals_ignored():
+        _end_descendants()
+
+
+@contextlib.contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """Another signal must not end this process before its children. Only the main thread can change handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _end_descendants() -> None:
     begun = time.monotonic()
     terminated: set[int] = set()
     while left := _descendants():
@@ -97,7 +118,5 @@ def _is_tracker(pid: int) -> bool:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or has become another user's
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass

@@ -307,11 +307,13 @@ class Endpoint:
         finally:
             if served:
                 await served.end()
-            await self.unregister_endpoint_instance()
-            route.close()
-            if graceful_shutdown and runtime.drains:
-                await route.drain(runtime.config.graceful_shutdown_timeout)
-            route.kill()
+            try:
+                await self.unregister_endpoint_instance()
+            finally:
+                route.close()
+                if graceful_shutdown and runtime.drains:
+                    await route.drain(runtime.config.graceful_shutdown_timeout)
+                route.kill()
 
     async def register_endpoint_instance(self) -> None:
         """Return to discovery after `unregister_endpoint_instance`."""

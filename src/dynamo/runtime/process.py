@@ -85,9 +85,11 @@ async def run_until_signalled(
             raise fail(str(error), error=error) from None
     finally:
         waiter.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
-        await runtime.close()
+        try:
+            await runtime.close()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
 
 
 @contextlib.contextmanager

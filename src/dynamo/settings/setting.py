@@ -168,11 +168,11 @@ def _unwrap(hint: Any) -> tuple[Setting | None, type, bool, tuple[str, ...], tup
             return setting, get_origin(hint) or hint, optional, (), bounds
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'X'?`, or nothing where no word is near."""
     import difflib  # not for the help
 
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{found[0]}'?" if found else ""
 
 

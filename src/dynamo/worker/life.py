@@ -36,7 +36,7 @@ _DEATH_SECONDS = 5.0
 
 
 class Interrupted(Exception):
-    """A signal came while the engine was starting."""
+    """A signal came while the engine was starting or being tested."""
 
 
 class Started(Struct, frozen=True):
@@ -69,7 +69,9 @@ async def serve_started(
     """Test a started engine with a request, then serve it while the block runs."""
     card = await in_thread(lambda: model_card(config, started.found, started.engine, started.info))
     if not engine_entry(config.engine).file:  # a user's code sees the requests of clients only
-        await check_answers(started.engine, card.name)
+        await unless_shut_down(runtime, check_answers(started.engine, card.name))
+    if runtime.is_shutting_down:
+        raise Interrupted("interrupted")
     endpoint = Endpoint(runtime, place(card.worker_type))
     async with registered(endpoint, started.engine, card, kv_events=config.kv_events) as listed:
         yield listed
@@ -123,7 +125,7 @@ async def closed_at_end(runtime: DistributedRuntime, engine: Engine, name: str) 
         if death.reason is None:
             raise
     finally:
-        await (death.closing or engine.close())
+        await death.close()
     if death.reason is not None:
         raise EngineError(f"the engine '{name}' died: {death.reason}")
 
@@ -136,10 +138,10 @@ class Death:
         self._engine = engine
         self.reason: str | None = None
         """Why it died; None while it lives, and if it ended because the worker was asked to leave."""
-        self.closing: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     def died(self, reason: str) -> None:
-        if self.closing is not None:
+        if self._closing is not None:  # also of an engine that reports the end of a process that it closes
             return
         if not self._runtime.is_shutting_down:
             self.reason = reason
@@ -147,7 +149,17 @@ class Death:
         exit_within(_DEATH_SECONDS, 1)
         self._runtime.shutdown(drain=False)
         # At once: a stream that is being drained ends only when the engine fails it.
-        self.closing = asyncio.create_task(self._engine.close())
+        self._closing = asyncio.create_task(self._engine.close())
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._engine.close())
+        try:
+            await self._closing
+        except Exception:
+            if self.reason is None:
+                raise
+            log.exception("the dead engine could not be closed")
 
 
 async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
@@ -171,10 +183,11 @@ async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
 
     found = await in_thread(lambda: find_model(config, hub, weights=False))
     engine = made(found)
-    complete = await in_thread(lambda: find_model(config, hub, weights=True))
-    if complete != found:
-        found, engine = complete, made(complete)
     try:
+        complete = await in_thread(lambda: find_model(config, hub, weights=True))
+        if complete != found:
+            await engine.close()
+            found, engine = complete, made(complete)
         return Started(found, engine, await engine.start())
     except BaseException:
         await engine.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 import uvloop
 
+from dynamo.engines.base import EngineError
 from dynamo.engines.registry import engine_entry, load_engine
 from dynamo.protocols.card import ModelType, WorkerType
 from dynamo.protocols.errors import DynamoException, StartError
@@ -19,7 +20,7 @@ from dynamo.runtime.children import adopt_orphans, end_children, exit_now
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, DEFAULT_NAMESPACE, EndpointId
 from dynamo.runtime.process import INTERRUPTED, fail, run_until_signalled, start_or_exit
-from dynamo.settings import given, nearest
+from dynamo.settings import given, nearest, options
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.worker import WorkerSettings
@@ -75,6 +76,16 @@ def parse(command: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]
     return flags | {"model": model or flags["model"]}, rest + words[cut + 1 :]
 
 
+def misspelt(refusal: str, arguments: Sequence[str]) -> str:
+    """A hint, if an engine's `refusal` names one of its `arguments` that is nearly a flag of the worker."""
+    known = [flag for table in (WorkerSettings, NetworkSettings) for option in options(table) for flag in option.flags]
+    for word in arguments:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and flag in refusal and (hint := nearest(flag, known, cutoff=0.8)):
+            return hint
+    return ""
+
+
 def worker_config(engine: str, settings: WorkerSettings, arguments: list[str]) -> WorkerConfig:
     return WorkerConfig(
         engine=engine,
@@ -126,11 +137,20 @@ class Place:
 async def _run(config: WorkerConfig, place: Place, network: RuntimeConfig, environ: Mapping[str, str]) -> None:
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
     try:
-        await run_until_signalled(runtime, _work(runtime, config, place, environ))
+        await run_until_signalled(runtime, _with_hint(_work(runtime, config, place, environ), config.arguments))
     except Interrupted:
         # A thread that loads a model cannot be stopped, and the event loop would wait for it.
         sys.stderr.flush()
         exit_now(INTERRUPTED)
+
+
+async def _with_hint(work: Awaitable[None], arguments: Sequence[str]) -> None:
+    try:
+        await work
+    except EngineError as error:
+        if hint := misspelt(str(error), arguments):
+            raise EngineError(f"{error}{hint}") from error
+        raise
 
 
 async def _work(runtime: DistributedRuntime, config: WorkerConfig, place: Place, environ: Mapping[str, str]) -> None:
