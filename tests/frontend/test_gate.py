@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
+from yarl import URL
 
 from dynamo.frontend.headers import context_id, metadata, request_id, traceparent
 from dynamo.frontend.keys import ApiKeys, Unauthorized
@@ -223,6 +224,19 @@ async def test_more_requests_than_the_limit_are_told_to_retry(tmp_path: Path, st
         again = asyncio.create_task(stack.chat())
         (await engine.requests.get()).sink.end()
         assert (await again).status == 200
+
+
+async def test_an_escaped_path_is_limited_and_counted_like_the_plain_one(tmp_path: Path) -> None:
+    engine = Holding()
+    async with serving(tmp_path, engine, max_concurrent_requests=1) as stack:
+        escaped = URL(f"{stack.url}/v1/chat/completion%73", encoded=True)
+        first = asyncio.create_task(stack.http.post(escaped, json=CHAT))
+        held = await engine.requests.get()
+        assert (await stack.http.post(escaped, json=CHAT)).status == 503
+        assert (await stack.chat()).status == 503
+        held.sink.end()
+        assert (await first).status == 200
+        assert (await stack.metrics())['dynamo_frontend_inflight_requests{model="tiny"}'] == 0
 
 
 async def test_pages_from_allowed_origins_may_read_answers(tmp_path: Path) -> None:
