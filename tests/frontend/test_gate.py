@@ -5,6 +5,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from hypothesis import given
@@ -224,6 +225,25 @@ async def test_more_requests_than_the_limit_are_told_to_retry(tmp_path: Path, st
         again = asyncio.create_task(stack.chat())
         (await engine.requests.get()).sink.end()
         assert (await again).status == 200
+
+
+async def test_requests_whose_body_has_not_arrived_do_not_use_up_the_limit(tmp_path: Path) -> None:
+    engine = Holding()
+    body = msgspec.json.encode(CHAT)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+    async with serving(tmp_path, engine, max_concurrent_requests=1) as stack, stack.raw() as (reader, writer):
+        writer.write(f"{head}\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert b"100" in await reader.readline()  # the request has been admitted and its body is read
+        await reader.readline()
+        writer.write(body[:1])
+        asked = asyncio.create_task(stack.chat())
+        held = asyncio.create_task(engine.requests.get())
+        await asyncio.wait({asked, held}, return_when=asyncio.FIRST_COMPLETED)
+        assert not asked.done()
+        writer.write(body[1:])
+        assert b"503" in await reader.readline()
+        (await held).sink.end()
+        assert (await asked).status == 200
 
 
 async def test_an_escaped_path_is_limited_and_counted_like_the_plain_one(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class GrpcAdmission:
             raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
         record = requests.begin("gRPC", f"/{method}", request_id, "completions")
         record.stream = method == "ModelStreamInfer"
+        requests.run(record)
         return record
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
