@@ -246,6 +246,17 @@ async def test_requests_whose_body_has_not_arrived_do_not_use_up_the_limit(tmp_p
         assert (await asked).status == 200
 
 
+async def test_biases_are_bounded_by_vocabulary_and_choices(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack:
+        answer = await stack.chat(logit_bias={str(id): 1 for id in range(5000)})
+        assert answer.status == 400
+        assert "vocabulary" in (await answer.json())["error"]["message"]
+        many = {"model": MODEL, "prompt": ["a"] * 128, "logit_bias": {str(id): 1 for id in range(2049)}}
+        answer = await stack.http.post(f"{stack.url}/v1/completions", json=many)
+        assert answer.status == 400
+        assert "at most 2048 are allowed" in (await answer.json())["error"]["message"]
+
+
 async def test_an_escaped_path_is_limited_and_counted_like_the_plain_one(tmp_path: Path) -> None:
     engine = Holding()
     async with serving(tmp_path, engine, max_concurrent_requests=1) as stack:
