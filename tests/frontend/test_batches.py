@@ -89,6 +89,9 @@ async def test_wrong_uploads_are_refused(clerk: Clerk) -> None:
     http = clerk.live.http
     async with http.post("/v1/files", json={}) as answer:
         assert answer.status == 415
+    packed = {"Content-Type": "multipart/form-data; boundary=x", "Content-Encoding": "gzip"}
+    async with http.post("/v1/files", data=b"rubbish", headers=packed) as answer:
+        assert answer.status == 415
     async with http.post("/v1/files", data=b"rubbish", headers={"Content-Type": "multipart/form-data"}) as answer:
         assert answer.status == 400
     async with http.post(

@@ -5,11 +5,13 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
+from yarl import URL
 
 from dynamo.frontend.headers import context_id, metadata, request_id, traceparent
 from dynamo.frontend.keys import ApiKeys, Unauthorized
@@ -223,6 +225,49 @@ async def test_more_requests_than_the_limit_are_told_to_retry(tmp_path: Path, st
         again = asyncio.create_task(stack.chat())
         (await engine.requests.get()).sink.end()
         assert (await again).status == 200
+
+
+async def test_requests_whose_body_has_not_arrived_do_not_use_up_the_limit(tmp_path: Path) -> None:
+    engine = Holding()
+    body = msgspec.json.encode(CHAT)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+    async with serving(tmp_path, engine, max_concurrent_requests=1) as stack, stack.raw() as (reader, writer):
+        writer.write(f"{head}\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert b"100" in await reader.readline()  # the request has been admitted and its body is read
+        await reader.readline()
+        writer.write(body[:1])
+        asked = asyncio.create_task(stack.chat())
+        held = asyncio.create_task(engine.requests.get())
+        await asyncio.wait({asked, held}, return_when=asyncio.FIRST_COMPLETED)
+        assert not asked.done()
+        writer.write(body[1:])
+        assert b"503" in await reader.readline()
+        (await held).sink.end()
+        assert (await asked).status == 200
+
+
+async def test_biases_are_bounded_by_vocabulary_and_choices(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack:
+        answer = await stack.chat(logit_bias={str(id): 1 for id in range(5000)})
+        assert answer.status == 400
+        assert "vocabulary" in (await answer.json())["error"]["message"]
+        many = {"model": MODEL, "prompt": ["a"] * 128, "logit_bias": {str(id): 1 for id in range(2049)}}
+        answer = await stack.http.post(f"{stack.url}/v1/completions", json=many)
+        assert answer.status == 400
+        assert "at most 2048 are allowed" in (await answer.json())["error"]["message"]
+
+
+async def test_an_escaped_path_is_limited_and_counted_like_the_plain_one(tmp_path: Path) -> None:
+    engine = Holding()
+    async with serving(tmp_path, engine, max_concurrent_requests=1) as stack:
+        escaped = URL(f"{stack.url}/v1/chat/completion%73", encoded=True)
+        first = asyncio.create_task(stack.http.post(escaped, json=CHAT))
+        held = await engine.requests.get()
+        assert (await stack.http.post(escaped, json=CHAT)).status == 503
+        assert (await stack.chat()).status == 503
+        held.sink.end()
+        assert (await first).status == 200
+        assert (await stack.metrics())['dynamo_frontend_inflight_requests{model="tiny"}'] == 0
 
 
 async def test_pages_from_allowed_origins_may_read_answers(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from aiohttp import web
 from dynamo.frontend import headers
 from dynamo.frontend.call import Body
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.content_encoding import TooLong, unpack
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.errors import HttpError
 from dynamo.serving.request_template import fill_body
@@ -42,6 +43,8 @@ class BodyReader(Generic[Body]):
         if (request.content_length or 0) > limit:
             raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
         body = await request.read() if request.content.is_eof() else await self._rest(request)
+        if encoding := request.headers.get("Content-Encoding"):
+            body = await self._unpacked(body, encoding, limit)
         body = body.removeprefix(BOM)
         if config.request_template:
             body = fill_body(config.request_template, body, self._decoder.kind)
@@ -57,3 +60,11 @@ class BodyReader(Generic[Body]):
                 return await request.read()
         except TimeoutError:
             raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None
+
+    async def _unpacked(self, body: bytes, encoding: str, limit: int) -> bytes:
+        if encoding.lower() == "identity":
+            return body
+        try:
+            return await unpack(body, encoding, limit)
+        except TooLong:
+            raise web.HTTPRequestEntityTooLarge(limit) from None

@@ -48,6 +48,8 @@ class Connection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type]  # documented as: no log
             keepalive_timeout=limits.idle or FOREVER,
             lingering_time=LINGER,
+            # The library would unpack bodies before their key and route are known, those it only discards too.
+            auto_decompress=False,
         )
         self._limits = limits
         self._busy = False

@@ -56,6 +56,10 @@ class Gate:
                 if response is None:
                     self._admit(request, route)
                     body, raw_body = await read(request)
+                    if route.endpoint:
+                        # Only now: clients that send no more than a part of their body must not use up the limit.
+                        self._refuse_too_many()
+                        self._requests.run(record)
                     response = await route.handler(self._frontend, HttpCall(request, record, body, raw_body))
                 status = response.status
                 record.stream |= not isinstance(response, web.Response)
@@ -123,8 +127,12 @@ class Gate:
             return
         if self._frontend.draining:
             raise Unavailable("The service is shutting down.")
+        if route.endpoint:
+            self._refuse_too_many()
+
+    def _refuse_too_many(self) -> None:
         limit = self._config.max_concurrent_requests
-        if limit and route.endpoint and len(self._requests) > limit:
+        if limit and len(self._requests) >= limit:
             raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
 
     def _client_left(self, request: web.Request, record: RequestRecord) -> None:

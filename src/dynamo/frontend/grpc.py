@@ -43,6 +43,7 @@ class GrpcAdmission:
         logged_id = headers.request_id(CIMultiDict({"x-request-id": request_id}))
         record = requests.begin("gRPC", f"/{method}", logged_id, "completions")
         record.stream = method == "ModelStreamInfer"
+        requests.run(record)
         return record
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:

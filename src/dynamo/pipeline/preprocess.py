@@ -175,6 +175,9 @@ class Preprocessor:
 
     def _prepared(self, request: ChatRequest | CompletionRequest, ids: list[int], prompt: str | None) -> Prepared:
         refuse_guidance(self.card, request)
+        if request.logit_bias and len(request.logit_bias) > (size := self.model.tokenizer.vocab_size):
+            why = f"{len(request.logit_bias)} biases are more than the model's vocabulary of {size}"
+            raise InvalidRequest.bad_value("logit_bias", why)
         if request.truncate_prompt_tokens is not None and len(ids) > (kept := self._kept(request)):
             ids, prompt = ids[-kept:], None
         prepared = engine_request(request, ids, self._defaults, self.mdc_sum)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dynamo.pipeline.guidance import GUIDED_FIELDS, apply_structured_outputs, check_guidance
@@ -23,6 +23,10 @@ from dynamo.protocols.openai_fields import GenerationFields, NvExt
 
 MAX_CHOICES = 128
 MAX_INPUTS = 2048
+MAX_BIASES = 1 << 18
+"""Logit biases of all choices together: every choice is sent to a worker with its own copy."""
+MAX_STOP_CHARACTERS = 8192
+"""Of all stop strings together."""
 EXTRA_FIELDS = ("worker_id", "routing", "timing", "stop_reason")
 _UNSUPPORTED = {
     "audio": "audio output is not supported",
@@ -82,6 +86,8 @@ def validate_completion(request: CompletionRequest) -> None:
         )
     if request.best_of is not None and request.best_of < n:
         raise InvalidRequest.bad_value("best_of", f"must be at least n ({n}), got {request.best_of}")
+    if request.logit_bias:
+        _bias_count(request.logit_bias, prompts * best_of)
     if request.stream and request.best_of is not None and request.best_of > n:
         raise InvalidRequest.bad_value("best_of", "greater than n cannot be streamed")
     if request.nvext and request.nvext.token_data and prompts > 1:
@@ -130,9 +136,18 @@ def _generation(request: GenerationFields, max_tokens: int | None) -> None:
         raise InvalidRequest.bad_value(
             "min_tokens", f"must be at most the maximum of {max_tokens} tokens, got {request.min_tokens}"
         )
-    for key in request.logit_bias or ():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 2**32):
-            raise InvalidRequest.bad_value("logit_bias", f"{key[:32]!r} is not a token id")
+    if request.logit_bias:
+        _bias_count(request.logit_bias, request.n or 1)
+        for key in request.logit_bias:
+            if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 2**32):
+                raise InvalidRequest.bad_value("logit_bias", f"{key[:32]!r} is not a token id")
+    if request.stop:
+        stops = [request.stop] if isinstance(request.stop, str) else request.stop
+        length = sum(len(each) for each in stops if isinstance(each, str))
+        if length > MAX_STOP_CHARACTERS:
+            raise InvalidRequest.bad_value(
+                "stop", f"at most {MAX_STOP_CHARACTERS} characters are allowed in all, got {length}"
+            )
     if request.metadata:
         check_value(request.metadata, "metadata")
     if request.nvext is not None:
@@ -142,6 +157,13 @@ def _generation(request: GenerationFields, max_tokens: int | None) -> None:
             raise InvalidRequest.bad_value("nvext.token_data", "must not be empty")
         _nvext_names(request.nvext)
     check_guidance(request)
+
+
+def _bias_count(biases: Mapping[str, float], choices: int) -> None:
+    if len(biases) * choices > MAX_BIASES:
+        raise InvalidRequest.bad_value(
+            "logit_bias", f"{len(biases)} biases for {choices} choices; at most {MAX_BIASES // choices} are allowed"
+        )
 
 
 def _nvext_names(nvext: NvExt) -> None:

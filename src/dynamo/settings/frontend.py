@@ -71,7 +71,7 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--http-body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", "largest request body, unpacked", "MB", LIMITS)] = 45
     max_concurrent_requests: Annotated[int, Meta(ge=0), Setting(
         "--max-concurrent-requests", "DYN_HTTP_MAX_CONCURRENT_REQUESTS",
-        "refuse more requests than this at once, per process", "N", LIMITS)] = 0
+        "refuse more requests than this at once, per process; those still arriving do not count", "N", LIMITS)] = 0
     overload_status_code: Annotated[int, Meta(ge=400, le=599), Setting(
         "--overload-status-code", "DYN_HTTP_OVERLOAD_STATUS_CODE",
         "answer to refused requests, and where all workers are busy; 529 is usual too", "STATUS", LIMITS)] = 503

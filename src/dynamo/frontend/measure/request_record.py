@@ -34,10 +34,11 @@ class RunningRequests:
         self, method: str, path: str, request_id: str, endpoint: str | None = None, *, is_probe: bool = False
     ) -> RequestRecord:
         """`endpoint` is the metrics' label of a request that runs a model; others are only logged."""
-        record = RequestRecord(self.metrics, request_id, method, path, endpoint, is_probe=is_probe)
-        if endpoint:
-            self._records.add(record)
-        return record
+        return RequestRecord(self.metrics, request_id, method, path, endpoint, is_probe=is_probe)
+
+    def run(self, record: RequestRecord) -> None:
+        """The whole request has arrived: from now on it is one of those that run."""
+        self._records.add(record)
 
     def end(self, record: RequestRecord, status: int) -> None:
         self._records.discard(record)

@@ -27,6 +27,8 @@ async def create_file(frontend: Frontend, call: HttpCall[None]) -> web.StreamRes
     request = call.request
     if request.content_type != "multipart/form-data":
         raise HttpError(415, f"Content-Type must be multipart/form-data, not {request.content_type}")
+    if "Content-Encoding" in request.headers:
+        raise HttpError(415, "An uploaded file must not have a Content-Encoding")
     try:
         return json_response(await _upload(frontend.state.of(call.owner), await request.multipart()))
     except (ValueError, AssertionError) as error:
