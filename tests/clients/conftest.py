@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clients.install import installed, why_missing
+from clients.install import installed, is_optional, why_missing
 from support.models import write
 from support.running import KEPT, running
 from support.toys import toy_folder
@@ -27,7 +28,8 @@ class Installed:
 
     def __init__(self, name: str, home: Path) -> None:
         folder = installed(name)
-        assert folder, f"{name} is not installed: {why_missing(name)}"
+        if folder is None:
+            (pytest.skip if is_optional() else pytest.fail)(f"{name} is not installed: {why_missing(name)}")
         self.folder = folder
         self.home = home
 
@@ -98,3 +100,22 @@ def mocker(long_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The URL of a server with the mocker, whose model is called `scripted` too."""
     with running(tmp_path_factory.mktemp("mocker"), "in=http", "out=mocker", str(long_model), "--http-port", "0") as it:
         yield it.url()
+
+
+@pytest.fixture(scope="session")
+def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a frontend with a worker (embedding_worker.py) whose model is called `embedding`."""
+    place = tmp_path_factory.mktemp("embedding")
+    with running(place, "in=http", "out=dyn", "--http-port", "0") as frontend:
+        url = frontend.url()
+        with running(place, program=[sys.executable, str(HERE / "embedding_worker.py")]):
+            frontend.line_with("model 'embedding' can be served")
+            yield url
+
+
+@pytest.fixture(scope="session")
+def bundled_grpc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the KServe protocol with the bundled model."""
+    words = ("--http-port", "0", "--kserve-grpc-server", "--grpc-metrics-port", "0")
+    with running(tmp_path_factory.mktemp("grpc"), "in=http", *words) as process:
+        yield process.line_with("serving gRPC on").rpartition(" ")[2]

@@ -8,7 +8,7 @@ import pytest
 
 from clients.conftest import Installed
 
-pytestmark = [pytest.mark.clients, pytest.mark.node]
+pytestmark = pytest.mark.clients
 CLIENT = "codex"
 
 CONFIG = """

@@ -57,3 +57,13 @@ def test_the_likelier_choice_is_found(client: Installed, scripted: str, long_mod
     model = f"model=scripted,base_url={scripted}/v1/completions,tokenizer={long_model}"
     words = ("--model", "local-completions", "--model_args", model)
     assert evaluate(client, tmp_path, CHOICE, *words)["acc,none"] == 1
+
+
+def test_the_mocker_gives_log_likelihoods(client: Installed, mocker: str, long_model: Path, tmp_path: Path) -> None:
+    model = f"model=scripted,base_url={mocker}/v1/completions,tokenizer={long_model}"
+    words = ("--model", "local-completions", "--model_args", model, "--log_samples")
+    assert evaluate(client, tmp_path, CHOICE, *words)["acc,none"] in (0, 0.5, 1)
+    (samples,) = (tmp_path / "out").rglob("samples*.jsonl")
+    found = [json.loads(line)["filtered_resps"] for line in samples.read_text().splitlines()]
+    assert len(found) == 2
+    assert all(float(likelihood) < 0 for choices in found for likelihood, _ in choices)

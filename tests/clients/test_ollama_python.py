@@ -77,3 +77,20 @@ except ollama.ResponseError as error:
         scripted,
     )
     assert heard == [404, True]
+
+
+def test_texts_are_embedded(client: Installed, embedding: str) -> None:
+    heard = client.python(
+        HEAD
+        + """
+answer = client.embed("embedding", ["one", "one two three"])
+print(json.dumps([[len(vector) for vector in answer.embeddings], answer.prompt_eval_count,
+    list(client.embeddings("embedding", "one").embedding), client.show("embedding").capabilities]))
+""",
+        embedding,
+    )
+    sizes, tokens, vector, capabilities = heard
+    assert sizes == [2, 2]
+    assert tokens > vector[0] > 0
+    assert vector[1] == 1
+    assert capabilities == ["embedding"]

@@ -6,7 +6,7 @@ import pytest
 
 from clients.conftest import Installed
 
-pytestmark = [pytest.mark.clients, pytest.mark.node]
+pytestmark = pytest.mark.clients
 CLIENT = "vercel-ai"
 
 HEAD = """

@@ -41,7 +41,7 @@ class Clerk:
     async def ended(self, id: str) -> Any:
         async def batch() -> Any:
             found = await self.client.batches.retrieve(id)
-            return found if found.status in ("completed", "failed", "cancelled") else None
+            return found if found.status in ("completed", "failed", "cancelled", "expired") else None
 
         return await until(batch)
 
@@ -196,6 +196,58 @@ async def test_a_cancelled_batch_keeps_what_was_answered(folder: Path) -> None:
             batch = await clerk.ended(id)
             assert batch.status == "cancelled"
             assert [one["custom_id"] for one in await clerk.lines(batch.output_file_id)] == ["r0", "r1", "r2"]
+
+
+async def test_an_expired_batch_keeps_what_was_answered_and_lists_the_rest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = 1_000_000
+    monkeypatch.setattr(batches, "now", lambda: time)
+    engine = Gated(2)
+    async with Live(http_batch_concurrency=1) as live:
+        await live.serve(engine.generate, toy_card(folder, MODEL))
+        clerk = Clerk(live)
+        async with clerk.client:
+            id = await clerk.begin(*map(line, range(5)))
+            await engine.waits.wait()
+            assert (await clerk.client.batches.retrieve(id)).expires_at == time + 24 * 60 * 60
+            time += 24 * 60 * 60
+            engine.gate.set()
+            batch = await clerk.ended(id)
+            answered, missed = await clerk.lines(batch.output_file_id), await clerk.lines(batch.error_file_id)
+            with pytest.raises(openai.BadRequestError, match="Cannot cancel a batch with status 'expired'"):
+                await clerk.client.batches.cancel(id)
+    assert (batch.status, batch.expired_at, batch.completed_at) == ("expired", time, None)
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (5, 3, 2)
+    assert [one["custom_id"] for one in answered] == ["r0", "r1", "r2"]
+    assert [(one["custom_id"], one["response"], one["error"]["code"]) for one in missed] == [
+        ("r3", None, "batch_expired"),
+        ("r4", None, "batch_expired"),
+    ]
+
+
+async def test_a_batch_whose_window_ended_while_no_server_ran_expires_at_the_next_start(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time = 1_000_000
+    monkeypatch.setattr(batches, "now", lambda: time)
+    state = {"state_dir": str(tmp_path), "http_batch_concurrency": 1}
+    engine = Gated(1)
+    async with Live(**state) as live:
+        await live.serve(engine.generate, toy_card(folder, MODEL))
+        clerk = Clerk(live)
+        async with clerk.client:
+            id = await clerk.begin(*map(line, range(3)))
+            await engine.waits.wait()
+    time += 48 * 60 * 60
+    async with Live(**state) as live:
+        clerk = Clerk(live)
+        async with clerk.client:
+            batch = await clerk.ended(id)
+            assert batch.status == "expired"
+            assert [one["custom_id"] for one in await clerk.lines(batch.output_file_id)] == ["r0"]
+            assert [one["custom_id"] for one in await clerk.lines(batch.error_file_id)] == ["r1", "r2"]
 
 
 async def test_a_batch_goes_on_after_a_restart_though_its_file_was_deleted(folder: Path, tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.toys import Live, Scripted
+from dynamo.llm import ModelType
+from support.toys import Live, Scripted, embed_tokens, toy_card
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -99,3 +102,52 @@ async def test_bodies_are_json_whatever_their_content_type_says(live: Live, toy:
         assert answer.status == 200, await answer.text()
     async with live.http.post("/api/chat", data=b"model=org/toy", headers=headers) as answer:
         assert answer.status == 400
+
+
+@pytest.fixture
+async def embedder(live: Live, folder: Path) -> Live:
+    await live.serve(embed_tokens, toy_card(folder, "embed", ModelType.Embedding), "toy.embed.generate")
+    return live
+
+
+async def test_texts_are_embedded_as_unit_vectors_and_counted(embedder: Live) -> None:
+    body = {"model": "embed:latest", "input": ["one two", "three"], "dimensions": 3, "options": {"num_ctx": 9}}
+    status, answer = await embedder.post("/api/embed", body)
+    assert status == 200, answer
+    assert [len(vector) for vector in answer["embeddings"]] == [3, 3]
+    assert [math.hypot(*vector) for vector in answer["embeddings"]] == pytest.approx([1, 1])
+    assert answer["prompt_eval_count"] > 1
+    assert answer["total_duration"] > 0
+
+
+async def test_the_older_route_gives_one_vector_as_the_worker_made_it(embedder: Live) -> None:
+    status, answer = await embedder.post("/api/embeddings", {"model": "embed", "prompt": "one"})
+    assert (status, list(answer)) == (200, ["embedding"])
+    assert answer["embedding"][1:] == [0.25, 0.5, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"), [("/api/embed", {"embeddings": []}), ("/api/embeddings", {"embedding": []})]
+)
+async def test_nothing_to_embed_gives_nothing(embedder: Live, path: str, expected: dict[str, Any]) -> None:
+    status, answer = await embedder.post(path, {"model": "embed"})
+    assert (status, expected.items() <= answer.items()) == (200, True)
+
+
+async def test_a_text_that_is_too_long_is_cut_unless_that_is_forbidden(embedder: Live, folder: Path) -> None:
+    limit = toy_card(folder, "embed", ModelType.Embedding).context_length
+    body = {"model": "embed", "input": "one " * (limit or 0) * 2}
+    status, answer = await embedder.post("/api/embed", body)
+    assert (status, answer["prompt_eval_count"]) == (200, limit)
+    status, answer = await embedder.post("/api/embed", {**body, "truncate": False})
+    assert status == 400
+    assert "maximum context length" in answer["error"]
+
+
+async def test_embedding_models_are_listed_and_shown_and_chats_do_not_embed(embedder: Live, toy: Scripted) -> None:
+    async with embedder.http.get("/api/tags") as listed:
+        assert [model["name"] for model in (await listed.json())["models"]] == ["embed", "org/toy"]
+    assert (await embedder.post("/api/show", {"model": "embed"}))[1]["capabilities"] == ["embedding"]
+    for body in ({"model": "org/toy", "input": "x"}, {"model": "org/toy"}):
+        status, answer = await embedder.post("/api/embed", body)
+        assert (status, list(answer)) == (400, ["error"])

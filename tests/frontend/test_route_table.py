@@ -14,7 +14,7 @@ def test_a_method_of_a_path_has_one_route() -> None:
 
 def test_what_runs_a_model_takes_a_body_and_is_documented() -> None:
     inference = [route for route in ROUTES if route.endpoint]
-    assert len({route.endpoint for route in inference}) == len(inference) == 7
+    assert len({route.endpoint for route in inference}) == len(inference) == 9
     assert all(route.method == "POST" and route.body and route.answer and route.summary for route in inference)
 
 

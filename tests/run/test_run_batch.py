@@ -114,6 +114,15 @@ def test_openai_batches_get_openai_answers(tmp_path: Path, model: Path) -> None:
     assert second["response"]["body"]["choices"][0]["text"] == "Once uponOnce upon"
 
 
+def test_ignored_fields_are_named_once_at_the_end(tmp_path: Path, model: Path) -> None:
+    body = {"model": "small-model", "messages": [{"role": "user", "content": "hello"}], "zebra": 1, "colour": 2}
+    line = {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    (tmp_path / "p.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(line)}\n")
+    done = run(tmp_path, "in=batch:p.jsonl", "out=echo_core", str(model))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.decode().count("ignored unknown fields: colour, zebra") == 1
+
+
 def test_a_batch_where_all_fails_fails(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text("nonsense\n")
     assert run(tmp_path, "in=batch:p.jsonl", "out=echo").returncode == 1

@@ -79,8 +79,8 @@ class Preprocessor:
         """The length of the prompt, even if it exceeds the model's context."""
         return len(await self._encode(self.render(request)))
 
-    async def embedding(self, request: EmbeddingRequest) -> list[list[int]]:
-        """The token ids of each input."""
+    async def embedding(self, request: EmbeddingRequest, *, truncate: bool = False) -> list[list[int]]:
+        """The token ids of each input; one that is too long for the model is refused, or cut at its end."""
         inputs = []
         for index, each in enumerate(request.inputs()):
             where = "input" if len(request.inputs()) == 1 else f"input[{index}]"
@@ -91,6 +91,8 @@ class Preprocessor:
                 ids = each
                 self.check_ids(ids, where)
             limit = self.model.context_length
+            if truncate:
+                ids = ids[:limit]
             if not ids:
                 raise InvalidRequest.bad_value(where, "there is no token in it")
             if limit is not None and len(ids) > limit:

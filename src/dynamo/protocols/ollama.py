@@ -76,6 +76,23 @@ class OllamaGenerateRequest(OllamaFields, kw_only=True, omit_defaults=True):
     suffix: str | None = None
 
 
+class OllamaEmbedRequest(Struct, kw_only=True, omit_defaults=True):
+    model: FilledString
+    input: str | list[str] = ""
+    truncate: bool | None = None
+    """Unless false, an input that is too long for the model is cut at its end."""
+    dimensions: Annotated[int, Meta(ge=0, le=2**20)] | None = None
+    keep_alive: Any = None
+
+
+class OllamaEmbeddingsRequest(Struct, kw_only=True, omit_defaults=True):
+    """The older form of an embed request."""
+
+    model: FilledString
+    prompt: str = ""
+    keep_alive: Any = None
+
+
 class OllamaShowRequest(Struct, kw_only=True, omit_defaults=True):
     model: str | None = None
     name: str | None = None
@@ -105,6 +122,18 @@ class OllamaAnswer(Struct, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+
+
+class OllamaEmbeddings(Struct, kw_only=True):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int = 0
+    prompt_eval_count: int
+
+
+class OllamaEmbedding(Struct, kw_only=True):
+    embedding: list[float]
 
 
 class OllamaError(Struct, kw_only=True):

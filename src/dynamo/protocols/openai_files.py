@@ -10,7 +10,9 @@ from dynamo.protocols.openai_conversations import Metadata
 from dynamo.protocols.openai_fields import FilledString
 
 BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
-BatchStatus = Literal["validating", "failed", "in_progress", "finalizing", "completed", "cancelling", "cancelled"]
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
 
 
 class FileObject(Struct, kw_only=True):
@@ -71,6 +73,7 @@ class BatchObject(Struct, kw_only=True):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     expires_at: int | None = None
+    expired_at: int | None = None
     errors: BatchErrors | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -79,4 +82,4 @@ class BatchObject(Struct, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
-        return self.status in ("failed", "completed", "cancelled")
+        return self.status in ("failed", "completed", "expired", "cancelled")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from dynamo.frontend.headers import ignored
 from dynamo.protocols.errors import DynamoException, ModelNotFound, Unavailable
 from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import RunError
@@ -87,6 +88,7 @@ class Batch:
         self._tokens_in = 0
         self._tokens_out = 0
         self._times_to_first_token: list[float] = []
+        self._ignored: set[str] = set()
 
     async def answer_all(self, file: Path, progress: Progress) -> None:
         with file.open("rb") as lines:
@@ -125,6 +127,7 @@ class Batch:
 
     async def _ask(self, prompt: Prompt) -> Answer:
         request: Request = prompt.request()
+        self._ignored.update(prompt.ignored)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 answer = await ask(self._models.get(request.model), request)
@@ -159,4 +162,6 @@ class Batch:
                 f"time to first token: {statistics.median(self._times_to_first_token) * 1000:.0f} ms median, "
                 f"{late * 1000:.0f} ms at the 95th percentile"
             )
+        if self._ignored:
+            lines.append(ignored("unknown fields", sorted(self._ignored)))
         return "\n".join(lines)

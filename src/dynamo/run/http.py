@@ -53,6 +53,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
 
 def _greet(server: Server, config: FrontendConfig, model: str | None) -> None:
     print(greeting(server.url, config, model), file=sys.stderr, flush=True)
+    if server.grpc:
+        print(f"serving gRPC on {server.grpc.address}", file=sys.stderr, flush=True)
 
 
 def greeting(url: str, config: FrontendConfig, model: str | None) -> str:

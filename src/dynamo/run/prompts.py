@@ -24,6 +24,9 @@ _URLS = ("/v1/chat/completions", "/v1/completions")
 class Prompt(Protocol):
     """One line: its request, and the record of its outcome."""
 
+    ignored: list[str]
+    """The unknown fields that were left out of the request."""
+
     def request(self) -> Request:
         """Raises DynamoException for a request that is not valid."""
 
@@ -51,6 +54,7 @@ class TextPrompt:
     """The plain form: a text in, a response out. Other fields of the line are copied into the record."""
 
     def __init__(self, fields: dict[str, Any], model: str, defaults: RequestDefaults) -> None:
+        self.ignored: list[str] = []
         self._fields = fields
         self._text = fields["text"]
         self._model = model
@@ -78,13 +82,14 @@ class OpenAIPrompt:
     """A line of OpenAI's Batch API."""
 
     def __init__(self, line: BatchLine, template: RequestTemplate | None) -> None:
+        self.ignored: list[str] = []
         self._line = line
         self._template = template
         self._id = _new_id()
 
     def request(self) -> Request:
         """Unknown fields of the body are ignored, as over HTTP."""
-        request = self._line.request(ignore_unknown=True, template=self._template)
+        request = self._line.request(self.ignored, self._template)
         assert isinstance(request, Request)
         return request
 

@@ -40,12 +40,15 @@ class BatchLine(Struct):
     body: Raw
     method: str = "POST"
 
-    def request(self, ignore_unknown: bool = False, template: RequestTemplate | None = None) -> BatchRequest:
-        """Raises InvalidRequest. `template` fills in what the body leaves out."""
+    def request(self, ignored: list[str] | None = None, template: RequestTemplate | None = None) -> BatchRequest:
+        """Raises InvalidRequest, for unknown fields too unless `ignored` takes their names.
+
+        `template` fills in what the body leaves out.
+        """
         decoder, body = _DECODERS[self.url], bytes(self.body)
         if template:
             body = fill_body(template, body, decoder.kind)
-        decoded: BatchRequest = decoder.decode(body, [] if ignore_unknown else None)
+        decoded: BatchRequest = decoder.decode(body, ignored)
         return decoded
 
 

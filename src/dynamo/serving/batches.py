@@ -53,6 +53,8 @@ WAIT_FOR_MODEL = 60.0
 BUSY_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Between attempts while all workers are busy."""
 COUNTED_EVERY = 0.5
+WINDOWS = {"24h": 24 * 60 * 60}
+"""The seconds of each `completion_window`."""
 
 ErrorBody = Callable[[DynamoException, str], tuple[int, Any]]
 """The status and body that an HTTP client would get for an error; given the request id."""
@@ -100,13 +102,15 @@ class Batches:
             os.link(self._files.path(file.id), self._input(id))
         except FileNotFoundError:
             raise NotFound(f"No such File object: {file.id}", "input_file_id") from None
+        created = now()
         made = BatchObject(
             id=id,
             endpoint=request.endpoint,
             input_file_id=file.id,
             completion_window=request.completion_window,
             status="validating",
-            created_at=_now(),
+            created_at=created,
+            expires_at=created + WINDOWS[request.completion_window],
             request_counts=RequestCounts(),
             metadata=request.metadata,
         )
@@ -130,7 +134,7 @@ class Batches:
                 raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.")
             if batch.status == "cancelling":
                 return batch
-            return structs.replace(batch, status="cancelling", cancelling_at=_now())
+            return structs.replace(batch, status="cancelling", cancelling_at=now())
 
         batch = await self._change(id, change)
         # The process that ran it may be gone.
@@ -183,6 +187,11 @@ class Batches:
             await self._answer_all(batch, journal)
             if self._is_stopping():
                 return
+            batch = await self.get(id)
+            is_partial = len(journal) < batch.request_counts.total
+            if is_partial and batch.status == "in_progress" and _is_expired(batch):
+                await asyncio.to_thread(self._expire_rest, batch, journal)
+                await self._change(id, _expired)
         if not (await self.get(id)).has_ended:
             await self._finish(id, journal)
         journal.drop()
@@ -197,7 +206,7 @@ class Batches:
 
     async def _answer_some(self, run: _Run) -> None:
         for number, line in run.waiting:
-            if (await self.get(run.batch.id)).status == "cancelling":
+            if _is_expired(run.batch) or (await self.get(run.batch.id)).status == "cancelling":
                 return
             record, failed = await self._outcome(run.batch.endpoint, line)
             if failed and self._is_stopping():
@@ -206,11 +215,20 @@ class Batches:
             if run.is_count_due():
                 await self._change(run.batch.id, run.counted)
 
+    def _expire_rest(self, batch: BatchObject, journal: Journal) -> None:
+        """Journal the requests that were not begun in time as failed."""
+        error = {"code": "batch_expired", "message": "This request was not begun before the batch expired."}
+        with self._input(batch.id).open("rb") as lines:
+            for number, line in _Run(batch, journal, lines).waiting:
+                custom_id = read_line(line, batch.endpoint).custom_id
+                record = {"id": _request_id(), "custom_id": custom_id, "response": None, "error": error}
+                journal.add(number, msgspec.json.encode(record), failed=True)
+
     async def _outcome(self, endpoint: BatchEndpoint, line: bytes) -> tuple[dict[str, Any], bool]:
-        id = f"batch_req_{uuid.uuid4().hex}"
+        id = _request_id()
         read = read_line(line, endpoint)
         try:
-            status, body = 200, await self._ask(read.request(self._ignore_unknown))
+            status, body = 200, await self._ask(read.request([] if self._ignore_unknown else None))
         except Exception as error:
             known = from_exception(error)
             if known is not error:
@@ -256,10 +274,12 @@ class Batches:
 
         def end(batch: BatchObject) -> BatchObject:
             batch.output_file_id, batch.error_file_id, batch.request_counts = output, errors, counts
-            if batch.cancelling_at is None:
-                batch.status, batch.completed_at = "completed", _now()
+            if batch.cancelling_at is not None:
+                batch.status, batch.cancelled_at = "cancelled", now()
+            elif batch.expired_at is not None:
+                batch.status = "expired"
             else:
-                batch.status, batch.cancelled_at = "cancelled", _now()
+                batch.status, batch.completed_at = "completed", now()
             return batch
 
         await self._change(id, end)
@@ -272,7 +292,7 @@ class Batches:
     async def _fail(self, id: str, errors: list[BatchError]) -> BatchObject:
         return await self._change(
             id,
-            lambda batch: structs.replace(batch, status="failed", failed_at=_now(), errors=BatchErrors(data=errors)),
+            lambda batch: structs.replace(batch, status="failed", failed_at=now(), errors=BatchErrors(data=errors)),
         )
 
     async def _change(self, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
@@ -347,19 +367,32 @@ def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
 def _begun(batch: BatchObject, total: int) -> BatchObject:
     batch.request_counts.total = total
     if batch.status == "validating":
-        batch.status, batch.in_progress_at = "in_progress", _now()
+        batch.status, batch.in_progress_at = "in_progress", now()
     return batch
 
 
 def _finalizing(batch: BatchObject) -> BatchObject:
     if batch.status == "in_progress":
-        batch.status, batch.finalizing_at = "finalizing", _now()
+        batch.status, batch.finalizing_at = "finalizing", now()
     return batch
+
+
+def _is_expired(batch: BatchObject) -> bool:
+    return batch.expires_at is not None and now() >= batch.expires_at
+
+
+def _expired(batch: BatchObject) -> BatchObject:
+    batch.expired_at = now()
+    return _finalizing(batch)
+
+
+def _request_id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"
 
 
 def _not_found(id: str) -> NotFound:
     return NotFound(f"No batch found with id '{id[:128]}'.")
 
 
-def _now() -> int:
+def now() -> int:
     return int(time.time())

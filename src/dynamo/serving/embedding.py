@@ -51,10 +51,7 @@ class Embeddings(ServedRequest[EmbeddingRequest]):
     model_type = ModelType.Embedding
 
     async def answer(self) -> EmbeddingList:
-        preprocessor = self.model.preprocessor
-        vectors, usage = await (self._from_text() if preprocessor is None else self._from_tokens(preprocessor))
-        for vector in vectors:
-            _check(vector, self.request.dimensions)
+        vectors, usage = await self.vectors()
         shown: Sequence[list[float] | str] = vectors
         if self.request.encoding_format == "base64":
             shown = [base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode() for vector in vectors]
@@ -64,9 +61,19 @@ class Embeddings(ServedRequest[EmbeddingRequest]):
             usage=usage,
         )
 
-    async def _from_tokens(self, preprocessor: Preprocessor) -> tuple[Vectors, EmbeddingUsage]:
+    async def vectors(self, *, truncate: bool = False) -> tuple[Vectors, EmbeddingUsage]:
+        """One vector per input. `truncate` cuts inputs that are too long, where the worker takes tokens."""
+        preprocessor = self.model.preprocessor
+        vectors, usage = await (
+            self._from_text() if preprocessor is None else self._from_tokens(preprocessor, truncate)
+        )
+        for vector in vectors:
+            _check(vector, self.request.dimensions)
+        return vectors, usage
+
+    async def _from_tokens(self, preprocessor: Preprocessor, truncate: bool) -> tuple[Vectors, EmbeddingUsage]:
         request = self.request
-        inputs = await preprocessor.embedding(request)
+        inputs = await preprocessor.embedding(request, truncate=truncate)
         items = []
         for ids in inputs:
             item = OneItem()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -115,3 +117,14 @@ async def test_a_file_that_is_no_database_is_refused_by_its_name(tmp_path: Path)
     path.write_text("something else, long enough to be no database" * 50)
     with pytest.raises(StartError, match=r"state\.sqlite.*--state-dir"):
         SqliteRecords(path, LIMITS)
+
+
+@pytest.mark.parametrize(("version", "age"), [(1, "an earlier"), (1000, "a later")])
+async def test_a_file_of_another_version_is_refused_and_left_alone(tmp_path: Path, version: int, age: str) -> None:
+    path = tmp_path / "state.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(StartError, match=rf"{age} version of this server wrote it.*move it away.*--state-dir"):
+        SqliteRecords(path, LIMITS)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (version,)

@@ -19,6 +19,8 @@ from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
 
+EMBEDDING_ENDPOINTS = ("embeddings", "ollama_embed", "ollama_embeddings")
+
 
 class RunningRequests:
     """All requests that run a model now, and the metrics they end up in."""
@@ -222,7 +224,7 @@ class RequestRecord:
             model.cached_tokens.observe(sum([meter.cached_tokens for meter in self._meters]))
         if self._first_token:
             model.output_sequence.observe(self.output_tokens)
-        if self.endpoint == "embeddings":
+        if self.endpoint in EMBEDDING_ENDPOINTS:
             counts.embedding_latency.at(model.name).observe(duration)
         for meter, delivery in zip(self._meters, self._deliveries, strict=True):
             if delivery.history.migrations:

@@ -1,7 +1,9 @@
-"""Ollama's /api/chat, /api/generate, /api/tags, /api/ps, /api/show and /api/version, so that its clients connect."""
+"""Ollama's API, so that its clients connect: chats, prompts, embeddings and the models."""
 
 from __future__ import annotations
 
+import math
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +14,22 @@ from dynamo.frontend.answers.ollama_stream import OllamaAnswers, OllamaWriter
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.pipeline.ollama_to_chat import ollama_to_chat
-from dynamo.pipeline.validate import validate_chat
+from dynamo.pipeline.validate import validate_chat, validate_embedding
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import InvalidRequest, ModelNotFound
-from dynamo.protocols.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
+from dynamo.protocols.ollama import (
+    OllamaChatRequest,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
+from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.serving.conversation import Conversation
+from dynamo.serving.embedding import Embeddings
+from dynamo.serving.request import require_type
 from dynamo.serving.served_model import ServedModel
 
 LATEST = ":latest"
@@ -32,15 +45,60 @@ async def generate(frontend: Frontend, call: HttpCall[OllamaGenerateRequest]) ->
     return await _answer(frontend, call, is_chat=False, is_empty=not call.body.prompt)
 
 
+async def embed(frontend: Frontend, call: HttpCall[OllamaEmbedRequest]) -> web.StreamResponse:
+    began, body = time.monotonic_ns(), call.body
+    vectors, tokens = await _embed(frontend, call, body.input, body.dimensions, truncate=body.truncate is not False)
+    return json_response(
+        OllamaEmbeddings(
+            model=body.model,
+            embeddings=[_unit_length(vector) for vector in vectors],
+            total_duration=time.monotonic_ns() - began,
+            prompt_eval_count=tokens,
+        )
+    )
+
+
+async def embeddings(frontend: Frontend, call: HttpCall[OllamaEmbeddingsRequest]) -> web.StreamResponse:
+    vectors, _ = await _embed(frontend, call, call.body.prompt, None, truncate=True)
+    return json_response(OllamaEmbedding(embedding=vectors[0] if vectors else []))
+
+
+async def _embed(
+    frontend: Frontend,
+    call: HttpCall[OllamaEmbedRequest] | HttpCall[OllamaEmbeddingsRequest],
+    input: str | list[str],
+    dimensions: int | None,
+    *,
+    truncate: bool,
+) -> tuple[list[list[float]], int]:
+    """The vectors as the worker gave them, and how many tokens the inputs had."""
+    model = _model(frontend, call.body.model)
+    if not input:
+        require_type(model, ModelType.Embedding)
+        return [], 0  # Ollama loads the model then; here it is loaded
+    request = EmbeddingRequest(model=model.name, input=[input] if isinstance(input, str) else [*input])
+    request.dimensions = dimensions or None
+    validate_embedding(request)
+    served = Embeddings(model, request, call.context(request), call.record)
+    try:
+        vectors, usage = await served.vectors(truncate=truncate)
+    finally:
+        await served.close()
+    return vectors, usage.prompt_tokens
+
+
+def _unit_length(vector: list[float]) -> list[float]:
+    length = math.hypot(*vector)
+    return [number / length for number in vector] if length else vector
+
+
 async def tags(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    models = sorted(frontend.models.served(), key=lambda model: model.name)
-    return json_response({"models": [_listed(model) for model in models if model.card.type & ModelType.Chat]})
+    return json_response({"models": [_listed(model) for model in _usable(frontend)]})
 
 
 async def ps(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     """The loaded models: all that are served, for as long as they are."""
-    models = sorted(frontend.models.served(), key=lambda model: model.name)
-    return json_response({"models": [_listed(model) | _LOADED for model in models if model.card.type & ModelType.Chat]})
+    return json_response({"models": [_listed(model) | _LOADED for model in _usable(frontend)]})
 
 
 async def show(frontend: Frontend, call: HttpCall[OllamaShowRequest]) -> web.StreamResponse:
@@ -51,7 +109,9 @@ async def show(frontend: Frontend, call: HttpCall[OllamaShowRequest]) -> web.Str
     info: dict[str, Any] = {"general.architecture": "dynamo"}
     if model.card.context_length:
         info["dynamo.context_length"] = model.card.context_length
-    capabilities = ["completion"]
+    capabilities = ["completion"] if model.card.type & ModelType.Chat else []
+    if model.card.type & ModelType.Embedding:
+        capabilities.append("embedding")
     if model.card.runtime_config.tool_call_parser:
         capabilities.append("tools")
     if model.card.runtime_config.reasoning_parser:
@@ -105,6 +165,12 @@ def _model(frontend: Frontend, name: str) -> ServedModel:
         if not name.endswith(LATEST):
             raise
         return frontend.models.get(name.removesuffix(LATEST))
+
+
+def _usable(frontend: Frontend) -> list[ServedModel]:
+    """The models that Ollama's API has routes for, by name."""
+    models = [model for model in frontend.models.served() if model.card.type & (ModelType.Chat | ModelType.Embedding)]
+    return sorted(models, key=lambda model: model.name)
 
 
 def _listed(model: ServedModel) -> dict[str, Any]:

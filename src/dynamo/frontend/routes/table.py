@@ -33,6 +33,10 @@ from dynamo.protocols.errors import HttpError
 from dynamo.protocols.ollama import (
     OllamaAnswer,
     OllamaChatRequest,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
     OllamaError,
     OllamaGenerateRequest,
     OllamaShowRequest,
@@ -177,6 +181,14 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
     _inference(
         "/api/generate", ollama.generate, OllamaGenerateRequest, OllamaAnswer, "ollama_generate",
         "Answer a prompt, as Ollama", streams=True, stream_type=NDJSON, **_OLLAMA,
+    ),
+    _inference(
+        "/api/embed", ollama.embed, OllamaEmbedRequest, OllamaEmbeddings, "ollama_embed",
+        "Embed texts, as Ollama", **_OLLAMA,
+    ),
+    _inference(
+        "/api/embeddings", ollama.embeddings, OllamaEmbeddingsRequest, OllamaEmbedding, "ollama_embeddings",
+        "Embed a text, as Ollama did before /api/embed", **_OLLAMA,
     ),
     HttpRoute(
         "POST", "/api/show", ollama.show, OllamaShowRequest,

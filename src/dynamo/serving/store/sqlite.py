@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 BUSY_SECONDS = 30.0
 """How long a write waits for those of other processes."""
-_VERSION = 1
+_VERSION = 2
+"""Changes with the tables and with what ids mean; since 2 an id begins with its owner."""
 _SCHEMA = """
 CREATE TABLE records (
     kind TEXT NOT NULL, id TEXT NOT NULL, written INTEGER NOT NULL, size INTEGER NOT NULL, body BLOB NOT NULL,
@@ -135,7 +136,11 @@ def _open(path: Path) -> sqlite3.Connection:
             db.execute("PRAGMA synchronous = NORMAL")
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, _VERSION):
-                raise ValueError(f"it was written by another version ({version}, not {_VERSION})")
+                age = "an earlier" if version < _VERSION else "a later"
+                raise ValueError(
+                    f"{age} version of this server wrote it (format {version}, not {_VERSION}): "
+                    "move it away, or choose another folder"
+                )
             if version == 0:
                 db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {_VERSION}; COMMIT;")
         except BaseException:
