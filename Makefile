@@ -35,7 +35,7 @@ test-deep: $(DEV)
 test-engines: $(DEV)
 	$(BIN)/python -m pytest tests/engines
 	@tests/engines/install
-	.engines/vllm/bin/python -m pytest tests/engines/vllm
+	.engines/vllm/bin/python -m pytest tests/engines/vllm tests/engines/conformance
 
 # Two machines on one: needs root and iproute2.
 test-hosts: $(DEV)
