@@ -121,13 +121,8 @@ def those(feature: str, *states: Has) -> list[str]:
 SETTINGS: dict[str, dict[str, Any]] = {
     "mistralrs": {"extra_engine_args": {"dtype": "f32"}},
     "llamacpp": {"extra_engine_args": {"n_threads": 1, "cache_type": "f32"}},
-    "vllm": {
-        "arguments": [
-            "--kv-cache-memory-bytes", "64M",
-            "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
-        ]
-    },
+    "vllm": {"arguments": ["--kv-cache-memory-bytes", "64M"]},
     "mocker": {"extra_engine_args": {"speedup_ratio": 10.0, "block_size": 16}},
     "echo_core": {"environ": {"DYN_TOKEN_ECHO_DELAY_MS": "1"}},
-}  # fmt: skip
+}
 """What makes answers independent of the batch they are computed in, and tests quick."""
