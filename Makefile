@@ -35,8 +35,8 @@ test-deep: $(DEV)
 # With vLLM for CPUs, in an environment of its own: 3.5 GB.
 test-engines: $(DEV)
 	$(BIN)/python -m pytest tests/engines
-	@if tests/engines/install; then .engines/vllm/bin/python -m pytest tests/engines/vllm; \
-	  elif [ -n "$$DYN_TEST_OPTIONAL" ]; then echo "NOT RUN: tests/engines/vllm (vLLM for CPUs cannot be installed; see above)"; \
+	@if tests/engines/install; then .engines/vllm/bin/python -m pytest tests/engines/vllm tests/engines/conformance; \
+	  elif [ -n "$$DYN_TEST_OPTIONAL" ]; then echo "NOT RUN: the tests of vLLM (vLLM for CPUs cannot be installed; see above)"; \
 	  else exit 1; fi
 
 # Two machines on one: needs root and iproute2.

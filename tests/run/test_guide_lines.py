@@ -132,11 +132,13 @@ def test_help(line: Line, home: Path, env: dict[str, str]) -> None:
 
 
 @of("absent")
-def test_engines_that_are_not_there_yet(line: Line, home: Path, env: dict[str, str]) -> None:
+def test_engines_that_are_not_installed(line: Line, home: Path, env: dict[str, str]) -> None:
     done = finished(line, home, env)
     assert done.returncode == 1
     refused = ("error: this build does not have the engine ", "error: cannot load the engine ")
-    assert done.stderr.splitlines()[-1].startswith(refused)
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(refused)
+    assert "pip install" in said
     assert "Traceback" not in done.stderr or "-vv" in line.command
 
 
@@ -230,7 +232,7 @@ def test_the_guide_lists_every_line_and_its_test() -> None:
     text = GUIDE.read_text()
     tests = {"chat": "test_chats", "frontend": "test_chats", "pipe": "test_pipes", "server": "test_servers",
              "ingress": "test_ingress", "worker": "test_workers", "batch": "test_batches", "curl": "test_requests",
-             "help": "test_help", "absent": "test_engines_that_are_not_there_yet"}  # fmt: skip
+             "help": "test_help", "absent": "test_engines_that_are_not_installed"}  # fmt: skip
     for line in LINES:
         shown = line.command.replace("|", "\\|")
         assert f"| `{shown}` | {' '.join(line.documents)} | {tests[line.outcome]} |" in text

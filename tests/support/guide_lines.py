@@ -189,7 +189,7 @@ LINES = [
     Line("python -m dynamo.sglang.worker --help", "E", "help"),
     Line("python -m dynamo.vllm --help", "E", "help"),
     Line("python -m dynamo.trtllm --help", "E", "help"),
-    Line("python -m dynamo.llama_cpp --model-path ~/llms/Qwen3-0.6B-Q8_0.gguf", "E", "absent"),
+    Line("python -m dynamo.llama_cpp --model-path ~/llms/Qwen3-0.6B-Q8_0.gguf", "E", "worker"),
     Line(
         """curl localhost:8080/v1/chat/completions -H "Content-Type: application/json" -d '{"model": """
         """"deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "messages": [{"role": "user", "content": "Hello, how are """

@@ -11,12 +11,15 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from dynamo.engines.base import EngineInfo, Running
+from dynamo.engines.refusals import refuse_options
 from dynamo.engines.registry import EngineSpec, refuse_arguments
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument
 from dynamo.runtime.stream import Sink
 from dynamo.settings import Setting, Settings
+
+_LACKS = ("use_beam_search", "best_of", "guided_decoding", "logprobs", "prompt_logprobs", "a LoRA adapter")
 
 
 class EchoSettings(Settings, frozen=True, kw_only=True):
@@ -108,6 +111,14 @@ class Echoed(Running):
         self._metronome.remove(self)
 
 
+class _Refused(Running):
+    def abort(self) -> None:
+        """There is nothing to free."""
+
+
+_REFUSED = _Refused()
+
+
 class EchoCore:
     """Tokens in, the same tokens out: shows the prompt after chat template and tokenizer."""
 
@@ -120,6 +131,11 @@ class EchoCore:
         return EngineInfo(guided_decoding=False)
 
     def generate(self, request: PreprocessedRequest, sink: Sink) -> Running:
+        try:
+            refuse_options("echo_core", request, *_LACKS)
+        except InvalidArgument as error:
+            sink.fail(error)
+            return _REFUSED
         prompt = request.token_ids
         limit = request.stop_conditions.max_tokens
         echoed = prompt if limit is None else prompt[:limit]

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dynamo.engines.llamacpp.blocks import Held
 from dynamo.engines.llamacpp.guidance import Guide
 from dynamo.engines.llamacpp.sampling import Sampler
+from dynamo.engines.refusals import refuse_options
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, TopLogprob
 from dynamo.protocols.errors import ContextLengthExceeded, InvalidArgument
 from dynamo.runtime.stream import Sink
 
 _SEEDS = 1 << 64
+_LACKS = ("use_beam_search", "best_of", "a LoRA adapter", "kv_transfer_params")
 
 
 class Job:
@@ -43,7 +45,7 @@ class Job:
 
     def __init__(self, request: PreprocessedRequest, sink: Sink, *, context_length: int, vocab_size: int) -> None:
         """Raises InvalidArgument for unsupported options and for a prompt that does not fit into the context."""
-        _refuse(request)
+        refuse_options("llamacpp", request, *_LACKS)
         self.sink = sink
         self.tokens = _prompt(request.token_ids, vocab_size)
         self.prompt_tokens = len(self.tokens)
@@ -131,16 +133,3 @@ def _bias(logit_bias: dict[str, float] | None, vocab_size: int) -> dict[int, flo
     if any(not 0 <= id < vocab_size or not math.isfinite(value) for id, value in bias.items()):
         raise InvalidArgument(f"logit_bias: keys must be token ids below {vocab_size} and values finite numbers")
     return bias
-
-
-def _refuse(request: PreprocessedRequest) -> None:
-    sampling = request.sampling_options
-    unsupported = {
-        "use_beam_search": sampling.use_beam_search,
-        "best_of": (sampling.best_of or 1) > 1,
-        "a LoRA adapter": request.routing is not None and request.routing.lora_name,
-        "kv_transfer_params": request.kv_transfer_params,
-    }
-    for name, requested in unsupported.items():
-        if requested:
-            raise InvalidArgument(f"llamacpp does not support {name}")

@@ -48,7 +48,10 @@ class MistralRsArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     def from_spec(cls, spec: EngineSpec) -> MistralRsArgs:
         refuse_parallel(MISTRALRS, spec)
         if spec.arguments:
-            raise EngineError("mistralrs takes no arguments after '--'; give them with --extra-engine-args FILE.json")
+            raise EngineError(
+                f"unknown argument '{spec.arguments[0]}': mistralrs has no flags of its own; give its arguments with "
+                "--extra-engine-args FILE.json"
+            )
         try:
             return msgspec.convert(spec.extra_engine_args, cls)
         except msgspec.ValidationError as error:

@@ -11,8 +11,11 @@ from msgspec import Struct
 
 from dynamo.engines.guided_schema import Calls, json_grammar
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
+from dynamo.engines.refusals import refuse_options
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.protocols.errors import InvalidArgument
+
+_LACKS = ("use_beam_search", "best_of", "prompt_logprobs", "a LoRA adapter", "kv_transfer_params")
 
 # Added to a logit, it prevents a token from being sampled; infinity would become NaN in a penalty.
 _NEVER = -1e9
@@ -52,7 +55,7 @@ class Plan(Struct, frozen=True):
 def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: int) -> Plan:
     """Raises InvalidArgument for unsupported options and for a prompt that does not fit into the context."""
     sampling, stops = request.sampling_options, request.stop_conditions
-    _refuse(request)
+    refuse_options("mistralrs", request, *_LACKS)
     if not request.token_ids:
         raise InvalidArgument("the prompt is empty")
     room = context_length - len(request.token_ids)
@@ -153,17 +156,3 @@ def _bias(logit_bias: dict[str, float] | None) -> dict[int, float]:
     if any(id < 0 or id >= 1 << 32 or not math.isfinite(value) for id, value in bias.items()):
         raise InvalidArgument("logit_bias: keys must be token ids and values numbers")
     return bias
-
-
-def _refuse(request: PreprocessedRequest) -> None:
-    sampling = request.sampling_options
-    unsupported = {
-        "use_beam_search": sampling.use_beam_search,
-        "best_of": (sampling.best_of or 1) > 1,
-        "prompt_logprobs": request.output_options.prompt_logprobs is not None,
-        "a LoRA adapter": request.routing is not None and request.routing.lora_name,
-        "kv_transfer_params": request.kv_transfer_params,
-    }
-    for name, requested in unsupported.items():
-        if requested:
-            raise InvalidArgument(f"mistralrs does not support {name}")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import count
 
 from dynamo.engines.base import EngineInfo, KvListener, LoadListener, RankLoad
+from dynamo.engines.refusals import refuse_options
 from dynamo.kv.hashing import salt_seed
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
@@ -26,6 +27,8 @@ from .timing import Timing
 from .tokens import MockAnswer, MockVocabulary, answer_for
 
 log = logging.getLogger(__name__)
+
+_LACKS = ("use_beam_search", "best_of", "guided_decoding")
 
 # Timers are no finer than this: what ends within it goes out at once, and the simulated clock runs ahead.
 _SLACK = 1e-3
@@ -166,6 +169,7 @@ class MockerEngine:
         return cleared
 
     def _queue(self, request_id: int, request: PreprocessedRequest) -> MockAnswer:
+        refuse_options("mocker", request, *_LACKS)
         routing = request.routing
         try:
             prompt = array("I", request.token_ids)
