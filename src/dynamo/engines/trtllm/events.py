@@ -56,7 +56,7 @@ class _Rank:
         expected, self._next = self._next, event_id + 1
         if expected is None or event_id == expected:
             return []
-        log.warning("KV events %d to %d of TensorRT-LLM are lost; forgetting its blocks", expected, event_id - 1)
+        log.warning("KV event %d of TensorRT-LLM is lost, the next is %d; forgetting its blocks", expected, event_id)
         return self.forget()
 
     def forget(self) -> list[KvChange]:
