@@ -27,7 +27,9 @@ class KvPublisher:
 
     def take(self, ids: list[int]) -> int:
         """Store the full pages of a prompt; returns the tokens that were cached already."""
-        parent, new, cached = None, [], 0
+        parent: int | None = None
+        new: list[tuple[int, int | None, tuple[int, ...]]] = []
+        cached = 0
         for at in range(0, len(ids) - len(ids) % self._page_size, self._page_size):
             page = tuple(ids[at : at + self._page_size])
             name = int.from_bytes(hashlib.sha256(repr((parent, page)).encode()).digest()[:8], "big", signed=True)
