@@ -33,6 +33,8 @@ from dynamo.runtime.stream import Sink
 from support import models
 from support.waiting import PATIENCE
 
+VOCABULARY = 450
+"""Token ids of `models.byte_level_json`."""
 ANY_DECISION = Decision(
     request_id="", time=0.0, mode="round-robin", worker_id=0, dp_rank=None, pinned=False, considered=1
 )
@@ -42,7 +44,7 @@ def answer_to(prompt: Sequence[int], length: int, ends: Collection[int] = ()) ->
     """What any of the scripted workers says: each token follows from all before it, as with a real model."""
     tokens = list(prompt)
     while len(tokens) < len(prompt) + length:
-        tokens.append((sum(tokens) * 31 + len(tokens)) % 500)
+        tokens.append((sum(tokens) * 31 + len(tokens)) % VOCABULARY)
         if tokens[-1] in ends:
             break
     return tokens[len(prompt) :]
@@ -265,12 +267,12 @@ any_fate = st.one_of(
 
 
 @given(
-    st.lists(st.integers(0, 499), min_size=1, max_size=8),
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=8),
     st.builds(
         StopConditions,
         max_tokens=st.integers(1, 30),
         stop=st.none() | st.lists(st.text("aeinrst ", min_size=1, max_size=2), min_size=1, max_size=2),
-        stop_token_ids_hidden=st.none() | st.lists(st.integers(0, 499), min_size=1, max_size=40),
+        stop_token_ids_hidden=st.none() | st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=40),
     ),
     st.lists(st.lists(any_fate, min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(0, 8),

@@ -48,10 +48,12 @@ def test_a_wrong_environment_is_wrong_use_too(tmp_path: Path) -> None:
     assert "DYN_HTTP_PORT" in failure(tmp_path, "in=http out=echo", code=2, DYN_HTTP_PORT="http")
 
 
-def test_an_engine_that_is_not_there_yet_is_told_before_anything_is_read(tmp_path: Path) -> None:
+def test_an_engine_that_is_not_installed_is_named_before_anything_is_read(tmp_path: Path) -> None:
     done = run(tmp_path, "out=vllm", "--extra-engine-args", "nowhere.json", "/nowhere/llama", input="hi")
     assert done.returncode == 1
-    assert done.stderr.decode().startswith("error: this build does not have the engine 'vllm' yet")
+    assert done.stderr.decode().startswith(
+        "error: cannot load the engine 'vllm': No module named 'vllm'; pip install vllm"
+    )
     assert done.stderr.count(b"\n") == 1
 
 
