@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import DynamoException, EngineShutdown
 from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
 
 
 class StreamRequest(ABC):
@@ -54,7 +57,10 @@ class StreamRequest(ABC):
 
     def _stop(self) -> None:
         if self._task is not None and not self._task.done():
-            self._release()
+            try:
+                self._release()
+            except Exception as error:  # a dead engine cannot drop anything, and the other streams must fail too
+                log.debug("the engine did not drop a request: %s", error)
             if self._task is not asyncio.current_task():
                 self._task.cancel()
 

@@ -115,6 +115,7 @@ class SglangEngine:
         self._watch.close()
         if self._load_reports is not None:
             self._load_reports.cancel()
+            await asyncio.gather(self._load_reports, return_exceptions=True)
         await self._owner.close()
         self._watch.release_signal()
         self._sockets.cleanup()
@@ -147,20 +148,23 @@ class SglangEngine:
     async def _report_load(self, listener: LoadListener) -> None:
         """SGLang's schedulers leave their load in shared memory: reading it asks nothing of them."""
         before: dict[int, RankLoad] = {}
-        while True:
-            for rank in await self._llm.tokenizer_manager.get_loads():
-                used = -(-rank.num_used_tokens // self._page_size)
-                now = RankLoad(
-                    dp_rank=rank.dp_rank,
-                    active_decode_blocks=used,
-                    active_prefill_tokens=rank.num_waiting_uncached_tokens,
-                    kv_used_blocks=used,
-                    kv_total_blocks=rank.max_total_num_tokens // self._page_size,
-                )
-                if before.get(rank.dp_rank) != now:
-                    before[rank.dp_rank] = now
-                    listener(now)
-            await asyncio.sleep(_LOAD_SECONDS)
+        try:
+            while True:
+                for rank in await self._llm.tokenizer_manager.get_loads():
+                    used = -(-rank.num_used_tokens // self._page_size)
+                    now = RankLoad(
+                        dp_rank=rank.dp_rank,
+                        active_decode_blocks=used,
+                        active_prefill_tokens=rank.num_waiting_uncached_tokens,
+                        kv_used_blocks=used,
+                        kv_total_blocks=rank.max_total_num_tokens // self._page_size,
+                    )
+                    if before.get(rank.dp_rank) != now:
+                        before[rank.dp_rank] = now
+                        listener(now)
+                await asyncio.sleep(_LOAD_SECONDS)
+        except Exception:
+            log.exception("SGLang's load cannot be read; this worker reports none from now on")
 
     async def clear_cache(self) -> bool:
         return bool((await self._llm.tokenizer_manager.flush_cache()).success)

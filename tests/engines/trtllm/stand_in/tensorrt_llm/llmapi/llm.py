@@ -58,6 +58,7 @@ class RequestOutput:
         self._token = prompt[-1]
 
     def abort(self) -> None:
+        assert not self._llm.dead, "The executor is not set for this result."
         self._aborted = True
         self._llm.running.discard(self)
 
