@@ -8,8 +8,11 @@ a folder SITE); the project itself is taken from this checkout. No weights are n
 random weights and a tokenizer made here. Every side runs alone, in processes of its own, with the same flags of vLLM.
 
 Each measurement is one line of JSON on standard output; progress goes to standard error. `engine_us_per_token` is the
-CPU time of the process that talks to vLLM's engine: AsyncLLM's, the API server of `vllm serve`, our worker. Clients are
-a closed loop: each sends its next request when the last one is answered, `--waves` times, after one wave to warm up.
+CPU time of the process that talks to vLLM's engine: AsyncLLM's, the API server of `vllm serve`, our worker;
+`core_us_per_token` that of the engine's own processes. Clients are a closed loop: each sends its next request when the
+last one is answered, `--waves` times, after one wave to warm up. As all answers have the same length, such clients
+nearly begin and end together. `offline` gets all requests at once and always has a full batch; `offline-waves` gets
+them as the clients send them, one for each client at a time.
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ def main() -> None:
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer (%(default)s)")
     parser.add_argument("--waves", type=int, default=6, help="requests of each client (%(default)s)")
     parser.add_argument("--patience", type=float, default=400, help="seconds for an engine to start (%(default)s)")
+    parser.add_argument("--no-kv-events", action="store_true", help="our worker publishes none, as the other sides")
     parser.add_argument("--logs", type=Path, help="folder for the processes' logs")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
@@ -118,17 +122,19 @@ def served(side: str, folder: Path, options: argparse.Namespace) -> None:
                 engine = front = stack.start(side, *words, *serving, *flags(options))
             else:
                 asked = ("in=dyn://bench.backend.generate", "out=vllm", str(options.model), "--model-name", MODEL)
-                engine = stack.start("worker", "-m", "dynamo.run.main", *asked, "--", *flags(options))
+                quiet = ("--kv-events-config", '{"enable_kv_cache_events": false}') if options.no_kv_events else ()
+                engine = stack.start("worker", "-m", "dynamo.run.main", *asked, "--", *flags(options), *quiet)
                 front = stack.frontend()
             stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=options.patience)
             started = time.monotonic() - begun
             for clients in options.counts:
                 load(stack, folder, clients, clients, options)
-                before = _cpu(engine.pid), _cpu(front.pid)
+                before = _cpu(engine.pid), _cpu(front.pid), _cpu_below(engine.pid)
                 result = load(stack, folder, clients, clients * options.waves, options)
-                spent = [now - then for now, then in zip((_cpu(engine.pid), _cpu(front.pid)), before, strict=True)]
+                after = _cpu(engine.pid), _cpu(front.pid), _cpu_below(engine.pid)
+                spent = [now - then for now, then in zip(after, before, strict=True)]
                 report(side, clients, options, start_s=started, **result, engine_s=spent[0],
-                       frontend_s=spent[1] if side == "ours" else None)  # fmt: skip
+                       frontend_s=spent[1] if side == "ours" else None, core_s=spent[2])  # fmt: skip
         finally:
             keep_logs(stack.folder, options)
 
@@ -215,7 +221,7 @@ def engine_arguments(options: argparse.Namespace) -> Any:
 
 
 def offline(options: argparse.Namespace, prompts: Sequence[list[int]]) -> None:
-    """All requests at once, as many running as the most clients elsewhere: what the engine can do at best."""
+    """What the engine can do at best, with as many requests running as there are clients elsewhere."""
     from vllm import LLM, SamplingParams
 
     args = vars(engine_arguments(options))
@@ -225,14 +231,23 @@ def offline(options: argparse.Namespace, prompts: Sequence[list[int]]) -> None:
     llm = LLM(**{name: args[name] for name in names if args.get(name) is not None})
     started = time.monotonic() - begun
     params = SamplingParams(max_tokens=options.output, ignore_eos=True)
-    clients = max(options.counts)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    llm.generate(inputs[:clients], params, use_tqdm=False)
-    begun = time.monotonic()
-    outputs = llm.generate(inputs[clients:], params, use_tqdm=False)
-    seconds = time.monotonic() - begun
-    tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    report("offline", clients, options, start_s=started, tokens=tokens, seconds=seconds, requests=len(outputs))
+
+    def measure(side: str, clients: int, batches: Sequence[Sequence[Any]]) -> None:
+        begun, cpu = time.monotonic(), _cpu_below(os.getpid())
+        outputs = [output for batch in batches for output in llm.generate(batch, params, use_tqdm=False)]
+        seconds = time.monotonic() - begun
+        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        report(side, clients, options, start_s=started, tokens=tokens, seconds=seconds, requests=len(outputs),
+               core_s=_cpu_below(os.getpid()) - cpu)  # fmt: skip
+
+    most = max(options.counts)
+    llm.generate(inputs[:most], params, use_tqdm=False)
+    measure("offline", most, [inputs[most:]])
+    for clients in options.counts:
+        llm.reset_prefix_cache()
+        waves = inputs[-clients * options.waves :]
+        measure("offline-waves", clients, [waves[at : at + clients] for at in range(0, len(waves), clients)])
 
 
 def bare_async(options: argparse.Namespace, prompts: Sequence[list[int]]) -> None:
@@ -264,10 +279,11 @@ def bare_async(options: argparse.Namespace, prompts: Sequence[list[int]]) -> Non
     async def measure() -> None:
         for clients in options.counts:
             await wave(clients, clients)
-            begun, cpu = time.monotonic(), time.process_time()
+            begun, cpu, core = time.monotonic(), time.process_time(), _cpu_below(os.getpid())
             tokens, ttft = await wave(clients, clients * options.waves)
             report("async", clients, options, start_s=started, tokens=tokens, seconds=time.monotonic() - begun,
-                   ttft=ttft, requests=len(ttft), engine_s=time.process_time() - cpu)  # fmt: skip
+                   ttft=ttft, requests=len(ttft), engine_s=time.process_time() - cpu,
+                   core_s=_cpu_below(os.getpid()) - core)  # fmt: skip
 
     uvloop.run(measure())
     llm.shutdown()
@@ -276,7 +292,7 @@ def bare_async(options: argparse.Namespace, prompts: Sequence[list[int]]) -> Non
 def report(
     side: str, clients: int, options: argparse.Namespace, *, tokens: int, seconds: float, requests: int, start_s: float,
     ttft: Sequence[float] = (), engine_s: float | None = None, frontend_s: float | None = None,
-    errors: Sequence[str] = (),
+    core_s: float | None = None, errors: Sequence[str] = (),
 ) -> None:  # fmt: skip
     def per_token(spent: float | None) -> float | None:
         return None if spent is None else round(1e6 * spent / max(1, tokens), 2)
@@ -287,6 +303,7 @@ def report(
         "ttft_p50_ms": round(1e3 * percentile(ttft, 50), 1) if ttft else None,
         "ttft_p99_ms": round(1e3 * percentile(ttft, 99), 1) if ttft else None,
         "engine_us_per_token": per_token(engine_s), "frontend_us_per_token": per_token(frontend_s),
+        "core_us_per_token": per_token(core_s),
         "errors": len(errors), "first_error": errors[0] if errors else None, "start_s": round(start_s, 1),
         "versions": versions(), "cores": os.cpu_count(),
     }  # fmt: skip
@@ -306,6 +323,14 @@ def versions() -> dict[str, str]:
 def _cpu(pid: int) -> float:
     """CPU seconds of one process, without those of its children."""
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def _cpu_below(pid: int) -> float:
+    """CPU seconds of all processes that this one started and that still run."""
+    children = [
+        int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
+    ]
+    return sum(_cpu(child) + _cpu_below(child) for child in children)
 
 
 def keep_logs(folder: Path, options: argparse.Namespace) -> None:

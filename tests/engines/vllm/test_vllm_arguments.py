@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.usage.usage_lib import UsageContext
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
@@ -111,3 +112,23 @@ def test_gpus_and_models_on_the_hub_are_left_alone() -> None:
     prepare(environ, Build("0.24.0", cpu=False), ["--max-num-seqs", "7", "--speculative-config", "{}"])
     assert "TORCHDYNAMO_DISABLE" not in environ
     assert "HF_HUB_OFFLINE" not in environ
+
+
+def test_guided_json_has_no_whitespace_unless_the_user_configured_it() -> None:
+    def config(*flags: str, **fields: Any) -> Any:
+        return arguments("--kv-cache-memory-bytes", "64M", *flags, **fields).create_engine_config()
+
+    unset = config().structured_outputs_config
+    assert (unset.backend, unset.disable_any_whitespace) == ("auto", True)
+    flag = config("--structured-outputs-config", '{"backend": "xgrammar"}').structured_outputs_config
+    assert (flag.backend, flag.disable_any_whitespace) == ("xgrammar", False)
+    file = config(extra_engine_args={"structured_outputs_config": {"disable_any_whitespace": False}})
+    assert not file.structured_outputs_config.disable_any_whitespace
+
+
+def test_batches_are_as_large_as_those_of_vllms_own_server() -> None:
+    made = arguments("--kv-cache-memory-bytes", "64M")
+    tokens, sequences = made.get_batch_defaults(1)
+    scheduler = made.create_engine_config().scheduler_config
+    server = UsageContext.OPENAI_API_SERVER
+    assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs) == (tokens[server], sequences[server])

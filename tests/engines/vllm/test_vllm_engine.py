@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -96,6 +97,17 @@ async def test_many_requests_at_once_get_the_answers_they_get_alone(vllm: Vllm) 
     for kept in together:
         await kept.done
     assert [kept.ids for kept in together] == alone
+
+
+async def test_requests_with_the_options_of_an_earlier_one_keep_what_is_their_own(vllm: Vllm) -> None:
+    prompts = [array("I", [5, 6, number]) for number in range(7, 11)]
+    stops = StopConditions(max_tokens=5, ignore_eos=True)
+    fresh = [(await vllm.ask(list(prompt), stops=stops)).ids for prompt in prompts]
+    for routing in (None, Routing(cache_salt="salt", priority=3)):
+        assert [(await vllm.ask(prompt, stops=stops, routing=routing)).ids for prompt in prompts] == fresh
+    assert len((await vllm.ask(prompts[0])).ids) == 8, "another limit"
+    for wrong in (array("I", [1 << 20]), array("I", [5] * 1024), array("I")):
+        assert isinstance((await vllm.ask(wrong, stops=stops)).error, InvalidArgument)
 
 
 async def test_log_probabilities_come_with_their_tokens(vllm: Vllm) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
+import xgrammar
+from xgrammar.testing import _is_grammar_accept_string
 
 from dynamo.engines.vllm.options import sampling_params, structured_outputs
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, SamplingOptions, StopConditions
@@ -90,11 +91,21 @@ def test_guidance_becomes_the_constraint_of_its_kind(guidance: dict[str, Any], f
     assert getattr(made, field)
 
 
-@pytest.mark.parametrize("limit", [1, 32])
-def test_forced_calls_keep_the_form_the_model_writes(limit: int) -> None:
+@pytest.mark.parametrize(
+    ("limit", "text", "fits"),
+    [
+        (1, "<c>{}</c>", True),
+        (1, "<c>{}</c>\n<c>{}</c>", False),
+        (2, "<c>{}</c>", True),
+        (2, "<c>{}</c>\n<c>{}</c>", True),
+        (2, "<c>{}</c>\n<c>{}</c>\n<c>{}</c>", False),
+        (2, "", False),
+        (1, "<c>{ }</c>", True),
+        (1, "<c>{  }</c>", False),
+    ],
+)
+def test_forced_calls_keep_the_form_the_model_writes(limit: int, text: str, fits: bool) -> None:
     made = structured_outputs({"tool_calls": CALLS | {"limit": limit}})
     assert made is not None
-    form = json.loads(made.structural_tag)["format"]
-    assert form["tags"][0]["begin"] == "<c>"
-    assert form["stop_after_first"] is (limit == 1)
-    assert form["at_least_one"]
+    grammar = xgrammar.Grammar.from_structural_tag(made.structural_tag)
+    assert _is_grammar_accept_string(grammar, text) is fits

@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vllm.config import KVEventsConfig
+from vllm.config import KVEventsConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from dynamo.engines.base import EngineError
@@ -22,7 +23,20 @@ CPU_BLOCK = 32
 CPU_CACHE_BYTES = 1 << 30
 
 
-def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> AsyncEngineArgs:
+class EngineArguments(AsyncEngineArgs):  # type: ignore[misc]
+    compact_json = False
+    """Guided JSON has no whitespace, of which a small model may write any amount."""
+
+    def create_engine_config(self, usage_context: Any = None, **options: Any) -> Any:
+        """For a server: for any other use but `LLM` vLLM has much smaller batches by default."""
+        config = super().create_engine_config(UsageContext.OPENAI_API_SERVER, **options)
+        if self.compact_json:
+            # Set here, because vLLM's check refuses it with the backend "auto"; all that "auto" prefers can do it.
+            config.structured_outputs_config.disable_any_whitespace = True
+        return config
+
+
+def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArguments:
     """Flags win over the file of `--extra-engine-args`; neither may contradict a flag of dynamo. Loads nothing.
 
     KV events are published on ipc sockets in the folder `sockets` unless the user configured them.
@@ -33,12 +47,15 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> AsyncEngi
         if name not in known:
             raise EngineError(f"--extra-engine-args: vLLM has no argument '{name}'{nearest(name, known)}")
     asked = _from_flags(spec)
-    parser = AsyncEngineArgs.add_cli_args(_Parser(prog="out=vllm --", add_help=True))
+    parser = EngineArguments.add_cli_args(_Parser(prog="out=vllm --", add_help=True))
+    unconfigured = StructuredOutputsConfig()
+    parser.set_defaults(structured_outputs_config=unconfigured)
     parser.set_defaults(**{**_defaults(spec, cpu=cpu, sockets=sockets), **_files(spec), **asked, **extra})
     try:
-        args = AsyncEngineArgs.from_cli_args(parser.parse_args(spec.arguments))
+        args: EngineArguments = EngineArguments.from_cli_args(parser.parse_args(spec.arguments))
     except (ValueError, TypeError) as error:
         raise EngineError(f"vLLM's arguments: {error}") from error
+    args.compact_json = args.structured_outputs_config is unconfigured
     for name, value in asked.items():
         if getattr(args, name) != value:
             flag = _FLAGS[name]

@@ -8,22 +8,21 @@ and pushes what one step produced for all requests straight into their sinks.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import time
-from array import array
-from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from vllm import PoolingParams
 from vllm.distributed.kv_events import ZmqEventPublisher
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.stats import RequestStateStats
 
 from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvSocket, LoadListener
-from dynamo.engines.vllm.options import SALT_PREFIX, sampling_params
+from dynamo.engines.vllm.intake import Intake
 from dynamo.engines.vllm.outbox import Outbox
 from dynamo.engines.vllm.request import VllmRequest
 from dynamo.engines.vllm.stats import LoadReports, Meter, StepStats, VllmMetrics
@@ -64,8 +63,11 @@ class VllmEngine:
         self._load_reports = LoadReports(blocks)
         if llm.logger_manager is not None:
             self._meter = Meter(llm.logger_manager)
-        self._tasks = await llm.get_supported_tasks()
-        self._thinks = bool(getattr(config.reasoning_config, "enabled", False))
+        tasks = await llm.get_supported_tasks()
+        if not {"generate", "embed"} & set(tasks):
+            raise EngineError(f"vLLM runs this model for {', '.join(tasks)}, of which this worker serves none")
+        self._embeds = "generate" not in tasks
+        self._intake = Intake(llm, tasks)
         self._reader = asyncio.create_task(self._read(llm.engine_core))
         llm.output_handler = self._reader  # nothing in vLLM may start a second one
         log.info("vLLM is ready after %.1f s: %d blocks of KV cache", time.perf_counter() - begun, blocks)
@@ -76,6 +78,7 @@ class VllmEngine:
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
             data_parallel_size=ranks,
+            model_types=("Embedding",) if self._embeds else None,
             guided_decoding=not config.model_config.skip_tokenizer_init,
         )
 
@@ -83,6 +86,9 @@ class VllmEngine:
         llm = AsyncLLM.from_engine_args(self._args)
         if self._closed:
             llm.shutdown()
+        # What was imported stays: without this a full collection stops all streams for a tenth of a second or more.
+        gc.collect()
+        gc.freeze()
         return llm
 
     def generate(self, request: PreprocessedRequest, sink: Sink) -> VllmRequest:
@@ -92,9 +98,15 @@ class VllmEngine:
             running.fail(EngineShutdown("vLLM is not running"))
             return running
         try:
-            params = sampling_params(request, thinks=self._thinks)
+            if self._embeds:
+                self._send(running, self._intake.checked(running.id, request, PoolingParams(task="embed")))
+                return running
+            if known := self._intake.from_known(running.id, request):
+                self._send(running, known)
+                return running
+            params = self._intake.params(request)
             if params.structured_outputs is None:
-                self._send(running, self._core_request(running, params))
+                self._send(running, self._intake.checked(running.id, request, params))
             else:
                 # Compiling a grammar takes longer than the event loop may be blocked.
                 running.preparing = asyncio.create_task(self._prepare(running, params))
@@ -104,50 +116,16 @@ class VllmEngine:
 
     async def _prepare(self, running: VllmRequest, params: Any) -> None:
         try:
-            request = await in_thread(lambda: self._core_request(running, params))
+            request = await in_thread(lambda: self._intake.checked(running.id, running.request, params))
         except Exception as error:
             running.fail(_refusal(error))
         else:
             if not running.ended:
                 self._send(running, request)
 
-    def _core_request(self, running: VllmRequest, params: Any) -> Any:
-        """The request as the engine's process takes it, checked by vLLM."""
-        assert self._llm is not None
-        request = running.request
-        routing = request.routing
-        if routing is not None and routing.lora_name:
-            raise InvalidArgument(f"this worker has no adapter '{routing.lora_name}'")
-        salt = routing.cache_salt if routing is not None else None
-        return self._llm.input_processor.process_inputs(
-            running.id,
-            tokens_input(self._checked(request.token_ids), cache_salt=f"{SALT_PREFIX}{salt}" if salt else None),
-            params,
-            supported_tasks=self._tasks,
-            # A higher priority goes first for dynamo, a lower one for vLLM.
-            priority=-(routing.priority or 0) if routing is not None else 0,
-            data_parallel_rank=routing.dp_rank if routing is not None and self._ranked else None,
-        )
-
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        """vLLM checks ids against the vocabulary only where it has a tokenizer; a wrong one kills a GPU engine."""
-        assert self._llm is not None
-        try:
-            packed = ids if isinstance(ids, array) else array("I", ids)
-        except (OverflowError, TypeError):
-            raise InvalidArgument("token ids must be integers from 0 to 4294967295") from None
-        config = self._llm.model_config
-        if config.skip_tokenizer_init and packed and max(packed) >= config.get_vocab_size():
-            raise InvalidArgument(f"token id {max(packed)} is not in the model's vocabulary")
-        return packed.tolist()
-
-    @property
-    def _ranked(self) -> bool:
-        assert self._llm is not None
-        return len(self._llm.engine_core.engine_ranks_managed) > 1
-
     def _send(self, running: VllmRequest, request: Any) -> None:
-        running.max_tokens = request.sampling_params.max_tokens
+        if request.sampling_params is not None:
+            running.max_tokens = request.sampling_params.max_tokens
         if self._meter is not None:
             running.stats = RequestStateStats(arrival_time=request.arrival_time)
         self._requests[running.id] = running
@@ -231,6 +209,7 @@ class VllmEngine:
             if self._reader is not None:
                 self._reader.cancel()
                 await asyncio.gather(self._reader, return_exceptions=True)
+        gc.unfreeze()  # native modules report frozen objects as leaks when the process ends
         self._sockets.cleanup()
 
     def on_death(self, listener: DeathListener) -> None:

@@ -7,7 +7,6 @@ import multiprocessing
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from dynamo.engines.base import DeathListener, EngineError, EngineInfo
@@ -35,8 +34,7 @@ class VllmFollower:
         return EngineInfo(follower=True)
 
     def _join(self) -> Any:
-        config = self._args.create_engine_config(usage_context=UsageContext.ENGINE_CONTEXT, headless=True)
-        return MultiprocExecutor(config)
+        return MultiprocExecutor(self._args.create_engine_config(headless=True))
 
     def generate(self, request: Any, sink: Sink) -> VllmFollower:
         sink.fail(EngineShutdown("a follower node takes no requests"))

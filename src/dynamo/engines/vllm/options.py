@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from xgrammar import structural_tag
 
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.protocols.errors import InvalidArgument
@@ -34,16 +35,23 @@ class Calls(Struct, frozen=True):
     limit: int
 
     def structural_tag(self) -> str:
-        """From one call to one or any number, for xgrammar."""
-        call = {"type": "json_schema", "json_schema": self.json}
-        calls = {
-            "type": "tags_with_separator",
-            "tags": [{"type": "tag", "begin": self.begin, "content": call, "end": self.end}],
-            "separator": self.separator,
-            "at_least_one": True,
-            "stop_after_first": self.limit == 1,
-        }
-        return json.dumps({"type": "structural_tag", "format": calls})
+        """From one call to `limit`, for xgrammar; an old one limits neither calls nor whitespace."""
+        schema = {"type": "json_schema", "json_schema": self.json, **_short_whitespace()}
+        call = {"type": "tag", "begin": self.begin, "content": schema, "end": self.end}
+        form: dict[str, Any] = {"type": "tags_with_separator", "tags": [call], "separator": self.separator}
+        form |= {"at_least_one": True, "stop_after_first": self.limit == 1}
+        if self.limit > 1 and hasattr(structural_tag, "RepeatFormat"):
+            separator = {"type": "const_string", "value": self.separator}
+            further = {"type": "sequence", "elements": [separator, call] if self.separator else [call]}
+            more = {"type": "repeat", "min": 0, "max": self.limit - 1, "content": further}
+            form = {"type": "sequence", "elements": [call, more]}
+        return json.dumps({"type": "structural_tag", "format": form})
+
+
+def _short_whitespace() -> dict[str, int]:
+    """At most one space or line break between two tokens of JSON: a small model may write any amount."""
+    limited = "max_whitespace_cnt" in structural_tag.JSONSchemaFormat.model_fields
+    return {"max_whitespace_cnt": 1} if limited else {}
 
 
 def sampling_params(request: PreprocessedRequest, *, thinks: bool = False) -> SamplingParams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -11,6 +12,9 @@ from dynamo.engines.vllm.outputs import finish_reason, prompt, sampled, usage
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime.stream import Sink
+
+_PROCESS = uuid4().hex
+_numbers = count()
 
 
 class VllmRequest:
@@ -32,7 +36,7 @@ class VllmRequest:
     )
 
     def __init__(self, request: PreprocessedRequest, sink: Sink, forget: Callable[[VllmRequest], None]) -> None:
-        self.id = uuid4().hex
+        self.id = f"{_PROCESS}-{next(_numbers)}"
         self.request = request
         self.prompt_tokens = len(request.token_ids)
         self.completion_tokens = 0
@@ -60,7 +64,12 @@ class VllmRequest:
         self._push_more(output)
 
     def _push_more(self, output: Any) -> None:
-        """A step that carries more than tokens: log probabilities, or the end."""
+        """A step that carries more than tokens: log probabilities, an embedding, or the end."""
+        if output.pooling_output is not None:
+            self.ended = True
+            self._sink.item({"embedding": output.pooling_output.tolist()})
+            self._sink.end()
+            return
         item = EngineOutput(token_ids=output.new_token_ids)
         if output.new_logprobs is not None and self._logprobs is not None:
             sampled(item, output.new_logprobs, self._logprobs)
