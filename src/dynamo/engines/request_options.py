@@ -1,0 +1,101 @@
+"""What engines that sample and guide by themselves need of a request, whatever they call it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import InvalidArgument
+
+
+def refuse_search(engine: str, request: PreprocessedRequest) -> None:
+    """Raises InvalidArgument for beam search and `best_of`, which need several answers at once."""
+    sampling = request.sampling_options
+    if sampling.use_beam_search:
+        raise InvalidArgument(f"{engine} does not support use_beam_search here")
+    if (sampling.best_of or 1) > 1:
+        raise InvalidArgument(f"{engine} does not support best_of here")
+
+
+def end_ids(request: PreprocessedRequest) -> list[int]:
+    """Every token id that ends the answer, without repeats; none with `ignore_eos`."""
+    stops = request.stop_conditions
+    if stops.ignore_eos:
+        return []
+    ids = (*request.eos_token_ids, *(stops.stop_token_ids_hidden or ()), *(stops.stop_token_ids or ()))
+    return list(dict.fromkeys(ids))
+
+
+def choice_seed(request: PreprocessedRequest, *, low: int, high: int) -> int | None:
+    """A seed of its own for each choice of `n`, which would otherwise all be the same."""
+    seed = request.sampling_options.seed
+    if seed is None:
+        return None
+    if not low <= seed < high - request.choice:
+        raise InvalidArgument(f"seed must be in {low}..{high - 1}, not {seed}")
+    return seed + request.choice
+
+
+class Guide(Struct, frozen=True):
+    """`guided_decoding` in the forms that xgrammar and its peers know; exactly one is set."""
+
+    json_schema: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    structural_tag: str | None = None
+
+
+def guide(engine: str, guidance: dict[str, Any] | None) -> Guide | None:
+    """Raises InvalidArgument for a kind of guidance that is unknown or malformed."""
+    if not guidance:
+        return None
+    match guidance:
+        case {"tool_calls": calls} if calls is not None:
+            return Guide(structural_tag=_calls(calls))
+        case {"structural_tag": tag} if tag is not None:
+            return Guide(structural_tag=_text(tag))
+        case {"json": schema} if schema is not None:
+            return Guide(json_schema=_text(schema))
+        case {"regex": str() as regex}:
+            return Guide(regex=regex)
+        case {"choice": [str(), *_] as choices} if all(isinstance(each, str) for each in choices):
+            return Guide(regex=f"({'|'.join(map(re.escape, choices))})")
+        case {"grammar": str() as grammar}:
+            return Guide(grammar=grammar)
+    raise InvalidArgument(f"{engine} cannot follow guided_decoding with {', '.join(map(str, guidance))}")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+class Calls(Struct, frozen=True):
+    """The form in which a model writes tool calls: `json` is the schema of one."""
+
+    json: dict[str, Any]
+    begin: str
+    end: str
+    separator: str
+    limit: int
+
+
+def _calls(raw: Any) -> str:
+    """Forced tool calls as a structural tag: one call, or one or more."""
+    try:
+        calls = msgspec.convert(raw, Calls)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"guided_decoding.tool_calls: {error}") from None
+    call = {"type": "json_schema", "json_schema": calls.json}
+    form = {
+        "type": "tags_with_separator",
+        "tags": [{"type": "tag", "begin": calls.begin, "content": call, "end": calls.end}],
+        "separator": calls.separator,
+        "at_least_one": True,
+        "stop_after_first": calls.limit == 1,
+    }
+    return json.dumps({"type": "structural_tag", "format": form})

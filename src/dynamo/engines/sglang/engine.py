@@ -1,0 +1,200 @@
+"""SGLang with token ids in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterator
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+from prometheus_client import REGISTRY, CollectorRegistry, Metric, multiprocess
+
+from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvSocket, LoadListener, RankLoad
+from dynamo.engines.owner_thread import OwnerThread
+from dynamo.engines.sglang.options import generate_arguments
+from dynamo.engines.sglang.processes import DeathWatch, load, start_handle_loop
+from dynamo.engines.sglang.request import SglangRequest
+from dynamo.engines.stream_request import StreamRequest, first_line
+from dynamo.protocols.card import ModelInput
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import DynamoException, EngineShutdown, from_exception
+from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
+
+_LOAD_SECONDS = 0.5
+
+
+class SglangEngine:
+    model_input = ModelInput.Tokens
+
+    def __init__(self, args: Any, sockets: TemporaryDirectory[str]) -> None:
+        self._args = args
+        self._sockets = sockets
+        self._llm: Any = None
+        self._owner = OwnerThread("dynamo-sglang", lambda: load(args), lambda llm: llm.shutdown())
+        self._watch = DeathWatch(self._died)
+        self._requests: set[StreamRequest] = set()
+        self._on_death: DeathListener | None = None
+        self._death: str | None = None
+        self._load_reports: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def start(self) -> EngineInfo:
+        begun = time.perf_counter()
+        self._watch.take_signal()
+        try:
+            llm = await self._owner.start()
+        except Exception as error:
+            raise EngineError(f"SGLang could not start: {first_line(error)}") from error
+        start_handle_loop(llm.tokenizer_manager)
+        self._llm = llm
+        # What SGLang made of the arguments: its attention backends may need pages of another size.
+        resolved = llm.server_args.resolved_dict()
+        self._page_size = int(resolved["page_size"])
+        self._kv_events = json.loads(resolved.get("kv_events_config") or "{}")
+        self._ranks = max(int(resolved["dp_size"]), int(resolved.get("attn_dp_size") or 1))
+        self._guided = not resolved["skip_tokenizer_init"]
+        tokens = _cache_tokens(llm)
+        log.info("SGLang is ready after %.1f s: KV cache of %s tokens", time.perf_counter() - begun, tokens)
+        return EngineInfo(
+            context_length=llm.tokenizer_manager.context_len,
+            kv_cache_block_size=self._page_size,
+            total_kv_blocks=tokens // self._page_size if tokens else None,
+            max_num_seqs=resolved.get("max_running_requests"),
+            max_num_batched_tokens=resolved.get("max_prefill_tokens"),
+            data_parallel_size=self._ranks,
+            guided_decoding=self._guided,
+        )
+
+    def generate(self, request: PreprocessedRequest, sink: Sink) -> StreamRequest:
+        """Begin one request; what SGLang refuses fails its sink."""
+        rid = uuid4().hex
+        error: DynamoException | None = None
+        arguments: dict[str, Any] = {}
+        if self._llm is None or self._closed or self._death is not None:
+            error = EngineShutdown("SGLang is not running")
+        else:
+            try:
+                arguments = generate_arguments(request, rid, ranks=self._ranks, guided=self._guided)
+            except Exception as refused:
+                error = from_exception(refused)
+        running = SglangRequest(request, sink, self._requests.discard, self._llm, arguments)
+        if error is not None:
+            running.fail(error)
+        else:
+            self._requests.add(running)
+            running.start()
+        return running
+
+    def quiet(self) -> bool:
+        return not self._requests
+
+    def _died(self, reason: str) -> None:
+        if self._closed or self._llm is None:  # a start that fails says so by itself
+            return
+        self._death = reason
+        log.error("SGLang died: %s", reason)
+        self._fail_all(EngineShutdown("the engine died"))
+        if self._on_death is not None:
+            self._on_death(reason)
+
+    def _fail_all(self, error: DynamoException) -> None:
+        for running in list(self._requests):
+            running.fail(error)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._fail_all(EngineShutdown("the engine was closed"))
+        self._watch.close()
+        if self._load_reports is not None:
+            self._load_reports.cancel()
+            await asyncio.gather(self._load_reports, return_exceptions=True)
+        await self._owner.close()
+        self._watch.release_signal()
+        self._sockets.cleanup()
+
+    def on_death(self, listener: DeathListener) -> None:
+        self._on_death = listener
+        if self._death is not None:
+            listener(self._death)
+
+    def kv_sockets(self) -> list[KvSocket]:
+        """One for each rank of this node."""
+        events = self._kv_events
+        if events.get("publisher") != "zmq":
+            return []
+        here = max(1, self._ranks // self._args.nnodes)
+        return [
+            KvSocket(
+                address=_address(events.get("endpoint", "tcp://*:5557"), rank),
+                replay_address=_address(events["replay_endpoint"], rank) if events.get("replay_endpoint") else None,
+                block_size=self._page_size,
+                dp_rank=rank,
+                topic=events.get("topic", ""),
+            )
+            for rank in range(here)
+        ]
+
+    def on_load(self, listener: LoadListener) -> None:
+        self._load_reports = asyncio.create_task(self._report_load(listener))
+
+    async def _report_load(self, listener: LoadListener) -> None:
+        """SGLang's schedulers leave their load in shared memory: reading it asks nothing of them."""
+        before: dict[int, RankLoad] = {}
+        try:
+            while True:
+                for rank in await self._llm.tokenizer_manager.get_loads():
+                    used = -(-rank.num_used_tokens // self._page_size)
+                    now = RankLoad(
+                        dp_rank=rank.dp_rank,
+                        active_decode_blocks=used,
+                        active_prefill_tokens=rank.num_waiting_uncached_tokens,
+                        kv_used_blocks=used,
+                        kv_total_blocks=rank.max_total_num_tokens // self._page_size,
+                    )
+                    if before.get(rank.dp_rank) != now:
+                        before[rank.dp_rank] = now
+                        listener(now)
+                await asyncio.sleep(_LOAD_SECONDS)
+        except Exception:
+            log.exception("SGLang's load cannot be read; this worker reports none from now on")
+
+    async def clear_cache(self) -> bool:
+        return bool((await self._llm.tokenizer_manager.flush_cache()).success)
+
+    def metrics_registry(self) -> SglangMetrics:
+        return SglangMetrics(enabled=bool(self._args.enable_metrics))
+
+
+class SglangMetrics:
+    """SGLang's metrics, with `--enable-metrics`: those of its processes, from files, and those of this one."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._processes = CollectorRegistry()
+        if enabled:
+            multiprocess.MultiProcessCollector(self._processes)  # type: ignore[no-untyped-call]
+
+    def collect(self) -> Iterator[Metric]:
+        for registry in (self._processes, REGISTRY):
+            yield from (metric for metric in registry.collect() if metric.name.startswith("sglang"))
+
+
+def _cache_tokens(llm: Any) -> int:
+    return int(llm._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"])
+
+
+def _address(endpoint: str, rank: int) -> str:
+    """Where a rank publishes: SGLang adds its number to a TCP port, or to a name."""
+    if rank and endpoint.startswith("tcp"):
+        host, _, port = endpoint.rpartition(":")
+        endpoint = f"{host}:{int(port) + rank}"
+    elif rank:
+        endpoint = f"{endpoint}_dp{rank}"
+    return endpoint.replace("://*:", "://127.0.0.1:").replace("://0.0.0.0:", "://127.0.0.1:")

@@ -1,0 +1,1 @@
+"""TensorRT-LLM, which a user installs beside this package. Written after its published API; not run by this project."""

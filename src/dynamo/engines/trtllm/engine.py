@@ -1,0 +1,179 @@
+"""TensorRT-LLM with token ids in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+from tensorrt_llm import LLM
+
+from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvListener, LoadListener, RankLoad
+from dynamo.engines.owner_thread import OwnerThread
+from dynamo.engines.stream_request import StreamRequest, first_line
+from dynamo.engines.trtllm.events import EventReader
+from dynamo.engines.trtllm.options import sampling_params
+from dynamo.engines.trtllm.request import TrtllmRequest
+from dynamo.protocols.card import ModelInput
+from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
+from dynamo.runtime.stream import Sink
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+_WAIT_SECONDS = 0.5
+"""How long TensorRT-LLM waits for the next event or report before it says that there is none."""
+_LOAD_SECONDS = 0.1
+
+
+class TrtllmEngine:
+    model_input = ModelInput.Tokens
+
+    def __init__(self, arguments: dict[str, Any], *, kv_events: bool = True) -> None:
+        self._arguments = arguments
+        self._block_size = int(arguments["kv_cache_config"]["tokens_per_block"])
+        self._context: int | None = arguments.get("max_seq_len")
+        self._guided = bool(arguments.get("guided_decoding_backend")) and not arguments["skip_tokenizer_init"]
+        self._kv_events = kv_events and arguments["kv_cache_config"].get("enable_block_reuse", True)
+        self._llm: Any = None
+        self._owner = OwnerThread("dynamo-trtllm", lambda: LLM(**arguments), lambda llm: llm.shutdown())
+        self._requests: set[StreamRequest] = set()
+        self._busy = asyncio.Event()
+        self._polls: list[asyncio.Task[None]] = []
+        self._on_death: DeathListener | None = None
+        self._death: str | None = None
+        self._closed = False
+
+    async def start(self) -> EngineInfo:
+        begun = time.perf_counter()
+        try:
+            self._llm = await self._owner.start()
+        except Exception as error:
+            raise EngineError(f"TensorRT-LLM could not start: {first_line(error)}") from error
+        log.info("TensorRT-LLM is ready after %.1f s", time.perf_counter() - begun)
+        ranks = int(self._arguments.get("tensor_parallel_size", 1))
+        return EngineInfo(
+            context_length=self._context,
+            kv_cache_block_size=self._block_size,
+            max_num_seqs=self._arguments.get("max_batch_size"),
+            max_num_batched_tokens=self._arguments.get("max_num_tokens"),
+            data_parallel_size=ranks if self._arguments.get("enable_attention_dp") else 1,
+            guided_decoding=self._guided,
+        )
+
+    def generate(self, request: PreprocessedRequest, sink: Sink) -> StreamRequest:
+        """Begin one request; what TensorRT-LLM refuses fails its sink at once."""
+        running = TrtllmRequest(request, sink, self._requests.discard, self._died)
+        if self._llm is None or self._closed or self._death is not None:
+            running.fail(EngineShutdown("TensorRT-LLM is not running"))
+            return running
+        try:
+            result = self._llm.generate_async(**self._inputs(request), streaming=True)
+        except Exception as error:
+            running.fail(from_exception(error))
+            return running
+        self._requests.add(running)
+        running.answered_by(result)
+        self._busy.set()
+        return running
+
+    def _inputs(self, request: PreprocessedRequest) -> dict[str, Any]:
+        ids, routing = request.token_ids, request.routing
+        if routing is not None and routing.lora_name:
+            raise InvalidArgument(f"this worker has no adapter '{routing.lora_name}'")
+        inputs: dict[str, Any] = {
+            "inputs": ids.tolist() if isinstance(ids, array) else list(ids),
+            "sampling_params": sampling_params(request, context=self._context, guided=self._guided),
+        }
+        if routing is not None and routing.cache_salt:
+            inputs["cache_salt"] = routing.cache_salt
+        return inputs
+
+    def quiet(self) -> bool:
+        return not self._requests
+
+    def _died(self, reason: str) -> None:
+        if self._closed or self._death is not None:
+            return
+        self._death = reason
+        log.error("TensorRT-LLM died: %s", reason)
+        self._fail_all(EngineShutdown("the engine died"))
+        if self._on_death is not None:
+            self._on_death(reason)
+
+    def _fail_all(self, error: DynamoException) -> None:
+        for running in list(self._requests):
+            running.fail(error)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._fail_all(EngineShutdown("the engine was closed"))
+        for poll in self._polls:
+            poll.cancel()
+        await asyncio.gather(*self._polls, return_exceptions=True)
+        await self._owner.close()
+
+    def on_death(self, listener: DeathListener) -> None:
+        self._on_death = listener
+        if self._death is not None:
+            listener(self._death)
+
+    def on_kv_events(self, listener: KvListener) -> None:
+        if not self._kv_events:
+            return
+        reader = EventReader(self._block_size)
+
+        def take(event: Any) -> None:
+            rank, changes = reader.read(event)
+            if changes:
+                listener(rank, changes)
+
+        self._poll(lambda: self._llm.get_kv_cache_events_async(timeout=_WAIT_SECONDS), take)
+
+    def on_load(self, listener: LoadListener) -> None:
+        if not self._arguments["enable_iter_perf_stats"]:
+            return
+        self._poll(lambda: self._llm.get_stats_async(timeout=_WAIT_SECONDS), LoadReports(listener).take)
+
+    def _poll(self, ask: Callable[[], Any], take: Callable[[Any], None]) -> None:
+        self._polls.append(asyncio.create_task(self._polling(ask, take)))
+
+    async def _polling(self, ask: Callable[[], Any], take: Callable[[Any], None]) -> None:
+        """TensorRT-LLM has no call that waits for the next: its iterators end when nothing comes for a while."""
+        try:
+            while True:
+                # Once more after the last request ended: what its end caused is fetched too.
+                idle = not self._requests
+                async for item in ask():
+                    take(item)
+                if idle and not self._requests:
+                    self._busy.clear()
+                    await self._busy.wait()
+                await asyncio.sleep(_POLL_SECONDS)
+        except Exception as error:
+            self._died(first_line(error))
+
+
+class LoadReports:
+    """Reports how full the cache is from the statistics of each step, but not more often than is useful."""
+
+    def __init__(self, listener: LoadListener) -> None:
+        self._listener = listener
+        self._before: RankLoad | None = None
+        self._at = 0.0
+
+    def take(self, stats: dict[str, Any]) -> None:
+        cache = stats.get("kvCacheStats") or {}
+        used, total = cache.get("usedNumBlocks"), cache.get("maxNumBlocks")
+        load = RankLoad(active_decode_blocks=used, kv_used_blocks=used, kv_total_blocks=total)
+        now = time.monotonic()
+        idle = not stats.get("numActiveRequests") and not stats.get("numQueuedRequests")
+        if load != self._before and (idle or now - self._at >= _LOAD_SECONDS):
+            self._before, self._at = load, now
+            self._listener(load)

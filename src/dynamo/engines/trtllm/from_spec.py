@@ -1,0 +1,41 @@
+"""`out=trtllm`: TensorRT-LLM as dynamo-run and `python -m dynamo.trtllm` ask for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+from dynamo.engines.base import Engine
+from dynamo.engines.registry import EngineSpec
+from dynamo.engines.versions import check_names
+
+KNOWN = ("1.2",)
+"""Versions whose published API this was written after."""
+NAMES = (
+    "tensorrt_llm:LLM.generate_async",
+    "tensorrt_llm:LLM.get_kv_cache_events_async",
+    "tensorrt_llm:LLM.get_stats_async",
+    "tensorrt_llm:LLM.shutdown",
+    "tensorrt_llm:SamplingParams",
+    "tensorrt_llm.llmapi:GuidedDecodingParams",
+    "tensorrt_llm.llmapi:KvCacheConfig.model_fields",
+    "tensorrt_llm.llmapi:RequestError",
+    "tensorrt_llm.llmapi.llm_args:TorchLlmArgs.model_fields",
+)
+
+# TensorRT-LLM takes long to import, but if it is missing, that must be known before a model is fetched.
+_found = importlib.util.find_spec("tensorrt_llm")
+if _found is None or _found.origin is None:  # a folder of that name is not TensorRT-LLM
+    raise ModuleNotFoundError("No module named 'tensorrt_llm'", name="tensorrt_llm")
+
+
+def trtllm_from_spec(spec: EngineSpec) -> Engine:
+    """Imports TensorRT-LLM and reads its arguments; raises EngineError for those it does not have."""
+    if spec.base_gpu_id:
+        gpus = range(spec.base_gpu_id, spec.base_gpu_id + spec.tensor_parallel_size)
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus)))
+    check_names("tensorrt_llm", NAMES, KNOWN)
+    from dynamo.engines.trtllm.arguments import llm_arguments
+    from dynamo.engines.trtllm.engine import TrtllmEngine
+
+    return TrtllmEngine(llm_arguments(spec), kv_events=spec.kv_events)

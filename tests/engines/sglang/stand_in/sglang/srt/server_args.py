@@ -1,0 +1,68 @@
+"""Some of SGLang's arguments, with their names, flags and defaults."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+ALIASES = {
+    "model_path": ("--model",),
+    "tp_size": ("--tensor-parallel-size",),
+    "pp_size": ("--pipeline-parallel-size",),
+    "dp_size": ("--data-parallel-size",),
+    "dist_init_addr": ("--nccl-init-addr",),
+}
+INTEGERS = {"context_length", "max_running_requests", "max_total_tokens", "page_size"}
+
+
+@dataclasses.dataclass
+class ServerArgs:
+    model_path: str
+    tokenizer_path: str | None = None
+    skip_tokenizer_init: bool = False
+    served_model_name: str | None = None
+    context_length: int | None = None
+    trust_remote_code: bool = False
+    max_running_requests: int | None = None
+    max_total_tokens: int | None = None
+    max_prefill_tokens: int = 16384
+    page_size: int | None = None
+    disable_radix_cache: bool = False
+    stream_interval: int = 1
+    incremental_streaming_output: bool = False
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+    attn_dp_size: int = 1
+    base_gpu_id: int = 0
+    nnodes: int = 1
+    node_rank: int = 0
+    dist_init_addr: str | None = None
+    kv_events_config: str | None = None
+    enable_metrics: bool = False
+    grammar_backend: str | None = None
+    disaggregation_mode: str = "null"
+    json_model_override_args: str = "{}"
+    log_level: str = "info"
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+        for field in dataclasses.fields(ServerArgs):
+            flag = "--" + field.name.replace("_", "-")
+            names: list[Any] = [flag, *ALIASES.get(field.name, ())]
+            if field.default is False:
+                parser.add_argument(*names, dest=field.name, action="store_true")
+                continue
+            kind = int if field.name in INTEGERS or isinstance(field.default, int) else str
+            required = field.default is dataclasses.MISSING
+            default = None if required else field.default
+            parser.add_argument(*names, dest=field.name, type=kind, default=default, required=required)
+        parser.add_argument("--config", type=str)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
+        return cls(**{field.name: getattr(args, field.name) for field in dataclasses.fields(cls)})
+
+    def resolved_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"max_running_requests": self.max_running_requests or 64}

@@ -1,0 +1,188 @@
+"""Is the stand-in still like SGLang? The real wheel is downloaded and its source compared; nothing of it is run."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from sglang.srt.entrypoints.engine import Engine
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.server_args import ALIASES, ServerArgs
+
+from dynamo.engines.sglang.from_spec import KNOWN, NAMES
+from dynamo.engines.sglang.options import _AS_THEY_ARE, _GUIDES
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("sglang")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
+               "--python-version=3.11", "--platform=manylinux_2_34_x86_64", f"--dest={folder}",
+               f"sglang=={KNOWN[-1]}"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"SGLang's wheel cannot be downloaded: {done.stderr.strip().splitlines()[-1]}")
+    return zipfile.ZipFile(next(Path(folder).glob("*.whl")))
+
+
+@cache
+def tree(wheel: zipfile.ZipFile, path: str) -> ast.Module:
+    return ast.parse(wheel.read(path))
+
+
+def definition(wheel: zipfile.ZipFile, path: str, name: str) -> ast.ClassDef:
+    return next(node for node in tree(wheel, path).body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def method(wheel: zipfile.ZipFile, path: str, owner: str, name: str) -> Function:
+    found = [
+        node
+        for node in definition(wheel, path, owner).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
+    ]
+    assert found, f"{owner} has no {name}"
+    return found[0]
+
+
+def parameters(function: Function) -> list[tuple[str, str | None]]:
+    """Each parameter with its default."""
+    given = function.args
+    positional = [*given.posonlyargs, *given.args]
+    defaults = [None] * (len(positional) - len(given.defaults)) + [ast.unparse(node) for node in given.defaults]
+    named = [None if node is None else ast.unparse(node) for node in given.kw_defaults]
+    pairs = [*zip(positional, defaults, strict=True), *zip(given.kwonlyargs, named, strict=True)]
+    return [(argument.arg, default) for argument, default in pairs]
+
+
+def own(function: object) -> list[tuple[str, str | None]]:
+    signature = inspect.signature(function)  # type: ignore[arg-type]
+    return [
+        (name, None if each.default is inspect.Parameter.empty else repr(each.default).replace("''", "''"))
+        for name, each in signature.parameters.items()
+    ]
+
+
+def fields(wheel: zipfile.ZipFile) -> Iterator[tuple[str, str | None, str]]:
+    """Every argument of SGLang: its name, its default and how it is declared."""
+    for path in wheel.namelist():
+        if path.startswith("sglang/srt/arg_groups/fields/") and path.endswith(".py"):
+            for node in ast.walk(tree(wheel, path)):
+                if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    default = None if node.value is None else ast.unparse(node.value)
+                    yield node.target.id, default, ast.unparse(node.annotation)
+
+
+ENGINE = "sglang/srt/entrypoints/engine.py"
+MANAGER = "sglang/srt/managers/tokenizer_manager.py"
+CONTROL = "sglang/srt/managers/tokenizer_control_mixin.py"
+
+
+@pytest.mark.parametrize(
+    ("path", "owner", "standing_in"),
+    [
+        (ENGINE, "Engine", Engine.async_generate),
+        (ENGINE, "Engine", Engine.get_all_child_pids),
+        (ENGINE, "Engine", Engine.shutdown),
+        (MANAGER, "TokenizerManager", TokenizerManager.abort_request),
+        (MANAGER, "TokenizerManager", TokenizerManager.auto_create_handle_loop),
+        (MANAGER, "TokenizerManager", TokenizerManager.generate_request),
+        (CONTROL, "TokenizerControlMixin", TokenizerManager.flush_cache),
+        (CONTROL, "TokenizerControlMixin", TokenizerManager.get_loads),
+    ],
+    ids=lambda each: getattr(each, "__name__", None) or "",
+)
+def test_the_methods_have_the_published_parameters(
+    wheel: zipfile.ZipFile, path: str, owner: str, standing_in: object
+) -> None:
+    real = method(wheel, path, owner, standing_in.__name__)  # type: ignore[attr-defined]
+    assert own(standing_in) == parameters(real)
+
+
+def test_the_arguments_have_the_published_names_and_defaults(wheel: zipfile.ZipFile) -> None:
+    real = {name: (default, declared) for name, default, declared in fields(wheel)}
+    for field in dataclasses.fields(ServerArgs):
+        default, declared = real[field.name]
+        if field.default is not dataclasses.MISSING:
+            assert default == repr(field.default).replace('"', "'"), field.name
+        for alias in ALIASES.get(field.name, ()):
+            assert f"'{alias}'" in declared
+
+
+def test_sglang_has_every_name_that_the_engine_checks_for(wheel: zipfile.ZipFile) -> None:
+    everything = {**dict.fromkeys((ENGINE, MANAGER, CONTROL, "sglang/srt/server_args.py"))}
+    defined = {
+        node.name
+        for path in everything
+        for node in ast.walk(tree(wheel, path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    for name in NAMES:
+        assert set(name.partition(":")[2].split(".")) <= defined
+
+
+def test_sampling_parameters_have_the_names_that_are_sent(wheel: zipfile.ZipFile) -> None:
+    params = definition(wheel, "sglang/srt/sampling/sampling_params.py", "SamplingParams")
+    known = {
+        node.target.id for node in params.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    sent = {"max_new_tokens", "min_new_tokens", "top_k", "sampling_seed", "logit_bias", "ignore_eos", "stop_token_ids"}
+    assert sent | set(_AS_THEY_ARE) | set(_GUIDES.values()) <= known
+
+
+@pytest.mark.parametrize(
+    ("path", "owner", "names"),
+    [
+        ("sglang/srt/disaggregation/kv_events.py", "KVEventsConfig",
+         {"publisher", "endpoint", "replay_endpoint", "topic", "format"}),
+        ("sglang/srt/disaggregation/kv_events.py", "BlockStored",
+         {"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "cache_salt"}),
+        ("sglang/srt/disaggregation/kv_events.py", "BlockRemoved", {"block_hashes", "medium"}),
+        ("sglang/srt/managers/load_snapshot.py", "LoadSnapshot",
+         {"dp_rank", "num_used_tokens", "num_waiting_uncached_tokens", "max_total_num_tokens"}),
+    ],
+    ids=lambda each: each if isinstance(each, str) and "/" not in each else "",
+)  # fmt: skip
+def test_records_have_the_fields_that_are_read(wheel: zipfile.ZipFile, path: str, owner: str, names: set[str]) -> None:
+    body = definition(wheel, path, owner).body
+    assert names <= {
+        node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def test_answers_have_the_keys_that_are_read(wheel: zipfile.ZipFile) -> None:
+    keys = {
+        "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "output_ids", "meta_info",
+        "output_token_logprobs", "output_top_logprobs", "input_token_logprobs", "input_top_logprobs",
+    }  # fmt: skip
+    texts = {node.value for node in ast.walk(tree(wheel, MANAGER)) if isinstance(node, ast.Constant)}
+    assert keys <= texts
+    reasons = {
+        node.value
+        for node in ast.walk(tree(wheel, "sglang/srt/managers/schedule_batch.py"))
+        if isinstance(node, ast.Constant)
+    }
+    assert {"type", "stop", "length", "abort", "matched", "message", "status_code"} <= reasons
+
+
+def test_the_processes_behave_as_the_engine_expects(wheel: zipfile.ZipFile) -> None:
+    """They die with the thread that started them, report a death by SIGQUIT, and ranks have sockets of their own."""
+    common = wheel.read("sglang/srt/utils/common.py").decode()
+    watchdog = wheel.read("sglang/srt/utils/watchdog.py").decode()
+    events = wheel.read("sglang/srt/disaggregation/kv_events.py").decode()
+    engine = wheel.read(ENGINE).decode()
+    assert "PR_SET_PDEATHSIG" in common
+    assert "os.kill(os.getpid(), signal.SIGQUIT)" in watchdog
+    assert '"inproc" in endpoint' in events
+    assert "_dp{data_parallel_rank}" in events
+    assert "SGLANG_BLOCK_NONZERO_RANK_CHILDREN" in engine
+    assert "self._scheduler_init_result = scheduler_init_result" in engine
