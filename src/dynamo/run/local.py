@@ -6,10 +6,14 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from msgspec import structs
+
 from dynamo.protocols.card import ModelCard
 from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
+from dynamo.settings import given
+from dynamo.settings.router import RouterSettings
 from dynamo.worker import life, model
 from dynamo.worker.config import WorkerConfig
 
@@ -21,7 +25,10 @@ async def engine_served(
     """Start the engine, serve it at `endpoint_id` while the block runs, then drain and close it."""
     if command.input.kind == "http" or sys.stderr.isatty():
         print(f"loading {served_name(command)} …", file=sys.stderr, flush=True)
-    async with life.engine_served(runtime, worker_config(command), environ, lambda _: endpoint_id) as card:
+    # Events cost some engines a lot; a frontend with one engine reads them only to route by its cache.
+    routing = RouterSettings.from_env(environ, **given(command.flags, RouterSettings))
+    config = structs.replace(worker_config(command), kv_events=command.input.kind == "dyn" or routing.mode == "kv")
+    async with life.engine_served(runtime, config, environ, lambda _: endpoint_id) as card:
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {card.worker_type.value} worker answers no requests itself: use in=dyn://...")
         yield card

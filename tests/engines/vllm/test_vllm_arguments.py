@@ -97,6 +97,12 @@ def test_without_a_prefix_cache_there_are_no_kv_events() -> None:
     assert arguments("--no-enable-prefix-caching").kv_events_config is None
 
 
+def test_events_that_are_not_read_are_not_made_unless_vllm_s_own_flag_asks_for_them() -> None:
+    assert arguments(kv_events=False).kv_events_config is None
+    own = '{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557"}'
+    assert arguments("--kv-events-config", own, kv_events=False).kv_events_config.endpoint == "tcp://*:5557"
+
+
 def test_the_environment_is_completed_and_never_overwritten() -> None:
     environ = {"VLLM_CPU_OMP_THREADS_BIND": "0-3", "VLLM_NO_USAGE_STATS": "0"}
     prepare(environ, Build("0.32.0", cpu=True), [])

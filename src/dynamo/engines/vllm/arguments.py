@@ -60,7 +60,8 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
         if getattr(args, name) != value:
             flag = _FLAGS[name]
             raise EngineError(f"{flag} says {value}, vLLM's argument {name} says {getattr(args, name)}: give one")
-    if args.enable_prefix_caching is False and sockets.as_posix() in args.kv_events_config.endpoint:
+    unread = not spec.kv_events or args.enable_prefix_caching is False
+    if unread and sockets.as_posix() in args.kv_events_config.endpoint:
         args.kv_events_config = None
     if cpu and args.block_size is not None and args.block_size % CPU_BLOCK:
         raise EngineError(f"vLLM on CPUs needs KV blocks of {CPU_BLOCK} tokens or a multiple, not {args.block_size}")
