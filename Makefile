@@ -1,5 +1,5 @@
 # Everything happens in .venv, which `make` builds when it is missing or pyproject.toml changed.
-# With DYN_TEST_OPTIONAL=1 a client or an engine that cannot be installed is reported as NOT RUN instead of failing.
+# With TEST_OPTIONAL=1 a client or an engine that cannot be installed is reported as NOT RUN instead of failing.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -36,7 +36,7 @@ test-deep: $(DEV)
 test-engines: $(DEV)
 	$(BIN)/python -m pytest tests/engines
 	@if tests/engines/install; then .engines/vllm/bin/python -m pytest tests/engines/vllm tests/engines/conformance; \
-	  elif [ -n "$$DYN_TEST_OPTIONAL" ]; then echo "NOT RUN: the tests of vLLM (vLLM for CPUs cannot be installed; see above)"; \
+	  elif [ -n "$$TEST_OPTIONAL" ]; then echo "NOT RUN: the tests of vLLM (vLLM for CPUs cannot be installed; see above)"; \
 	  else exit 1; fi
 
 # Two machines on one: needs root and iproute2.

@@ -1,6 +1,6 @@
 """Install the clients of clients.toml, each into a folder of its own under .clients/; what is there already stays.
 
-With DYN_TEST_OPTIONAL=1 a client that cannot be installed is reported as "NOT RUN: …" and its tests are skipped.
+With TEST_OPTIONAL=1 a client that cannot be installed is reported as "NOT RUN: …" and its tests are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class InstallError(Exception):
 
 
 def is_optional() -> bool:
-    return os.environ.get("DYN_TEST_OPTIONAL", "") not in ("", "0")
+    return os.environ.get("TEST_OPTIONAL", "") not in ("", "0")
 
 
 def table() -> dict[str, Client]:

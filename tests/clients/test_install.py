@@ -40,7 +40,7 @@ def test_a_client_that_cannot_be_installed_fails_its_tests_unless_it_is_optional
     outcome: type[BaseException],
 ) -> None:
     npm.write_text("#!/bin/sh\necho 'npm error notarget'; echo 'No matching version found for a@1.'; exit 1\n")
-    monkeypatch.setenv("DYN_TEST_OPTIONAL", optional)
+    monkeypatch.setenv("TEST_OPTIONAL", optional)
     install.main([])
     why = "npm ended with 1: npm error notarget No matching version found for a@1."
     assert f"{'NOT RUN: client' if optional else 'Cannot install'} a ({why})\n" == capsys.readouterr().out

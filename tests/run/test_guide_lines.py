@@ -198,6 +198,7 @@ def test_workers(line: Line, home: Path, env: dict[str, str]) -> None:
 
 @of("batch")
 def test_batches(line: Line, home: Path, env: dict[str, str]) -> None:
+    (home / "output.jsonl").unlink(missing_ok=True)  # the answers of another line's batch are not replaced
     done = finished(line, home, env)
     assert done.returncode == 0, done.stderr
     records = [json.loads(each) for each in (home / "output.jsonl").read_text().splitlines()]

@@ -278,7 +278,7 @@ class Postprocess:
         else:
             self._emit(self._parser.feed(text))
             if self._parser.is_over:
-                self._parser, self._plain = None, self._stops is None
+                self._parser, self._plain = None, self._stops is None and self._token_ids is None
 
     def _emit_logprobs(self, shown: int) -> None:
         """Emit those of tokens that begin before `shown`; the others may still become part of a stop string."""
