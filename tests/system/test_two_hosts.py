@@ -250,4 +250,4 @@ def test_a_full_disk_is_named_and_the_model_is_tried_again_with_the_next_worker(
     door.line_with(f"cannot store model files in {cache}: No space left on device (DYN_MODEL_CACHE names")
     site.start(site.b, *worker)
     door.line_with("fetching 3 files")
-    door.line_with("trying again when a worker joins")
+    door.line_with("or as soon as a worker joins")
