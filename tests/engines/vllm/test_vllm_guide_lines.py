@@ -16,6 +16,7 @@ from support.guide_lines import LINES
 from support.running import environment, running
 
 FOLDERS = ("llms/Llama-3.2-3B-Instruct", "llm_models/Llama-3.2-3B-Instruct")
+GGUF = "llm_models/Llama-3.2-3B-Instruct-Q6_K.gguf"
 HERE = [
     line.command
     for line in LINES
@@ -23,19 +24,30 @@ HERE = [
     and line.command.startswith(("dynamo-run in=dyn", "./dynamo-run in=http"))
     and line.command.rstrip("/").endswith(FOLDERS)
 ]
+FOLDER_LINES = [line for line in HERE if ".gguf" not in line]
+GGUF_LINES = [line for line in HERE if GGUF in line]
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     for folder in FOLDERS:
         shutil.copytree(bundled(), tmp_path / folder, ignore=shutil.ignore_patterns("*.gguf"))
+    shutil.copy(bundled() / "tiny.gguf", tmp_path / GGUF)
     script = tmp_path / "dynamo-run"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dynamo.run.main "$@"\n')
     script.chmod(0o755)
     return tmp_path
 
 
-@pytest.mark.parametrize("line", HERE)
+@pytest.mark.parametrize("line", GGUF_LINES)
+def test_a_gguf_file_needs_the_plugin_of_vllm(line: str, home: Path) -> None:
+    env = environment(home, HOME=str(home), DYN_HTTP_PORT="0")
+    done = subprocess.run(["sh", "-c", f"exec {line}"], cwd=home, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install vllm-gguf-plugin" in done.stderr
+
+
+@pytest.mark.parametrize("line", FOLDER_LINES)
 def test_guide_lines_with_vllm_answer(line: str, home: Path) -> None:
     path = f"{home}:{os.environ['PATH']}"
     env = environment(home, PATH=path, HOME=str(home), DYN_HTTP_PORT="0", OMP_NUM_THREADS="1")
