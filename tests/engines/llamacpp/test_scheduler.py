@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamo.engines.llamacpp.blocks import BlockMap
-from dynamo.engines.llamacpp.decoder import DECODED, NO_ROOM, Decoder
+from dynamo.engines.llamacpp.decoder import DECODED, NO_ROOM, LlamaDecoder
 from dynamo.engines.llamacpp.job import Job
-from dynamo.engines.llamacpp.scheduler import Scheduler
+from dynamo.engines.llamacpp.scheduler import LlamaScheduler
 from dynamo.protocols.engine import EngineOutput
 from dynamo.runtime.stream import Sink
 from engines.llamacpp.test_blocks import Cells, replay
@@ -55,9 +55,9 @@ def job(prompt: list[int], **options: Any) -> Job:
     return Job(asking(prompt, ignore_eos=True, **options), cast(Sink, None), context_length=24, vocab_size=VOCAB)
 
 
-def scheduler(decoder: PlainDecoder, *, cells: int, batch: int, size: int, seqs: int) -> Scheduler:
+def scheduler(decoder: PlainDecoder, *, cells: int, batch: int, size: int, seqs: int) -> LlamaScheduler:
     blocks = BlockMap(decoder, cells, seqs + 2, size)
-    return Scheduler(cast(Decoder, decoder), blocks, max_num_seqs=seqs, n_batch=batch)
+    return LlamaScheduler(cast(LlamaDecoder, decoder), blocks, max_num_seqs=seqs, n_batch=batch)
 
 
 REQUESTS = st.lists(

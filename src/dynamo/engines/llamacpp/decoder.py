@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynamo.engines.base import EngineError
-from dynamo.engines.llamacpp.library import LOG, Batch, context_params, library, model_params, version
+from dynamo.engines.llamacpp.library import LOG, LlamaBatch, context_params, library, model_params, version
 
 DECODED, NO_ROOM, ABORTED = 0, 1, 2
 """What `decode` returns; anything else is a failure."""
@@ -24,7 +24,7 @@ _CELLS = 256
 Logits = NDArray[np.float32]
 
 
-class Decoder:
+class LlamaDecoder:
     def __init__(
         self, path: Path, *, cells: int, batch: int, sequences: int, threads: int, gpu_layers: int, cache_type: str
     ) -> None:
@@ -137,7 +137,7 @@ class Decoder:
         self.wanted = np.zeros(batch, np.int8)
         self._ones = np.ones(batch, np.int32)
         self._pointers = self.sequence.ctypes.data + 4 * np.arange(batch, dtype=np.uint64)
-        self._batch = Batch(
+        self._batch = LlamaBatch(
             token=self.token.ctypes.data,
             pos=self.position.ctypes.data,
             n_seq_id=self._ones.ctypes.data,

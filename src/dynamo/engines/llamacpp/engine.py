@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvListener, LoadListener
 from dynamo.engines.llamacpp.args import LlamaCppArgs, gguf_file
 from dynamo.engines.llamacpp.blocks import BlockMap
-from dynamo.engines.llamacpp.decoder import Decoder
+from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.engines.llamacpp.guidance import Guides
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import library, version
-from dynamo.engines.llamacpp.scheduler import Scheduler
+from dynamo.engines.llamacpp.scheduler import LlamaScheduler
 from dynamo.engines.llamacpp.state import SequenceStates
 from dynamo.engines.llamacpp.thread import EngineThread, Report
 from dynamo.engines.registry import EngineSpec
@@ -80,7 +80,9 @@ class LlamaCppEngine:
             self._block_size,
             caching=decoder.rewinds,
         )
-        self.scheduler = Scheduler(decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch)
+        self.scheduler = LlamaScheduler(
+            decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch
+        )
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-grammar")
         self._thread = EngineThread(self.scheduler, decoder, self._deliver, self._died)
         self._states = SequenceStates(decoder, self.blocks)
@@ -163,7 +165,7 @@ class LlamaCppEngine:
         import_ = partial(self._states.restore, list(token_ids), state, cache_salt)
         return int(await self._running().call(import_))
 
-    def _load(self) -> Decoder:
+    def _load(self) -> LlamaDecoder:
         described = self._describe()
         asked = self._spec.context_length
         args = self._args
@@ -171,7 +173,7 @@ class LlamaCppEngine:
         trained = described.context_length
         wanted = asked or trained
         cells = args.n_ctx or (max(wanted, _FEWEST_CELLS) if wanted else 0)
-        decoder = Decoder(
+        decoder = LlamaDecoder(
             self._file,
             cells=cells,
             batch=args.n_batch,

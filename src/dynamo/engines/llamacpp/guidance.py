@@ -28,7 +28,7 @@ _LETTER, _QUOTE = b"a", b'"'
 
 
 class Guides:
-    """Makes a `Guide` per request. Its view of the vocabulary is built when the first one is asked for."""
+    """Makes a `GrammarGuide` per request. Its view of the vocabulary is built when the first one is asked for."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +38,7 @@ class Guides:
         self._closers: list[int] = []
         self._in_string: list[int] = []
 
-    def guide(self, guidance: dict[str, Any]) -> Guide:
+    def guide(self, guidance: dict[str, Any]) -> GrammarGuide:
         """Raises InvalidArgument for a grammar that cannot be followed; may take milliseconds."""
         import llguidance
 
@@ -50,7 +50,7 @@ class Guides:
         matcher = llguidance.LLMatcher(self._built, grammar, log_level=0)
         if matcher.is_error():
             raise InvalidArgument(f"guided_decoding: {_one_line(matcher.get_error())}")
-        return Guide(matcher, self._vocab_size, self._closers, self._in_string, self._ends[0])
+        return GrammarGuide(matcher, self._vocab_size, self._closers, self._in_string, self._ends[0])
 
     def _build(self, llguidance: Any) -> Any:
         tokens = [b""] * self._vocab_size
@@ -83,7 +83,7 @@ class _Vocabulary:
         return self._encode(text.decode(errors="replace") if isinstance(text, bytes) else text)
 
 
-class Guide:
+class GrammarGuide:
     """What one answer may contain next.
 
     Near its last token the answer is led to an end: as long as a closing of the grammar fits into what is left, the

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from dynamo.engines.llamacpp.blocks import Held
-from dynamo.engines.llamacpp.guidance import Guide
+from dynamo.engines.llamacpp.guidance import GrammarGuide
 from dynamo.engines.llamacpp.sampling import Sampler
 from dynamo.engines.refusals import refuse_options
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
@@ -73,7 +73,7 @@ class Job:
         """Those of the prompt's tokens so far; the first has no context."""
         self.sampler = _sampler(request.sampling_options, request.choice, vocab_size)
         self.sampler.see(self.tokens, (), vocab_size)
-        self.guide: Guide | None = None
+        self.guide: GrammarGuide | None = None
         routing = request.routing
         self.salt = salt_seed(None, routing.cache_salt if routing else None)
         self.hashes: list[int] = []

@@ -40,7 +40,7 @@ class Params(ctypes.Structure):
     _fields_ = (("raw", ctypes.c_uint8 * _PARAMS_BYTES),)
 
 
-class Batch(ctypes.Structure):
+class LlamaBatch(ctypes.Structure):
     """`llama_batch`."""
 
     _fields_ = (
@@ -77,7 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_n_seq_max": (c_uint32, (c_void_p,)),
     "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
     "llama_set_abort_callback": (None, (c_void_p, c_void_p, c_void_p)),
-    "llama_decode": (c_int32, (c_void_p, Batch)),
+    "llama_decode": (c_int32, (c_void_p, LlamaBatch)),
     "llama_get_logits": (c_void_p, (c_void_p,)),
     "llama_get_memory": (c_void_p, (c_void_p,)),
     "llama_memory_clear": (None, (c_void_p, c_bool)),

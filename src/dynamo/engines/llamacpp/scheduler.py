@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from dynamo.engines.llamacpp.blocks import BlockMap
-from dynamo.engines.llamacpp.decoder import ABORTED, DECODED, NO_ROOM, Decoder, Logits
+from dynamo.engines.llamacpp.decoder import ABORTED, DECODED, NO_ROOM, LlamaDecoder, Logits
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import LOG
 from dynamo.engines.llamacpp.sampling import highest, logprobs, sample_plain
@@ -34,14 +34,14 @@ class Chunk(Struct, gc=False):
     count: int
 
 
-class Scheduler:
-    def __init__(self, decoder: Decoder, blocks: BlockMap, *, max_num_seqs: int, n_batch: int) -> None:
+class LlamaScheduler:
+    def __init__(self, decoder: LlamaDecoder, blocks: BlockMap, *, max_num_seqs: int, n_batch: int) -> None:
         self.blocks = blocks
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.preemptions = 0
         self.was_aborted = False
-        """The last step computed nothing, because `Decoder.abort` ended it."""
+        """The last step computed nothing, because `LlamaDecoder.abort` ended it."""
         self._crowded = False
         """llama.cpp had no room for the last step: the next one admits no request."""
         self._decoder = decoder

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from dynamo.engines.llamacpp.blocks import BlockMap
-from dynamo.engines.llamacpp.decoder import Decoder
+from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.errors import InvalidArgument, ResourceExhausted
 
@@ -25,7 +25,7 @@ class PrefixState(Struct, frozen=True, array_like=True):
 class SequenceStates:
     """Called in the engine's thread, between two steps."""
 
-    def __init__(self, decoder: Decoder, blocks: BlockMap) -> None:
+    def __init__(self, decoder: LlamaDecoder, blocks: BlockMap) -> None:
         self._decoder = decoder
         self._blocks = blocks
 

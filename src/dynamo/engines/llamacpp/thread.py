@@ -13,9 +13,9 @@ from typing import Any
 from msgspec import Struct
 
 from dynamo.engines.base import RankLoad
-from dynamo.engines.llamacpp.decoder import Decoder
+from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.engines.llamacpp.job import Job
-from dynamo.engines.llamacpp.scheduler import Output, Scheduler
+from dynamo.engines.llamacpp.scheduler import LlamaScheduler, Output
 from dynamo.protocols.errors import EngineShutdown, from_exception
 from dynamo.protocols.kv import KvChange
 
@@ -46,8 +46,8 @@ class EngineThread:
 
     def __init__(
         self,
-        scheduler: Scheduler,
-        decoder: Decoder,
+        scheduler: LlamaScheduler,
+        decoder: LlamaDecoder,
         deliver: Callable[[Report], None],
         died: Callable[[BaseException], None],
     ) -> None:
