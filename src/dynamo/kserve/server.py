@@ -13,7 +13,7 @@ import grpc.aio
 
 from dynamo.kserve import messages
 from dynamo.kserve.messages import SERVICE, Message
-from dynamo.kserve.service import Call, Service, error_response
+from dynamo.kserve.service import GrpcCall, Service, error_response
 from dynamo.protocols.errors import DynamoException, StartError, from_exception
 from dynamo.runtime import Context
 from dynamo.serving.models import Models
@@ -136,7 +136,7 @@ class KserveServer:
         return describe
 
     async def _infer(self, request: Message, context: Any) -> Message:
-        call: Call | None = None
+        call: GrpcCall | None = None
         error: DynamoException | None = None
         try:
             call = self._admitted("ModelInfer", request, context)
@@ -156,7 +156,7 @@ class KserveServer:
     async def _stream(self, requests: AsyncIterator[Message], context: Any) -> AsyncIterator[Message]:
         """Requests are answered one after the other; one that fails is answered with its error."""
         async for request in requests:
-            call: Call | None = None
+            call: GrpcCall | None = None
             error: DynamoException | None = None
             try:
                 call = self._admitted("ModelStreamInfer", request, context)
@@ -173,10 +173,10 @@ class KserveServer:
                 if call:
                     self._admission.end(call.observer, error)
 
-    def _admitted(self, method: str, request: Message, context: Any) -> Call:
+    def _admitted(self, method: str, request: Message, context: Any) -> GrpcCall:
         # A client's id need not be unique, as that by which workers know a request must be.
         inner = Context()
-        return Call(inner, self._admission.begin(method, _metadata(context), request.id or inner.id()), [])
+        return GrpcCall(inner, self._admission.begin(method, _metadata(context), request.id or inner.id()), [])
 
 
 def _unary(name: str, handler: Callable[[Message, Any], Awaitable[Message]]) -> Any:

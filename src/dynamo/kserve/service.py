@@ -26,7 +26,7 @@ from dynamo.serving.observer import RequestObserver
 from dynamo.serving.served_model import ServedModel
 
 
-class Call(Struct):
+class GrpcCall(Struct):
     """One inference: its context, who measures it, and the names of parameters that were ignored."""
 
     context: Context
@@ -58,7 +58,7 @@ class Service:
     def model_config(self, request: Message) -> Message:
         return messages.ModelConfigResponse(config=model_config(self._models.get(request.name).card))
 
-    async def infer(self, request: Message, call: Call) -> Message:
+    async def infer(self, request: Message, call: GrpcCall) -> Message:
         """One request, one response."""
         model = self._models.get(request.model_name)
         if model.card.type & ModelType.TensorBased:
@@ -72,7 +72,7 @@ class Service:
         finally:
             await completion.close()
 
-    async def stream(self, request: Message, call: Call) -> AsyncIterator[Message]:
+    async def stream(self, request: Message, call: GrpcCall) -> AsyncIterator[Message]:
         """The responses to one request of a stream; the last is marked as such where that is known."""
         model = self._models.get(request.model_name)
         if model.card.type & ModelType.TensorBased:
@@ -93,7 +93,7 @@ class Service:
         finally:
             await completion.close()
 
-    def _completion(self, model: ServedModel, request: Message, call: Call) -> Completion:
+    def _completion(self, model: ServedModel, request: Message, call: GrpcCall) -> Completion:
         return Completion(model, completion_request(request, call.ignored), call.context, call.observer)
 
     async def _whole(self, completion: Completion, request: Message) -> Message:
@@ -116,7 +116,7 @@ class Service:
         async for response in stream.responses():
             yield response
 
-    async def _tensors(self, model: ServedModel, request: Message, call: Call) -> AsyncIterator[Message]:
+    async def _tensors(self, model: ServedModel, request: Message, call: GrpcCall) -> AsyncIterator[Message]:
         inference = TensorInference(model, tensor_request(request), call.context, call.observer)
         try:
             stream = ItemStream(partial(tensor_response, request))

@@ -15,7 +15,7 @@ from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException, ProtocolError
 
 
-class TextPart(Struct):
+class StreamedPart(Struct):
     """The text of each choice since the last part, and the reasons of those that finished in it."""
 
     texts: list[str]
@@ -33,8 +33,8 @@ class TextStream:
         self._error: DynamoException | None = None
         self._changed = asyncio.Event()
 
-    def choice(self, index: int) -> TextChoice:
-        return TextChoice(self, index)
+    def choice(self, index: int) -> StreamedChoice:
+        return StreamedChoice(self, index)
 
     def add(self, index: int, text: str) -> None:
         self._texts[index].append(text)
@@ -49,7 +49,7 @@ class TextStream:
         self._error = self._error or error
         self._changed.set()
 
-    async def parts(self) -> AsyncIterator[TextPart]:
+    async def parts(self) -> AsyncIterator[StreamedPart]:
         """Until all choices have finished; raises the error of the first that failed."""
         is_last = False
         while not is_last:
@@ -58,13 +58,13 @@ class TextStream:
             if self._error:
                 raise self._error
             is_last = self._running <= 0
-            part = TextPart(["".join(pieces) for pieces in self._texts], self._reasons, is_last)
+            part = StreamedPart(["".join(pieces) for pieces in self._texts], self._reasons, is_last)
             self._texts = [[] for _ in self._texts]
             self._reasons = [""] * len(self._reasons)
             yield part
 
 
-class TextChoice:
+class StreamedChoice:
     """The choice of a model whose tokens become text here."""
 
     def __init__(self, stream: TextStream, index: int) -> None:

@@ -34,7 +34,7 @@ class Report(Struct, gc=False):
     load: RankLoad | None
 
 
-class Call(Struct):
+class ThreadCall(Struct):
     """Something else to do between two steps."""
 
     function: Callable[[], Any]
@@ -56,7 +56,7 @@ class EngineThread:
         self._deliver = deliver
         self._died = died
         self._loop = asyncio.get_running_loop()
-        self._commands: SimpleQueue[Job | Call | None] = SimpleQueue()
+        self._commands: SimpleQueue[Job | ThreadCall | None] = SimpleQueue()
         self._calls: set[asyncio.Future[Any]] = set()
         self._released: list[Job] = []
         self._load_at = 0.0
@@ -81,7 +81,7 @@ class EngineThread:
         """Call `function` in the thread, between two steps; raises EngineShutdown if the thread ends before."""
         result = self._loop.create_future()
         self._calls.add(result)
-        self._commands.put(Call(function, result))
+        self._commands.put(ThreadCall(function, result))
         try:
             return await result
         finally:
@@ -130,7 +130,7 @@ class EngineThread:
             idle = False
             if command is None:
                 return False
-            if isinstance(command, Call):
+            if isinstance(command, ThreadCall):
                 self._do(command)
             elif command.aborted:
                 self._scheduler.remove(command)
@@ -138,7 +138,7 @@ class EngineThread:
             else:
                 self._scheduler.add(command)
 
-    def _do(self, call: Call) -> None:
+    def _do(self, call: ThreadCall) -> None:
         try:
             value = call.function()
         except Exception as error:
