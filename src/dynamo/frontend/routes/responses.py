@@ -10,6 +10,7 @@ from dynamo.frontend.answers.paging import page
 from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
+from dynamo.pipeline.custom_tools import UNENFORCED, lark_tools
 from dynamo.pipeline.responses_to_chat import hosted_tools, responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.card import ModelType
@@ -27,6 +28,7 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
     body = structs.replace(call.body, input=turn.input, store=store.enabled and call.body.store is not False)
     chat = responses_to_chat(body, turn.past())
     call.warn("tools that run at OpenAI", hosted_tools(body))
+    call.warn(UNENFORCED, lark_tools(chat))
     try:
         validate_chat(chat)
         conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
