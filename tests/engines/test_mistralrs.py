@@ -212,6 +212,13 @@ async def test_with_ignore_eos_only_the_length_ends_the_answer(engine: MistralRs
     assert kept.last.finish_reason == "length"
 
 
+async def test_a_clients_stop_id_ends_an_answer_with_ignore_eos_too(engine: MistralRsEngine) -> None:
+    free = (await run(engine, asking(max_tokens=8, ignore_eos=True))).ids
+    kept = await run(engine, asking(max_tokens=8, ignore_eos=True, stop_token_ids=[free[3]]))
+    assert kept.ids == free[: free.index(free[3]) + 1]
+    assert (kept.last.finish_reason, kept.last.stop_reason) == ("stop", free[3])
+
+
 async def test_min_tokens_keeps_the_model_from_ending(engine: MistralRsEngine) -> None:
     kept = await run(engine, asking(max_tokens=9, min_tokens=4, logit_bias={str(END): 100.0}))
     assert len(kept.ids) == 5

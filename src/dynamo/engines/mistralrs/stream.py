@@ -73,12 +73,13 @@ class MistralRsStream:
             self.fail(from_exception(error))
 
     def follow(self) -> None:
-        """Run the answer to its end. Before `min_tokens`, mistral.rs is prevented from ending it."""
+        """Run the answer to its end. With `ignore_eos` and before `min_tokens`, mistral.rs is kept from ending it."""
         plan = self._plan
         try:
             ended = False
-            if plan.min_tokens:
-                ended = self._follow(plan.min_tokens, may_end=False)
+            held = plan.max_tokens if plan.ignore_eos else plan.min_tokens
+            if held:
+                ended = self._follow(held, may_end=False)
             if not ended and self._count < plan.max_tokens:
                 self._follow(plan.max_tokens - self._count, may_end=True)
         except BaseException as error:  # a panic in the library is not an Exception, and the sink must learn of it

@@ -14,6 +14,7 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from xgrammar import structural_tag
 
+from dynamo.engines.request_options import end_ids
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
 from dynamo.protocols.errors import InvalidArgument
 
@@ -60,7 +61,6 @@ def sampling_params(request: PreprocessedRequest, *, thinks: bool = False) -> Sa
     _refuse(request)
     extra = {"kv_transfer_params": request.kv_transfer_params} if request.kv_transfer_params else None
     budget = {"thinking_token_budget": stops.max_thinking_tokens} if thinks and stops.max_thinking_tokens else {}
-    ends = {*(stops.stop_token_ids or ()), *(stops.stop_token_ids_hidden or ()), *request.eos_token_ids}
     return SamplingParams(
         **{name: value for name in _AS_THEY_ARE if (value := getattr(sampling, name)) is not None},
         **budget,
@@ -69,7 +69,7 @@ def sampling_params(request: PreprocessedRequest, *, thinks: bool = False) -> Sa
         max_tokens=stops.max_tokens,
         min_tokens=stops.min_tokens or 0,
         ignore_eos=bool(stops.ignore_eos),
-        stop_token_ids=[] if stops.ignore_eos else list(ends),
+        stop_token_ids=end_ids(request),
         logprobs=shown.logprobs,
         prompt_logprobs=shown.prompt_logprobs,
         structured_outputs=structured_outputs(sampling.guided_decoding),
