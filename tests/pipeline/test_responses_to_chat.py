@@ -125,7 +125,6 @@ TOOL = {"type": "function", "name": "f"}
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": []}, "context_management"),
         ({"moderation": {}}, "moderation"),

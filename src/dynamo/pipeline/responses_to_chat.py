@@ -57,7 +57,6 @@ from dynamo.protocols.openai_responses import (
 )
 
 _UNSUPPORTED = {
-    "background": "the answer comes on the connection that asked for it",
     "prompt": "prompts are not stored on this server",
     "context_management": "the whole conversation is read",
     "moderation": "moderation is not supported",

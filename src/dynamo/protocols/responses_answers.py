@@ -11,7 +11,7 @@ from dynamo.protocols.openai_answers import ChatCompletion, ChatLogprob, Complet
 from dynamo.protocols.openai_responses import LOCAL_SHELL, ResponsesRequest, ShellAction
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 _ITEM_PREFIXES = {"custom": "ctc", LOCAL_SHELL: "lsh"}
@@ -153,7 +153,7 @@ class ResponseObject(Struct, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     status: ResponseStatus
-    background: Literal[False] = False
+    background: bool = False
     error: dict[str, Any] | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None
@@ -191,6 +191,7 @@ class ResponseObject(Struct, kw_only=True):
             id=response_id,
             created_at=created,
             status="in_progress",
+            background=bool(request.background),
             instructions=request.instructions,
             max_output_tokens=request.max_output_tokens,
             max_tool_calls=request.max_tool_calls,

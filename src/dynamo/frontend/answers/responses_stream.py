@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from dynamo.frontend.answers.event_log import EventLog
 from dynamo.frontend.answers.sse import EventStream
 from dynamo.model import Tokenizer, json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
@@ -100,6 +101,10 @@ class ResponsesStream:
         self._response.status = "failed"
         self._response.error = {"code": code, "message": message}
         return ended + self._whole("response.failed")
+
+    def cancel(self) -> None:
+        self._end_item("incomplete")
+        self._response.status = "cancelled"
 
     @property
     def response(self) -> ResponseObject:
@@ -197,11 +202,14 @@ class ResponsesStream:
         return item_id(prefix, self._response.id, len(self._response.output))
 
 
-class ResponsesWriter:
+Events = TypeVar("Events", EventStream, EventLog)
+
+
+class ResponsesWriter(Generic[Events]):
     """Writes the one choice of a Responses stream."""
 
-    def __init__(self, stream: ResponsesStream, tokenizer: Tokenizer | None, top_logprobs: int) -> None:
-        self.events = EventStream()
+    def __init__(self, stream: ResponsesStream, tokenizer: Tokenizer | None, top_logprobs: int, events: Events) -> None:
+        self.events: Events = events
         self.error: DynamoException | None = None
         self._stream = stream
         self._tokenizer = tokenizer
