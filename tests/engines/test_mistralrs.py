@@ -477,3 +477,15 @@ asyncio.run(main())
 async def test_an_architecture_it_does_not_know_is_refused(folder: Path) -> None:
     with pytest.raises(EngineError, match="Llama"):
         await started(folder, extra_engine_args={"arch": "nonsense"})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_guided_answer_is_closed_before_its_limit(engine: MistralRsEngine, temperature: float) -> None:
+    schema = {"type": "array", "items": {"type": "string"}, "minItems": 2}
+    for limit in range(10, 40, 3):
+        asked = asking(max_tokens=limit, temperature=temperature, guided_decoding={"json": schema})
+        kept = await run(engine, asked)
+        assert kept.last.completion_usage
+        assert len(kept.ids) <= kept.last.completion_usage.completion_tokens <= limit
+        assert kept.last.finish_reason == "stop"
+        assert len(json.loads(TOKENIZER.decode([id for id in kept.ids if id != END]))) >= 2
