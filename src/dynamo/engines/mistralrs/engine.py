@@ -67,7 +67,7 @@ class MistralRsEngine:
             self._runner = None
             self._folder.cleanup()
             raise
-        self._outbox = Outbox(asyncio.get_running_loop())
+        self._mailbox = LoopMailbox(asyncio.get_running_loop())
         self._pool = ThreadPoolExecutor(self._args.max_seqs, thread_name_prefix="mistralrs")
         log.info(
             "loaded %s in %.1f s: context of %d tokens, up to %d answers at a time",
@@ -110,7 +110,7 @@ class MistralRsEngine:
             self._vocabulary,
             sink,
             self._open,
-            self._outbox.post,
+            self._mailbox.post,
             self._streams.discard,
             partial(self._guide, guidance) if guidance else None,
         )
@@ -154,7 +154,7 @@ class MistralRsEngine:
         await asyncio.to_thread(self._folder.cleanup)
 
 
-class Outbox:
+class LoopMailbox:
     """A queue from the threads to the event loop, which is woken once for all that is in it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
