@@ -190,7 +190,7 @@ class Models:
                 self._retry(group)
 
     def _retry(self, group: ModelGroup) -> None:
-        """Load the model again if its files could not be had."""
+        """Load the model again if its files could not be fetched."""
         if group.card and isinstance(group.error, FileError):
             self._begin_loading(group, group.card)
 

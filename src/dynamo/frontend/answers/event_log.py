@@ -1,4 +1,4 @@
-"""The events of an answer that several clients may read, one after the other or at once, and from any point on."""
+"""The events of an answer, which several clients may read, each from any event on."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _item = msgspec.json.Decoder(InputItem)
 
 
 class KeptItem(Struct):
-    """What is read of an item to find it."""
+    """The field by which a stored item is found."""
 
     id: str
 

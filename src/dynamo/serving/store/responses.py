@@ -47,11 +47,11 @@ class _State(Struct):
 
 
 class Turn(Struct):
-    """What a request refers to, found."""
+    """A request's input with all that it refers to by ids."""
 
     history: list[Raw]
     input: str | list[InputItem]
-    """That of the request, without references."""
+    """The input of the request; references are replaced by the items they name."""
 
     def past(self) -> list[InputItem]:
         return read_items(self.history)
