@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.pipeline.custom_tools import InputReader, called_function
-from dynamo.protocols.openai_chat import CustomCall, CustomDefinition, CustomTool, Grammar, GrammarFormat
+from dynamo.protocols.openai_chat import CustomCall, CustomDefinition, CustomTool, GrammarFormat, InputGrammar
 
 
 def read(*fragments: str) -> list[str]:
@@ -61,7 +61,7 @@ def test_a_call_goes_back_to_the_model_as_it_made_it() -> None:
 
 @pytest.mark.parametrize("syntax", ["lark", "regex"])
 def test_the_model_reads_the_grammar_of_the_input(syntax: str) -> None:
-    form = GrammarFormat(grammar=Grammar(syntax=syntax, definition="a|b"))  # type: ignore[arg-type]
+    form = GrammarFormat(grammar=InputGrammar(syntax=syntax, definition="a|b"))  # type: ignore[arg-type]
     function = CustomTool(custom=CustomDefinition(name="x", description="Does x.", format=form)).function
     assert function.parameters
     argument = function.parameters["properties"]["input"]

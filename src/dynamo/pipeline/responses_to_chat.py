@@ -24,10 +24,10 @@ from dynamo.protocols.openai_chat import (
     FunctionCall,
     FunctionDefinition,
     FunctionName,
-    Grammar,
     GrammarFormat,
     ImagePart,
     ImageUrl,
+    InputGrammar,
     Message,
     NamedToolChoice,
     Part,
@@ -186,7 +186,7 @@ def _custom(name: str, tool: ResponsesTool, where: str) -> CustomTool:
     if given is not None and given.type == "grammar":
         if given.syntax is None or given.definition is None:
             raise InvalidRequest.missing(f"{where}.format.{'definition' if given.syntax else 'syntax'}")
-        form = GrammarFormat(grammar=Grammar(syntax=given.syntax, definition=given.definition))
+        form = GrammarFormat(grammar=InputGrammar(syntax=given.syntax, definition=given.definition))
     return CustomTool(custom=CustomDefinition(name=name, description=tool.description, format=form))
 
 

@@ -97,7 +97,7 @@ class Tool(Struct, kw_only=True, tag_field="type", tag="function"):
     function: FunctionDefinition
 
 
-class Grammar(Struct, kw_only=True):
+class InputGrammar(Struct, kw_only=True):
     syntax: Literal["lark", "regex"]
     definition: str
 
@@ -107,7 +107,7 @@ class FreeText(Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class GrammarFormat(Struct, kw_only=True, tag_field="type", tag="grammar"):
-    grammar: Grammar
+    grammar: InputGrammar
 
 
 class CustomDefinition(Struct, kw_only=True, omit_defaults=True):
@@ -116,7 +116,7 @@ class CustomDefinition(Struct, kw_only=True, omit_defaults=True):
     format: FreeText | GrammarFormat | None = None
 
     @property
-    def grammar(self) -> Grammar | None:
+    def grammar(self) -> InputGrammar | None:
         return self.format.grammar if isinstance(self.format, GrammarFormat) else None
 
 
