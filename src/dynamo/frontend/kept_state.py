@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from dynamo.frontend.answers.errors import error_answer
+from dynamo.frontend.background import BackgroundResponses
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.keys import ApiKeys
 from dynamo.frontend.siblings import Siblings
@@ -42,6 +43,7 @@ class OwnedState:
         enabled = config.stored_responses > 0
         self.conversations = Conversations(records, enabled=enabled)
         self.responses = ResponseStore(records, self.conversations, enabled=enabled)
+        self.background = BackgroundResponses(self.responses, config.background_responses)
         self.files = Files(records, folder, config.stored_files_mb << 20)
         self.batches = Batches(
             records,
@@ -75,8 +77,15 @@ class KeptState:
         for owned in self._owned.values():
             await owned.batches.close()
 
+    async def background_idle(self) -> None:
+        """Wait until no response runs in the background."""
+        for owned in self._owned.values():
+            await owned.background.idle()
+
     async def close(self) -> None:
         await self.stop_batches()
+        for owned in self._owned.values():
+            await owned.background.close()
         await self._records.close()
         for owned in self._owned.values():
             owned.files.close()

@@ -181,6 +181,8 @@ class Server:
         try:
             async with asyncio.timeout(self._config.graceful_shutdown_timeout):
                 await self._gate.idle()
+                if self._state:
+                    await self._state.background_idle()
         except TimeoutError:
             log.warning("%d requests did not finish in time and are ended now", self._gate.open_requests)
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from dynamo.pipeline.parse import CallForm
 from dynamo.pipeline.schema import check_schema
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest, NamedToolChoice, Tool
+from dynamo.protocols.openai_chat import AnyTool, ChatRequest, NamedToolChoice
 from dynamo.protocols.openai_fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 
 MAX_CALLS = 32
@@ -156,7 +156,7 @@ def _forced_tools(request: GenerationFields) -> dict[str, Any] | None:
     return {"json": _calls_schema(tools, "parameters", _most_calls(request))}
 
 
-def _choosable_tools(request: ChatRequest) -> list[Tool]:
+def _choosable_tools(request: ChatRequest) -> list[AnyTool]:
     """The tools one of which must be called; none if the model may also answer with text."""
     if (name := forced_tool(request)) is not None:
         return [tool for tool in request.tools or () if tool.function.name == name]
@@ -167,11 +167,11 @@ def _most_calls(request: ChatRequest) -> int:
     return MAX_CALLS if request.parallel_tool_calls and forced_tool(request) is None else 1
 
 
-def _parameters(tool: Tool) -> dict[str, Any]:
+def _parameters(tool: AnyTool) -> dict[str, Any]:
     return tool.function.parameters or {"type": "object", "properties": {}}
 
 
-def _calls_schema(tools: list[Tool], key: str, limit: int) -> dict[str, Any]:
+def _calls_schema(tools: list[AnyTool], key: str, limit: int) -> dict[str, Any]:
     """The schema of a list of calls of any of the tools, each an object of a name and, under `key`, arguments."""
     shared: dict[str, Any] = {}
     variants = []

@@ -52,15 +52,15 @@ def ignores_eos(request: GenerationFields) -> bool:
 
 
 def stop_conditions(request: GenerationFields, defaults: ModelDefaults, prompt_tokens: int) -> StopConditions:
-    """With `ignore_eos` only the length ends the answer: stop strings and ids are dropped too."""
+    """With `ignore_eos` the model's own end tokens do not end the answer; the client's stops do."""
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     texts = [each for each in stop if isinstance(each, str)]
     ids = [each for each in stop if isinstance(each, int)] + (request.stop_token_ids or [])
     ignore_eos = ignores_eos(request)
     return StopConditions(
         max_tokens=max_tokens(request, defaults.context_length, prompt_tokens),
-        stop=texts if texts and not ignore_eos else None,
-        stop_token_ids=list(dict.fromkeys(ids)) if ids and not ignore_eos else None,
+        stop=texts or None,
+        stop_token_ids=list(dict.fromkeys(ids)) or None,
         stop_token_ids_hidden=list(defaults.eos_token_ids) if defaults.eos_token_ids and not ignore_eos else None,
         min_tokens=request.min_tokens,
         ignore_eos=True if ignore_eos else request.ignore_eos,

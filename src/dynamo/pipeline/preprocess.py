@@ -10,6 +10,7 @@ from msgspec import Struct, structs
 
 from dynamo.model import Decoder, LoadedModel, TemplateError
 from dynamo.pipeline import parse
+from dynamo.pipeline.custom_tools import as_functions
 from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
 from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments
 from dynamo.pipeline.prompt_times import PromptTimes
@@ -17,7 +18,7 @@ from dynamo.pipeline.validate import refuse_media
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import ContextLengthExceeded, InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest, Tool
+from dynamo.protocols.openai_chat import AnyTool, ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
 
@@ -136,7 +137,7 @@ class Preprocessor:
         try:
             return self.model.template.render(
                 messages,
-                tools=msgspec.to_builtins(request.tools) if request.tools and not hidden else None,
+                tools=msgspec.to_builtins(as_functions(request.tools)) if request.tools and not hidden else None,
                 documents=request.documents,
                 add_generation_prompt=request.add_generation_prompt is not False,
                 continue_final_message=bool(request.continue_final_message),
@@ -203,7 +204,7 @@ class Preprocessor:
         """Some formats mark calls and reasoning with special tokens, which the parser must see."""
         if self.card.runtime_config.runtime_data.get(SHOW_SPECIAL_TOKENS):
             return True
-        tools: list[Tool] | None = request.tools if isinstance(request, ChatRequest) else None
+        tools: list[AnyTool] | None = request.tools if isinstance(request, ChatRequest) else None
         reasoning = self._reasoning_format if isinstance(request, ChatRequest) else None
         return not parse.skip_special_tokens(self._tool_format if tools else None, reasoning)
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
+from dynamo.pipeline.custom_tools import called_function
 from dynamo.pipeline.guidance import GUIDED_FIELDS, apply_structured_outputs, check_guidance
 from dynamo.pipeline.schema import check_schema, check_value
 from dynamo.protocols.errors import InvalidRequest
@@ -13,6 +16,7 @@ from dynamo.protocols.openai_chat import (
     AllowedTools,
     ChatRequest,
     Message,
+    NamedCustomChoice,
     NamedToolChoice,
     RefusalPart,
     TextPart,
@@ -41,8 +45,11 @@ _RESERVED_TEMPLATE_NAMES = ("chat_template", "messages", "tools", "tokenize")
 
 
 def validate_chat(request: ChatRequest) -> None:
-    if isinstance(request.tool_choice, AllowedToolChoice):
-        _keep_allowed_tools(request, request.tool_choice.allowed_tools)
+    match request.tool_choice:
+        case AllowedToolChoice(allowed_tools=allowed):
+            _keep_allowed_tools(request, allowed)
+        case NamedCustomChoice(custom=chosen):
+            request.tool_choice = NamedToolChoice(function=chosen)
     _generation(request, request.max_completion_tokens or request.max_tokens)
     for name, why in _UNSUPPORTED.items():
         if getattr(request, name) not in _MEANS_NOTHING:
@@ -203,6 +210,11 @@ def _message(message: Message, where: str) -> None:
         raise InvalidRequest.bad_value(f"{where}.content", "must not be empty")
     if message.role == "tool" and not message.tool_call_id:
         raise InvalidRequest.missing(f"{where}.tool_call_id")
+    for index, call in enumerate(message.tool_calls or ()):
+        if call.custom:
+            call.type, call.function, call.custom = "function", called_function(call.custom), UNSET
+        elif not call.function:
+            raise InvalidRequest.missing(f"{where}.tool_calls[{index}].function")
 
 
 def check_tool_name(name: str | None, names: Collection[str | None], param: str) -> str:
@@ -218,7 +230,8 @@ def _keep_allowed_tools(request: ChatRequest, allowed: AllowedTools) -> None:
     """The request as if the client had offered the allowed tools only."""
     offered = {tool.function.name: tool for tool in request.tools or ()}
     where = "tool_choice.allowed_tools.tools"
-    names = [check_tool_name(each.function.name, offered, where) for each in allowed.tools]
+    chosen = [each.function or each.custom for each in allowed.tools]
+    names = [check_tool_name(each.name if each else None, offered, where) for each in chosen]
     request.tools = [offered[name] for name in dict.fromkeys(names)]
     request.tool_choice = allowed.mode
 
@@ -226,7 +239,7 @@ def _keep_allowed_tools(request: ChatRequest, allowed: AllowedTools) -> None:
 def _tools(request: ChatRequest) -> None:
     names = set()
     for index, tool in enumerate(request.tools or ()):
-        where = f"tools[{index}].function"
+        where = f"tools[{index}].{tool.__struct_config__.tag}"
         if tool.function.name in names:
             raise InvalidRequest.bad_value(f"{where}.name", f"there are two tools named {tool.function.name!r}")
         names.add(tool.function.name)

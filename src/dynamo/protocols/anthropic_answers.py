@@ -153,7 +153,7 @@ def message_of(
     if answer.content:
         content.append(TextAnswer(text=answer.content))
     content += [
-        ToolUseAnswer(id=call.id, name=call.function.name, input=_parsed_arguments(call.function.arguments))
+        ToolUseAnswer(id=call.id, name=call.name, input=_parsed_arguments(call.arguments))
         for call in answer.tool_calls or ()
     ]
     reason = stop_reason(choice.finish_reason, stop_sequence)

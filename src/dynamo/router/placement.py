@@ -33,7 +33,7 @@ class Account(Protocol):
     """Where placements are counted. Each method is called at most once per placement."""
 
     def connected(self, placement: Placement) -> None:
-        """Its instance was reached."""
+        """The instance of the placement was reached."""
 
     def prompt_computed(self, placement: Placement) -> None: ...
 
@@ -120,7 +120,7 @@ class Router(Protocol):
         """
 
     def loads(self) -> list[WorkerLoad]:
-        """Of the workers that are there; empty where load is not tracked."""
+        """The load of each rank that can be reached; empty where load is not tracked."""
 
     @property
     def waiting_tokens(self) -> int:

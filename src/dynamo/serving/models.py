@@ -115,6 +115,10 @@ class Models:
         """Every model that workers have registered, and whether a request to it would be served."""
         return {name: group.ready for name, group in self._groups.items() if group.members}
 
+    def failures(self) -> dict[str, ModelError]:
+        """Why models that workers have registered cannot be served here."""
+        return {name: group.error for name, group in self._groups.items() if group.members and group.error}
+
     @property
     def router_id(self) -> int:
         """The id under which other routers know this one."""
@@ -186,7 +190,7 @@ class Models:
                 self._retry(group)
 
     def _retry(self, group: ModelGroup) -> None:
-        """Load the model again if its files could not be had."""
+        """Load the model again if its files could not be fetched."""
         if group.card and isinstance(group.error, FileError):
             self._begin_loading(group, group.card)
 

@@ -1,4 +1,4 @@
-"""A request to a model: what chats, completions and embeddings have in common, from whichever door they come.
+"""A request to a model: what chats, completions and embeddings have in common, whichever API they come from.
 
 Each choice has a delivery to a worker and stages through which its stream passes.
 """
