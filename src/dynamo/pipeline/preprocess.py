@@ -209,8 +209,8 @@ class Preprocessor:
 
     def check_ids(self, ids: list[int], param: str) -> None:
         size = self.model.tokenizer.vocab_size
-        wrong = next((id for id in ids if id >= size), None)
-        if wrong is not None:
+        if max(ids, default=0) >= size:
+            wrong = next(id for id in ids if id >= size)
             raise InvalidRequest.bad_value(param, f"token id {wrong} is outside the model's vocabulary of {size}")
 
 
