@@ -12,8 +12,10 @@ from dynamo.frontend.arriving import ArrivingBodies
 from dynamo.frontend.call import Body
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.content_encoding import TooLong, unpack
+from dynamo.frontend.keys import OWNER
+from dynamo.model import CLIENT
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.body_shape import BodyLimits, check_shape
+from dynamo.protocols.body_shape import SMALL, BodyLimits, check_shape
 from dynamo.protocols.errors import HttpError
 from dynamo.serving.request_template import fill_body
 
@@ -54,8 +56,10 @@ class BodyReader(Generic[Body]):
         body = body.removeprefix(BOM)
         if config.request_template:
             body = fill_body(config.request_template, body, self._decoder.kind)
-        for _ in check_shape(body, self._limits):
-            await asyncio.sleep(0)
+        if len(body) > SMALL:
+            CLIENT.set((request.get(OWNER), request.remote))
+            for _ in check_shape(body, self._limits):
+                await asyncio.sleep(0)
         ignored: list[str] | None = [] if config.ignores_unknown_fields else None
         decoded = self._decoder.decode(body, ignored)
         if ignored:
