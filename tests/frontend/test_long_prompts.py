@@ -43,5 +43,5 @@ async def test_a_long_text_is_counted_up_to_a_limit(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("dynamo.pipeline.preprocess.MAX_CHARACTERS", 600_000)
     async with serving(tmp_path, context=2048) as stack:
         for text, status in ((SPACES, 200), (SPACES * 2, 400)):
-            answer = await stack.http.post(f"{stack.url}/tokenize", json={"model": "tiny", "prompt": text})
-            assert answer.status == status
+            async with stack.http.post(f"{stack.url}/tokenize", json={"model": "tiny", "prompt": text}) as answer:
+                assert answer.status == status

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dynamo.pipeline.guidance import GUIDED_FIELDS, apply_structured_outputs, check_guidance
+from dynamo.pipeline.guidance import (
+    GUIDED_FIELDS,
+    apply_structured_outputs,
+    check_guidance,
+    check_size,
+    choosable_tools,
+)
 from dynamo.pipeline.schema import check_schema, check_value
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
@@ -244,6 +250,8 @@ def _tools(request: ChatRequest) -> None:
         raise InvalidRequest.bad_value("tool_choice", "needs `tools`")
     if isinstance(request.tool_choice, NamedToolChoice):
         check_tool_name(request.tool_choice.function.name, names, "tool_choice.function.name")
+    # The answer is held to the schemas of the tools, so they are compiled.
+    check_size([tool.function.parameters for tool in choosable_tools(request)], "tools")
     for name in GUIDED_FIELDS:
         if getattr(request, name) is not None:
             raise InvalidRequest.bad_value(name, "excludes a `tool_choice` that forces a call")
