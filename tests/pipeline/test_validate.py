@@ -206,6 +206,14 @@ def test_a_text_model_rejects_images_by_path() -> None:
     refuse_media(msgspec.convert(messages[:1], list[Message]))
 
 
+def test_json_in_the_arguments_of_tool_calls_is_bounded() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":[' + "[1]," * 1000 + "1]}"}}
+    few, many = ([{"role": "assistant", "tool_calls": [call] * count}] for count in (60, 70))
+    validate_chat(chat(messages=few))
+    with pytest.raises(InvalidRequest, match="arguments of tool calls has too many fields"):
+        validate_chat(chat(messages=many))
+
+
 def large_schema(count: int) -> dict[str, Any]:
     return {"type": "object", "properties": {f"property{index}": {"type": "string"} for index in range(count)}}
 

@@ -13,6 +13,7 @@ from dynamo.pipeline.guidance import (
     choosable_tools,
 )
 from dynamo.pipeline.schema import check_schema, check_value
+from dynamo.protocols.body_shape import BodyLimits, check_texts
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
     AllowedToolChoice,
@@ -35,6 +36,7 @@ MAX_BIASES = 1 << 18
 """Logit biases of all choices together: every choice is sent to a worker with its own copy."""
 MAX_STOP_CHARACTERS = 8192
 """Of all stop strings together."""
+_ARGUMENT_LIMITS = BodyLimits(items=65_536, fields=65_536)
 EXTRA_FIELDS = ("worker_id", "routing", "timing", "stop_reason")
 _UNSUPPORTED = {
     "audio": "audio output is not supported",
@@ -70,8 +72,14 @@ def validate_chat(request: ChatRequest) -> None:
         raise InvalidRequest.bad_value(
             "messages", f"at most {MAX_MESSAGES} messages are allowed, got {len(request.messages)}"
         )
+    arguments: list[str] = []
     for index, message in enumerate(request.messages):
         _message(message, f"messages[{index}]")
+        if message.tool_calls:
+            arguments += [call.function.arguments for call in message.tool_calls]
+    if arguments:
+        # Templates get them as objects.
+        check_texts(arguments, _ARGUMENT_LIMITS, "The JSON in the arguments of tool calls")
     if request.tools or request.tool_choice is not None:
         _tools(request)
 

@@ -7,7 +7,7 @@ than on the values in them: a megabyte of base64 takes 1 ms, a megabyte of `[1],
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
@@ -20,6 +20,7 @@ _STEP = 128 * 1024
 _FEW_MARKS = 2048
 _MAX_SLOW_TEXT = 8 << 20
 """Bytes of escapes, whitespace and text beyond ASCII: they take three times as long as base64."""
+_MAX_TEXTS = 4 << 20
 _MAX_SLOW_NUMBERS = 1000
 _SLOW_NUMBER = re.compile(rb"[eE][-+]?[0-9]{3}|[0-9.]{32}")
 """Numbers that take the decoder microseconds instead of nanoseconds."""
@@ -48,23 +49,44 @@ def check_shape(body: bytes, limits: BodyLimits) -> Iterator[None]:
     if len(body) <= SMALL:
         return
     if len(body) > _MAX_SLOW_TEXT and len(body.translate(None, _FAST_TEXT)) > _MAX_SLOW_TEXT:
-        raise _too_much("bytes of escapes, whitespace and text beyond ASCII", _MAX_SLOW_TEXT)
+        raise _too_much("The request body", "bytes of escapes, whitespace and text beyond ASCII", _MAX_SLOW_TEXT)
     if len(body.translate(None, _NO_MARKS)) <= _FEW_MARKS:
         return
-    items = fields = slow = 0
+    counted = _Counted(limits)
     for outside in _outside_strings(body):
-        marks = outside.translate(None, _NO_MARKS)
-        commas = len(marks.translate(None, _NO_COMMAS))
-        items += commas
-        fields += len(marks) - commas
-        slow += len(_SLOW_NUMBER.findall(outside))
-        if limits.items and items > limits.items:
-            raise _too_much("values in lists and objects", limits.items)
-        if limits.fields and fields > limits.fields:
-            raise _too_much("fields, lists and objects", limits.fields)
-        if slow > _MAX_SLOW_NUMBERS:
-            raise _too_much("numbers with large exponents or many digits", _MAX_SLOW_NUMBERS)
+        counted.add(outside, "The request body")
         yield
+
+
+def check_texts(texts: Iterable[str], limits: BodyLimits, name: str) -> None:
+    """As `check_shape`, for JSON that the strings of a body contain: all of `texts` together may be so large."""
+    counted, size = _Counted(limits), 0
+    for text in texts:
+        size += len(text)
+        if size > _MAX_TEXTS:
+            raise _too_much(name, "characters", _MAX_TEXTS)
+        for outside in _outside_strings(text.encode(errors="replace")):
+            counted.add(outside, name)
+
+
+class _Counted:
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self._items = self._fields = self._slow = 0
+
+    def add(self, outside: bytes, name: str) -> None:
+        """Count what stands outside of strings; raises InvalidRequest where a limit is exceeded."""
+        limits, marks = self._limits, outside.translate(None, _NO_MARKS)
+        commas = len(marks.translate(None, _NO_COMMAS))
+        self._items += commas
+        self._fields += len(marks) - commas
+        self._slow += len(_SLOW_NUMBER.findall(outside))
+        if limits.items and self._items > limits.items:
+            raise _too_much(name, "values in lists and objects", limits.items)
+        if limits.fields and self._fields > limits.fields:
+            raise _too_much(name, "fields, lists and objects", limits.fields)
+        if self._slow > _MAX_SLOW_NUMBERS:
+            raise _too_much(name, "numbers with large exponents or many digits", _MAX_SLOW_NUMBERS)
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
@@ -80,7 +102,5 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
         inside ^= (len(parts) - 1) % 2
 
 
-def _too_much(what: str, limit: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"The request body has too many {what}; at most {limit} are allowed.", code="body_too_complex"
-    )
+def _too_much(name: str, what: str, limit: int) -> InvalidRequest:
+    return InvalidRequest(f"{name} has too many {what}; at most {limit} are allowed.", code="body_too_complex")
