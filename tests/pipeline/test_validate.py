@@ -210,7 +210,7 @@ def test_json_in_the_arguments_of_tool_calls_is_bounded() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":[' + "[1]," * 1000 + "1]}"}}
     few, many = ([{"role": "assistant", "tool_calls": [call] * count}] for count in (60, 70))
     validate_chat(chat(messages=few))
-    with pytest.raises(InvalidRequest, match="arguments of tool calls has too many fields"):
+    with pytest.raises(InvalidRequest, match="arguments of tool calls has too many"):
         validate_chat(chat(messages=many))
 
 

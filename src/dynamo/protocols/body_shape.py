@@ -18,9 +18,10 @@ SMALL = 16 * 1024
 _STEP = 128 * 1024
 """Bytes looked at before other requests have their turn: about a millisecond."""
 _FEW_MARKS = 2048
-_MAX_SLOW_TEXT = 8 << 20
+_MAX_SLOW_TEXT = 4 << 20
 """Bytes of escapes, whitespace and text beyond ASCII: they take three times as long as base64."""
 _MAX_TEXTS = 4 << 20
+_MAX_STRINGS = 1 << 18
 _MAX_SLOW_NUMBERS = 1000
 _SLOW_NUMBER = re.compile(rb"[eE][-+]?[0-9]{3}|[0-9.]{32}")
 """Numbers that take the decoder microseconds instead of nanoseconds."""
@@ -38,7 +39,7 @@ _FAST_TEXT = bytes(byte for byte in range(0x21, 0x7F) if byte != ord("\\"))
 class BodyLimits(Struct, frozen=True):
     """Zero means no limit."""
 
-    items: int = 1_000_000
+    items: int = 500_000
     """Values in lists and objects, such as token ids."""
     fields: int = 65_536
     """Fields, lists and objects."""
@@ -50,11 +51,15 @@ def check_shape(body: bytes, limits: BodyLimits) -> Iterator[None]:
         return
     if len(body) > _MAX_SLOW_TEXT and len(body.translate(None, _FAST_TEXT)) > _MAX_SLOW_TEXT:
         raise _too_much("The request body", "bytes of escapes, whitespace and text beyond ASCII", _MAX_SLOW_TEXT)
+    if len(body) > _STEP:
+        yield
     if len(body.translate(None, _NO_MARKS)) <= _FEW_MARKS:
+        if len(body) > _STEP:
+            yield
         return
     counted = _Counted(limits)
-    for outside in _outside_strings(body):
-        counted.add(outside, "The request body")
+    for outside, quotes in _outside_strings(body):
+        counted.add(outside, quotes, "The request body")
         yield
 
 
@@ -65,32 +70,38 @@ def check_texts(texts: Iterable[str], limits: BodyLimits, name: str) -> None:
         size += len(text)
         if size > _MAX_TEXTS:
             raise _too_much(name, "characters", _MAX_TEXTS)
-        for outside in _outside_strings(text.encode(errors="replace")):
-            counted.add(outside, name)
+        for outside, quotes in _outside_strings(text.encode(errors="replace")):
+            counted.add(outside, quotes, name)
 
 
 class _Counted:
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self._items = self._fields = self._slow = 0
+        self._items = self._fields = self._quotes = self._slow = 0
 
-    def add(self, outside: bytes, name: str) -> None:
+    def add(self, outside: bytes, quotes: int, name: str) -> None:
         """Count what stands outside of strings; raises InvalidRequest where a limit is exceeded."""
         limits, marks = self._limits, outside.translate(None, _NO_MARKS)
         commas = len(marks.translate(None, _NO_COMMAS))
         self._items += commas
         self._fields += len(marks) - commas
+        self._quotes += quotes
         self._slow += len(_SLOW_NUMBER.findall(outside))
         if limits.items and self._items > limits.items:
             raise _too_much(name, "values in lists and objects", limits.items)
         if limits.fields and self._fields > limits.fields:
             raise _too_much(name, "fields, lists and objects", limits.fields)
+        if self._quotes > 2 * _MAX_STRINGS:
+            raise _too_much(name, "strings", _MAX_STRINGS)
         if self._slow > _MAX_SLOW_NUMBERS:
             raise _too_much(name, "numbers with large exponents or many digits", _MAX_SLOW_NUMBERS)
 
 
-def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """What stands outside of strings, in steps. Exact up to the first byte that is not JSON, where decoding ends."""
+def _outside_strings(body: bytes) -> Iterator[tuple[bytes, int]]:
+    """What stands outside of strings, and the number of quotes, in steps.
+
+    Exact up to the first byte that is not JSON, where decoding ends.
+    """
     held, inside = b"", 0
     for start in range(0, len(body), _STEP):
         piece = held + body[start : start + _STEP]
@@ -98,7 +109,7 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
         if held:
             piece = piece[:-1]
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        yield b"".join(parts[inside::2])
+        yield b"".join(parts[inside::2]), len(parts) - 1
         inside ^= (len(parts) - 1) % 2
 
 

@@ -71,7 +71,7 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--http-body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", "largest request body, unpacked", "MB", LIMITS)] = 45
     body_items: Annotated[int, Meta(ge=0), Setting(
         "--http-body-items", "DYN_HTTP_BODY_ITEMS",
-        "most values in the lists and objects of a request body, token ids included", "N", LIMITS)] = 1_000_000
+        "most values in the lists and objects of a request body, token ids included", "N", LIMITS)] = 500_000
     body_fields: Annotated[int, Meta(ge=0), Setting(
         "--http-body-fields", "DYN_HTTP_BODY_FIELDS", "most fields, lists and objects of a request body", "N",
         LIMITS)] = 65_536
