@@ -63,7 +63,7 @@ class Tokenizer:
         self._tokens = tokens
         self._id_limit = max(padded_size, self.vocab_size, max(tokens, default=-1) + 1)
         self._tables = self._proven_tables(json)
-        self._widest = characters_per_token(json, set(tokens.values()))
+        self.characters_per_token = characters_per_token(json, set(tokens.values()))
         self._pool = EncodingPool()
 
     @classmethod
@@ -106,20 +106,20 @@ class Tokenizer:
             return self.encode(text, add_special_tokens)
         return await self._pool.run(lambda: self.encode(text, add_special_tokens))
 
-    @property
-    def knows_fewest_tokens(self) -> bool:
-        return self._widest is not None
-
     def fewest_tokens(self, text: str) -> int:
         """A number of tokens that the text has at least, without encoding it; 0 where none is known."""
-        if self._widest is None:
+        if self.characters_per_token is None:
             return 0
         # NUL characters are dropped, and two surrogates may become one character.
-        return -(-len(_without_surrogates(text.replace("\0", ""))) // self._widest)
+        return -(-len(_without_surrogates(text.replace("\0", ""))) // self.characters_per_token)
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Whether the text is known to have more tokens, without encoding it."""
-        return self._widest is not None and len(text) > tokens * self._widest and self.fewest_tokens(text) > tokens
+        return (
+            self.characters_per_token is not None
+            and len(text) > tokens * self.characters_per_token
+            and self.fewest_tokens(text) > tokens
+        )
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         known = [id for id in ids if id in self._tokens]

@@ -53,6 +53,9 @@ class Preprocessor:
             sampling=model.sampling, eos_token_ids=tuple(model.eos_token_ids), context_length=model.context_length
         )
         self._times = times or PromptTimes()
+        widest, context = model.tokenizer.characters_per_token, model.context_length
+        self._fitting_characters = min(MAX_CHARACTERS, widest * context) if widest and context else MAX_CHARACTERS
+        """Texts of so many characters are never refused for their length before they are encoded."""
 
     async def chat(self, request: ChatRequest) -> Prepared:
         given = request.nvext.token_data if request.nvext else None
@@ -61,9 +64,12 @@ class Preprocessor:
             return self._prepared(request, list(given), None)
         began = perf_counter()
         prompt = self.prompt(request)
-        self._times.template.observe(perf_counter() - began)
-        self._refuse_too_long(prompt, "messages", request.truncate_prompt_tokens)
-        ids = await self._encode(prompt, bool(request.add_special_tokens))
+        rendered = perf_counter()
+        if len(prompt) > self._fitting_characters:
+            self._refuse_too_long(prompt, "messages", request.truncate_prompt_tokens)
+        ids = await self.model.tokenizer.encode_async(prompt, bool(request.add_special_tokens))
+        self._times.template.observe(rendered - began)
+        self._times.tokenize.observe(perf_counter() - rendered)
         if not ids:
             raise InvalidRequest.bad_value("messages", "there is no token in them")
         return self._prepared(request, ids, prompt)
@@ -180,7 +186,7 @@ class Preprocessor:
         limit, tokenizer = self.model.context_length, self.model.tokenizer
         if limit is not None and truncated_to is None and tokenizer.exceeds(text, limit):
             raise too_long(field, tokenizer.fewest_tokens(text), limit, at_least=True)
-        if truncated_to is not None or limit is None or not tokenizer.knows_fewest_tokens:
+        if truncated_to is not None or limit is None or tokenizer.characters_per_token is None:
             refuse_characters(text, field)
 
     async def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
