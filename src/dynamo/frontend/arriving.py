@@ -24,6 +24,10 @@ class ArrivingBodies:
                 if len(body) > limit:
                     raise web.HTTPRequestEntityTooLarge(limit, len(body))
                 self._count(content, len(chunk))
+        except BaseException:
+            # The error keeps this frame alive for as long as the connection has it.
+            body.clear()
+            raise
         finally:
             self._forget(content)
         return bytes(body)
