@@ -11,6 +11,7 @@ from aiohttp import web
 
 from dynamo.frontend import headers
 from dynamo.frontend.answers.errors import error_response
+from dynamo.frontend.arriving import ArrivingBodies
 from dynamo.frontend.bodies import BodyReader, no_body
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.config import FrontendConfig
@@ -42,11 +43,14 @@ class Gate:
         self._keys = ApiKeys(config.api_keys)
         self._cors = Cors(config.cors_allow_origins)
         self._tracing = tracing
+        self._arriving = ArrivingBodies(config.arriving_bodies_mb << 20)
 
     def guard(self, route: HttpRoute[Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Wrap the route's handler: its failures become answers with the request's id, which is also in the log."""
-        any_type = route.any_content_type
-        read = BodyReader(route.body, self._config, only_json=not any_type).read if route.body else no_body
+        read = no_body
+        if route.body:
+            only_json = not route.any_content_type
+            read = BodyReader(route.body, self._config, self._arriving, only_json=only_json).read
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             record = self._arrived(request, route)

@@ -80,13 +80,7 @@ def max_tokens(request: GenerationFields, context_length: int | None, prompt_tok
     chat = isinstance(request, ChatRequest)
     if prompt_tokens >= context_length:
         field = "messages" if chat else "prompt"
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {context_length} tokens. However, your {field} resulted in "
-            f"{prompt_tokens} tokens. Please reduce the length of the {field}.",
-            field,
-            prompt_tokens,
-            context_length,
-        )
+        raise too_long(field, prompt_tokens, context_length)
     left = context_length - prompt_tokens
     if request.min_tokens and request.min_tokens > left:
         raise InvalidRequest(
@@ -96,6 +90,17 @@ def max_tokens(request: GenerationFields, context_length: int | None, prompt_tok
             "context_length_exceeded",
         )
     return left if asked is None else min(asked, left)
+
+
+def too_long(field: str, tokens: int, limit: int, *, at_least: bool = False) -> ContextLengthExceeded:
+    count = f"at least {tokens}" if at_least else str(tokens)
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {limit} tokens. However, your {field} resulted in {count} tokens. "
+        f"Please reduce the length of the {field}.",
+        field,
+        tokens,
+        limit,
+    )
 
 
 def sampling_options(request: GenerationFields, defaults: SamplingOptions) -> SamplingOptions:

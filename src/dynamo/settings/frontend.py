@@ -69,6 +69,16 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--protect-metrics", "DYN_PROTECT_METRICS", "require a key at /metrics too", group=ACCESS)] = False
     body_limit_mb: Annotated[int, Meta(ge=1), Setting(
         "--http-body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", "largest request body, unpacked", "MB", LIMITS)] = 45
+    body_items: Annotated[int, Meta(ge=0), Setting(
+        "--http-body-items", "DYN_HTTP_BODY_ITEMS",
+        "most values in the lists and objects of a request body, token ids included", "N", LIMITS)] = 500_000
+    body_fields: Annotated[int, Meta(ge=0), Setting(
+        "--http-body-fields", "DYN_HTTP_BODY_FIELDS", "most fields, lists and objects of a request body", "N",
+        LIMITS)] = 65_536
+    arriving_bodies_mb: Annotated[int, Meta(ge=0), Setting(
+        "--http-arriving-bodies-mb", "DYN_HTTP_ARRIVING_BODIES_MB",
+        "memory of request bodies that are still arriving, per process; beyond it the largest is refused", "MB",
+        LIMITS)] = 256
     max_concurrent_requests: Annotated[int, Meta(ge=0), Setting(
         "--max-concurrent-requests", "DYN_HTTP_MAX_CONCURRENT_REQUESTS",
         "refuse more requests than this at once, per process; those still arriving do not count", "N", LIMITS)] = 0

@@ -21,6 +21,8 @@ from dynamo.protocols.errors import InvalidArgument, ProtocolError
 MAGIC = "dynamo"
 VERSION = 2
 MAX_FRAME = 64 * 1024 * 1024
+MAX_HELLO = 4096
+"""Bytes of a frame before the peer has said hello."""
 HEADER = struct.Struct(">IB")
 
 
@@ -157,10 +159,10 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
 class FrameDecoder:
     """Bytes in, whole messages out. After a ProtocolError the connection must be closed."""
 
-    __slots__ = ("_chunks", "_have", "_limit", "_need")
+    __slots__ = ("_chunks", "_have", "_need", "limit")
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
-        self._limit = limit
+        self.limit = limit
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = HEADER.size
@@ -179,8 +181,8 @@ class FrameDecoder:
         need = HEADER.size
         while size - start >= HEADER.size:
             length, kind = HEADER.unpack_from(data, start)
-            if length > self._limit:
-                raise ProtocolError(f"frame of {length} bytes is over the limit of {self._limit}")
+            if length > self.limit:
+                raise ProtocolError(f"frame of {length} bytes is over the limit of {self.limit}")
             decoder = _DECODERS.get(kind)
             if decoder is None:
                 raise ProtocolError(f"unknown frame kind {kind}")

@@ -30,9 +30,14 @@ class ServerLink(Link):
         self._routes = routes
         self._token = token
         self._greeted = False
+        self._when_greeted: list[Callable[[], object]] = []
+        self._decoder.limit = frames.MAX_HELLO
         self._calls: dict[int, Context]
         self._resumed: asyncio.Future[None] | None = None
         self._on |= {Kind.HELLO: self._hello, Kind.REQUEST: self._request, Kind.CANCEL: self._cancel}
+
+    def when_greeted(self, callback: Callable[[], object]) -> None:
+        self._when_greeted.append(callback)
 
     def send_draining(self, path: str) -> None:
         if not self.lost:
@@ -64,6 +69,9 @@ class ServerLink(Link):
             self.send(Kind.ERROR, frames.Error(0, "protocol", "wrong request plane token"))
             raise ProtocolError("the peer has no valid request plane token")
         self._greeted = True
+        self._decoder.limit = frames.MAX_FRAME
+        for callback in self._when_greeted:
+            callback()
         self.send(Kind.HELLO, frames.Hello())
 
     def _request(self, request: frames.Request) -> None:

@@ -19,6 +19,7 @@ from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
+from dynamo.runtime.plane.strangers import Strangers
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class TcpPlane:
         self._server: asyncio.Server | None = None
         self._listening = asyncio.Lock()
         self._inbound: set[ServerLink] = set()
+        self._strangers = Strangers()
         self._open: set[_Protocol] = set()
         self._pool = LinkPool(self._connect)
 
@@ -73,7 +75,7 @@ class TcpPlane:
         config = self._config
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: ServerProtocol(self._open, self._routes, self._inbound, config),
+                lambda: ServerProtocol(self._open, self._routes, self._inbound, self._strangers, config),
                 config.host,
                 config.port,
                 backlog=1024,
@@ -156,9 +158,15 @@ class ServerProtocol(_Protocol):
     MAX_UNSENT = 256 * 1024 * 1024
 
     def __init__(
-        self, opened: set[_Protocol], routes: Mapping[str, Route], links: set[ServerLink], config: TcpConfig
+        self,
+        opened: set[_Protocol],
+        routes: Mapping[str, Route],
+        links: set[ServerLink],
+        strangers: Strangers,
+        config: TcpConfig,
     ) -> None:
         super().__init__(opened)
+        self._strangers = strangers
         self._routes = routes
         self._links = links
         self._config = config
@@ -175,6 +183,7 @@ class ServerProtocol(_Protocol):
             close=stream.close,
         )
         self._links.add(self.link)
+        self._strangers.add(self.link)
 
     def _write(self, data: bytes) -> None:
         self.transport.write(data)
