@@ -24,6 +24,9 @@ class NatsConfig(Settings, frozen=True, kw_only=True):
         variables="NATS_AUTH_CREDENTIALS_FILE", help="credentials file (JWT and seed)")] = None
     tls_ca_file: Annotated[str | None, Setting(
         variables="NATS_TLS_CA_CERT_PATH", help="authority that signed the servers' certificates")] = None
+    tls_cert_file: Annotated[str | None, Setting(
+        variables="NATS_TLS_CERT_PATH", help="client certificate; needs the key")] = None
+    tls_key_file: Annotated[str | None, Setting(variables="NATS_TLS_KEY_PATH", help="and its key")] = None
     # fmt: on
 
     def __post_init__(self) -> None:
@@ -33,6 +36,8 @@ class NatsConfig(Settings, frozen=True, kw_only=True):
             _check_server(server)
         if (self.username is None) != (self.password is None):
             raise ValueError("NATS_AUTH_USERNAME and NATS_AUTH_PASSWORD go together: set both or neither")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("NATS_TLS_CERT_PATH and NATS_TLS_KEY_PATH go together: set both or neither")
 
     @property
     def where(self) -> str:
