@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from dynamo.frontend.app import application
+from dynamo.frontend.callers import Callers
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
@@ -62,7 +63,9 @@ class Server:
         self._siblings = siblings
         self._tracing = tracing
         self._loop_delay = LoopDelay()
-        self._frontend = Frontend(self.models, RunningRequests(metrics), self._loop_delay, siblings)
+        self._frontend = Frontend(
+            self.models, RunningRequests(metrics), self._loop_delay, Callers(config, config.keys()), siblings
+        )
         self._gate = Gate(self._frontend, config, tracing)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None

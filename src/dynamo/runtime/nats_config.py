@@ -3,6 +3,7 @@
 from typing import Annotated
 from urllib.parse import urlsplit
 
+from dynamo.runtime.credentials import without_credentials
 from dynamo.settings import Setting, Settings
 
 DEFAULT_SERVER = "nats://localhost:4222"
@@ -42,19 +43,14 @@ class NatsConfig(Settings, frozen=True, kw_only=True):
     @property
     def where(self) -> str:
         """The servers, for messages: without the passwords a URL may carry."""
-        return ",".join(_without_userinfo(server) for server in self.servers)
+        return ",".join(without_credentials(server) for server in self.servers)
 
 
 def _check_server(server: str) -> None:
-    expected = f"NATS_SERVER: {_without_userinfo(server)!r} is not an address such as {DEFAULT_SERVER}"
+    expected = f"NATS_SERVER: {without_credentials(server)!r} is not an address such as {DEFAULT_SERVER}"
     try:
         parts = urlsplit(server if "://" in server else f"nats://{server}")
         if parts.scheme not in ("nats", "tls", "ws", "wss") or not parts.hostname or parts.port == 0:
             raise ValueError(expected)
     except ValueError as error:
         raise ValueError(expected) from error
-
-
-def _without_userinfo(server: str) -> str:
-    scheme, separator, rest = server.rpartition("://")
-    return scheme + separator + rest.rpartition("@")[2]
