@@ -87,6 +87,8 @@ class Queue(Generic[P]):
         self._place = place
         self._candidates = candidates
         self._waiting: Turns[_Waiting[P]] = Turns()
+        self._restricted: set[_Waiting[P]] = set()
+        """Those of `_waiting` that may use only some workers."""
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -101,6 +103,8 @@ class Queue(Generic[P]):
         cost = max(1, uncached_tokens + request.expected_output_tokens)
         waiting = _Waiting(request, self._order(request, cost), cost, placed)
         self._waiting.add(waiting)
+        if request.restricted:
+            self._restricted.add(waiting)
         # A worker may be free for this request although others wait: they may not be allowed on it.
         self.dispatch()
         try:
@@ -110,30 +114,44 @@ class Queue(Generic[P]):
                 placed.result().release()
             raise
         finally:
-            self._waiting.remove(waiting)
+            self._remove(waiting)
 
     def dispatch(self) -> None:
         """Dispatch in order; skip a worker that an earlier request is waiting for."""
         if not self._waiting:
             return
-        blocked = False
         awaited: set[WorkerRank] = set()
+        tried: set[int] = set()
         for waiting in self._waiting:
-            request = waiting.request
-            if (blocked and not request.restricted) or waiting.placed.done():
-                continue
-            try:
-                placement = self._place(request, awaited)
-            except DynamoException as error:
-                self._refuse(waiting, error)
-                continue
-            if placement:
-                self._waiting.served(waiting)
-                waiting.placed.set_result(placement)
-            elif request.restricted:
-                awaited.update(self._candidates(request).workers)
-            else:
-                blocked = True
+            tried.add(id(waiting))
+            if not self._try(waiting, awaited) and not waiting.request.restricted:
+                break
+        else:
+            return
+        # The first that may go anywhere must wait, and so must all others like it: only the rest is looked at.
+        for waiting in sorted(self._restricted, key=lambda one: one.order):
+            if id(waiting) not in tried:
+                self._try(waiting, awaited)
+
+    def _try(self, waiting: _Waiting[P], awaited: set[WorkerRank]) -> bool:
+        """Place the request, or refuse it; False if it must wait."""
+        request = waiting.request
+        if waiting.placed.done():
+            return True
+        try:
+            placement = self._place(request, awaited)
+        except DynamoException as error:
+            self._refuse(waiting, error)
+            return True
+        if placement:
+            self._waiting.served(waiting)
+            self._restricted.discard(waiting)
+            waiting.placed.set_result(placement)
+            return True
+        if request.restricted:
+            self._restricted.add(waiting)
+            awaited.update(self._candidates(request).workers)
+        return False
 
     def refuse_all(self, error: Callable[[], DynamoException]) -> None:
         for waiting in tuple(self._waiting):
@@ -147,9 +165,13 @@ class Queue(Generic[P]):
         return excess is not None
 
     def _refuse(self, waiting: _Waiting[P], error: DynamoException) -> None:
-        self._waiting.remove(waiting)
+        self._remove(waiting)
         if not waiting.placed.done():
             waiting.placed.set_exception(error)
+
+    def _remove(self, waiting: _Waiting[P]) -> None:
+        self._waiting.remove(waiting)
+        self._restricted.discard(waiting)
 
     def _order(self, request: RequestToPlace, cost: int) -> tuple[float, ...]:
         self._arrivals += 1
