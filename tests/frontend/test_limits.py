@@ -81,10 +81,10 @@ def test_each_limit_refuses_by_its_name() -> None:
 
 def test_tokens_reserved_and_not_used_are_given_back() -> None:
     meter = KeyMeter(KeyLimits(tokens_per_second=100), Time())
-    admission = meter.admit(100)
+    running = meter.admit(100)
     with pytest.raises(RateLimitExceeded):
         meter.check(50)
-    admission.end(40)
+    running.end(40)
     meter.check(60)
     assert meter.headers() == {
         "x-ratelimit-limit-tokens": "100",

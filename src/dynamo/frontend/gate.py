@@ -17,7 +17,7 @@ from dynamo.frontend.callers import tokens_reserved
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
-from dynamo.frontend.limits import Admission, KeyMeter
+from dynamo.frontend.limits import KeyMeter, MeteredRequest
 from dynamo.frontend.measure.request_record import RECORD, RequestRecord, one_line
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.route import HttpRoute
@@ -54,7 +54,7 @@ class Gate:
         async def guarded(request: web.Request) -> web.StreamResponse:
             record = self._arrived(request, route)
             status = CLIENT_LEFT
-            metered: Admission | None = None
+            metered: MeteredRequest | None = None
             try:
                 response: web.StreamResponse | None = self._cors.preflight(request) if self._cors else None
                 if response is None:

@@ -95,7 +95,7 @@ class KeyMeter:
         if self._tokens and (wait := self._tokens.seconds_until(tokens)):
             raise RateLimitExceeded(f"This key may use {limits.tokens_per_second:g} tokens per second.", wait)
 
-    def admit(self, tokens: int) -> Admission:
+    def admit(self, tokens: int) -> MeteredRequest:
         """`tokens` are reserved until the request ends; raises RateLimitExceeded."""
         self.check(tokens)
         self.running += 1
@@ -103,7 +103,7 @@ class KeyMeter:
             self._requests.take(1.0)
         if self._tokens:
             self._tokens.take(tokens)
-        return Admission(self, tokens)
+        return MeteredRequest(self, tokens)
 
     def settle(self, reserved: int, used: int) -> None:
         self.running -= 1
@@ -121,7 +121,7 @@ class KeyMeter:
         return found
 
 
-class Admission:
+class MeteredRequest:
     """A request that runs; `end` it once."""
 
     __slots__ = ("_meter", "_reserved")
