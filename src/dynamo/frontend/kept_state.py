@@ -12,7 +12,6 @@ import msgspec
 from dynamo.frontend.answers.errors import error_answer
 from dynamo.frontend.background import BackgroundResponses
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.keys import ApiKeys
 from dynamo.frontend.siblings import Siblings
 from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.serving import batches
@@ -104,7 +103,7 @@ async def open_state(
         records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
     owned = {
         owner: OwnedState(OwnedRecords(records, owner), folder, config, models, is_stopping)
-        for owner in ApiKeys(config.api_keys).owners
+        for owner in config.keys().owners
     }
     return KeptState(records, folder, owned)
 

@@ -163,6 +163,8 @@ def routing(request: GenerationFields) -> Routing | None:
         dp_rank=nvext.dp_rank if nvext else None,
         cache_salt=_first(request.cache_salt, nvext and nvext.cache_salt),
         priority=_first(request.priority, hints and hints.priority),
+        strict_priority=hints.strict_priority if hints else None,
+        expected_output_tokens=hints.osl if hints else None,
     )
     return None if chosen == Routing() else chosen
 

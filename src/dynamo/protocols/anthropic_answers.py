@@ -100,7 +100,7 @@ class AnthropicError(Struct, kw_only=True):
 
     @staticmethod
     def of(error: DynamoException, request_id: str | None = None) -> AnthropicError:
-        message, code = error.message, None
+        message, code = error.public_message, None
         if isinstance(error, ContextLengthExceeded) and error.limit:
             message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
         if isinstance(error, InvalidRequest):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.engine import PreprocessedRequest, Tenant
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.decision import Decision
@@ -112,11 +112,12 @@ class Router(Protocol):
         group: object = None,
         pinned: int | None = None,
         avoid: Collection[int] = (),
+        tenant: Tenant | None = None,
     ) -> Placement:
         """Choose an instance and book the request there; a `pinned` instance is taken if it is there at all.
 
-        Requests of one `group` are the choices of one client request. Raises Unavailable when there is no instance to
-        choose, ResourceExhausted when all are busy beyond the thresholds.
+        Requests of one `group` are the choices of one client request; where requests wait, tenants take turns. Raises
+        Unavailable when there is no instance to choose, ResourceExhausted when all are busy beyond the thresholds.
         """
 
     def loads(self) -> list[WorkerLoad]:

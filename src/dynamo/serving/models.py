@@ -93,7 +93,7 @@ class Models:
     def served(self) -> list[ServedModel]:
         return [group.model for group in self._groups.values() if group.model and group.ready]
 
-    def set_thresholds(self, name: str, values: Mapping[str, int | float]) -> None:
+    def set_thresholds(self, name: str, values: Mapping[str, int | float | None]) -> None:
         """In effect from now on, even if all workers of the model leave and others join."""
         self._overrides.set(name, values)
         self._apply_overrides()

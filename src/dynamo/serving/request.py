@@ -159,7 +159,7 @@ class ServedRequest(Generic[RequestT]):
             sink = self._observer.metered(sink, prompt_tokens)
         sink = traced(sink, context.id(), request)
         delivery = Delivery(
-            partial(router.place, group=self._group),
+            partial(router.place, group=self._group, tenant=context.tenant),
             router.instances,
             request,
             context,

@@ -14,6 +14,7 @@ NETWORK = "network"
 METRICS = "metrics"
 STATE = "stored state"
 Seconds = Meta(ge=0, lt=1e9)
+Rate = Meta(ge=0, lt=1e12)
 
 
 def _is_host(text: str) -> bool:
@@ -65,6 +66,12 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--api-key", "DYN_API_KEY",
         "require this key; may be repeated (the variable: commas; process lists do not show it)", "KEY", ACCESS,
         valid=_is_key, expects="printable ASCII and not empty", secret=True)] = ()
+    api_keys_file: Annotated[str | None, Setting(
+        "--api-keys-file", "DYN_API_KEYS_FILE", "keys with names, limits and weights (TOML)", "FILE", ACCESS)] = None
+    admin_keys: Annotated[tuple[str, ...], Setting(
+        "--admin-key", "DYN_ADMIN_KEY",
+        "key of an administrator: for the routes that change or show the inside of the server, and all others", "KEY",
+        ACCESS, valid=_is_key, expects="printable ASCII and not empty", secret=True)] = ()
     protect_metrics: Annotated[bool, Setting(
         "--protect-metrics", "DYN_PROTECT_METRICS", "require a key at /metrics too", group=ACCESS)] = False
     body_limit_mb: Annotated[int, Meta(ge=1), Setting(
@@ -82,6 +89,14 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
     max_concurrent_requests: Annotated[int, Meta(ge=0), Setting(
         "--max-concurrent-requests", "DYN_HTTP_MAX_CONCURRENT_REQUESTS",
         "refuse more requests than this at once, per process; those still arriving do not count", "N", LIMITS)] = 0
+    key_requests_per_second: Annotated[float, Rate, Setting(
+        "--key-requests-per-second", "DYN_KEY_REQUESTS_PER_SECOND",
+        "requests to models per second and API key; without keys, of all together", "X", LIMITS)] = 0.0
+    key_tokens_per_second: Annotated[float, Rate, Setting(
+        "--key-tokens-per-second", "DYN_KEY_TOKENS_PER_SECOND",
+        "tokens per second and API key, prompts and answers", "X", LIMITS)] = 0.0
+    key_concurrent_requests: Annotated[int, Meta(ge=0), Setting(
+        "--key-concurrent-requests", "DYN_KEY_CONCURRENT_REQUESTS", "requests at once per API key", "N", LIMITS)] = 0
     overload_status_code: Annotated[int, Meta(ge=400, le=599), Setting(
         "--overload-status-code", "DYN_HTTP_OVERLOAD_STATUS_CODE",
         "answer to refused requests, and where all workers are busy; 529 is usual too", "STATUS", LIMITS)] = 503

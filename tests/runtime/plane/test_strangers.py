@@ -10,8 +10,8 @@ from dynamo.runtime.plane.server_link import ServerLink
 from dynamo.runtime.plane.strangers import Strangers
 
 
-def link() -> ServerLink:
-    return ServerLink(lambda data: None, "a stranger", {}, beat=60.0)
+def link(strangers: Strangers | None = None) -> ServerLink:
+    return ServerLink(lambda data: None, "a stranger", {}, strangers=strangers, beat=60.0)
 
 
 async def lost(one: ServerLink) -> None:
@@ -22,7 +22,7 @@ async def lost(one: ServerLink) -> None:
 
 async def test_a_large_frame_before_hello_closes_the_connection_at_its_first_bytes() -> None:
     stranger = link()
-    stranger.feed(HEADER.pack(frames.MAX_HELLO + 1, Kind.REQUEST))
+    stranger.feed(HEADER.pack(frames.MAX_GREETING + 1, Kind.REQUEST))
     assert stranger.lost
 
 
@@ -34,25 +34,21 @@ async def test_after_hello_large_frames_are_read() -> None:
 
 
 async def test_a_connection_without_hello_is_closed_after_a_while() -> None:
-    strangers, silent = Strangers(patience=0.01), link()
-    strangers.add(silent)
-    await lost(silent)
+    await lost(link(Strangers(patience=0.01)))
 
 
 async def test_a_greeted_connection_stays_open() -> None:
-    strangers, peer, silent = Strangers(patience=0.01), link(), link()
-    strangers.add(peer)
+    strangers = Strangers(patience=0.01)
+    peer = link(strangers)
     peer.feed(frame(Kind.HELLO, Hello()))
-    strangers.add(silent)
-    await lost(silent)
+    await lost(link(strangers))
     assert not peer.lost
 
 
 @pytest.mark.parametrize("count", [3, 10])
 async def test_of_too_many_strangers_the_oldest_is_closed(count: int) -> None:
-    strangers, links = Strangers(limit=2), [link() for _ in range(count)]
-    for each in links:
-        strangers.add(each)
+    strangers = Strangers(limit=2)
+    links = [link(strangers) for _ in range(count)]
     assert [each.lost for each in links] == [True] * (count - 2) + [False, False]
     for each in links[-2:]:
         each.feed(frame(Kind.HELLO, Hello()))

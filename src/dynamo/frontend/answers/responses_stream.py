@@ -251,7 +251,7 @@ class ResponsesWriter(Generic[Events]):
 
     def fail(self, error: DynamoException) -> None:
         self.error = error
-        self.events.end(self._stream.fail(error.message) if self.events.has_begun else b"")
+        self.events.end(self._stream.fail(error.public_message) if self.events.has_begun else b"")
 
     def _start(self) -> bytes:
         """The events that open the stream; built before the next one, as events are numbered."""

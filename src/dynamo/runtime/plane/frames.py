@@ -21,8 +21,8 @@ from dynamo.protocols.errors import InvalidArgument, ProtocolError
 MAGIC = "dynamo"
 VERSION = 2
 MAX_FRAME = 64 * 1024 * 1024
-MAX_HELLO = 4096
-"""Bytes of a frame before the peer has said hello."""
+MAX_GREETING = 1024
+"""Bytes of a frame from a peer that has not introduced itself."""
 HEADER = struct.Struct(">IB")
 
 
@@ -37,12 +37,16 @@ class Kind(enum.IntEnum):
     PING = 8
     PONG = 9
     DRAINING = 10
+    PROOF = 11
 
 
 class Hello(Struct, array_like=True):
     magic: str = MAGIC
     version: int = VERSION
-    token: str | None = None
+    retired: str | None = None
+    """Where older clients send a token; never read."""
+    nonce: bytes = b""
+    """Sent by a side that has a token; see `handshake`."""
 
 
 class Request(Struct, array_like=True):
@@ -153,6 +157,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     Kind.PING: msgspec.msgpack.Decoder(None),
     Kind.PONG: msgspec.msgpack.Decoder(None),
     Kind.DRAINING: msgspec.msgpack.Decoder(str),
+    Kind.PROOF: msgspec.msgpack.Decoder(bytes),
 }
 
 
