@@ -1,7 +1,8 @@
 """Delivers a request to a worker, and to another one when that fails, as one unbroken stream to the client.
 
 Place, connect, send; skip instances that cannot be reached; migrate when a stream breaks. The new worker gets the
-prompt and everything generated so far, so it continues where the old one stopped.
+prompt and everything generated so far, so it continues where the old one stopped. A request that may migrate waits for
+an instance when there is none, as long as its back-off allows.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec import structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
-from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, Unavailable
+from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, ResourceExhausted, Unavailable
+from dynamo.router.backoff import Backoff
 from dynamo.router.continuation import can_continue, continuation, count_prompt, is_complete
 from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement
@@ -24,9 +27,8 @@ from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
 
-BACKOFF_SECONDS = 0.1
-"""Before failed instances are tried again; doubles each time."""
-MAX_BACKOFF_SECONDS = 2.0
+WAIT_SECONDS = 30.0
+"""How long a request that may migrate waits for an instance."""
 
 
 class PlaceRequest(Protocol):
@@ -40,7 +42,8 @@ class PlaceRequest(Protocol):
 class Delivery:
     """One request on its way. It is the sink of every attempt and passes their streams to `sink` as one.
 
-    The request may migrate `limit` times. A `pinned` request goes to its instance or fails.
+    The request may migrate `limit` times, while prompt and answer have no more than `max_seq_len` tokens. A `pinned`
+    request goes to its instance or fails. `backoff` is called for each wait.
     """
 
     def __init__(
@@ -53,7 +56,8 @@ class Delivery:
         *,
         pinned: int | None = None,
         limit: int = 0,
-        backoff: float = BACKOFF_SECONDS,
+        max_seq_len: int | None = None,
+        backoff: Callable[[], Backoff] = partial(Backoff, WAIT_SECONDS),
     ) -> None:
         self.history = DeliveryHistory()
         self.placement: Placement | None = None
@@ -65,13 +69,17 @@ class Delivery:
         self._sink = sink
         self._pinned = pinned
         self._migrations_left = limit if pinned is None else 0
+        self._may_wait = self._migrations_left > 0
+        self._max_seq_len = max_seq_len
         self._can_continue = can_continue(request)
         self._generated: list[int] = []
         """Collected for a continuation while one is possible."""
         self._excluded: set[int] = set()
-        self._broken: set[int] = set()
-        """Excluded instances that may be tried again: a stream broke, but they are reachable and not leaving."""
-        self._backoff = backoff
+        """Instances that failed since the last pause, and those that are leaving."""
+        self._leaving: set[int] = set()
+        self._new_backoff = backoff
+        self._backoff: Backoff | None = None
+        """Of the wait under way, which ends with the first output."""
         self._migrating: asyncio.Task[None] | None = None
         self._closed = False
         self._silent = True
@@ -87,6 +95,20 @@ class Delivery:
     async def start(self) -> None:
         """Send the request; raises when there is no instance to send it to."""
         request = continuation(self._request, self._generated) if self._generated else self._request
+        while True:
+            try:
+                await self._try_instances(request)
+                return
+            except DynamoException as error:
+                pause = self._pause(error)
+                if pause is None:
+                    raise
+            # All instances failed, or there is none. Retry when one joins, and after a pause in any case.
+            self._excluded = set(self._leaving)
+            await self._instances.joined(within=pause)
+
+    async def _try_instances(self, request: Any) -> None:
+        """Send the request to the first instance that can be reached."""
 
         async def begin(placement: Placement) -> None:
             await placement.connect()
@@ -95,26 +117,26 @@ class Delivery:
             self._silent = self._prompt_pending = True
             send(placement, request, self._context, self)
 
-        while True:
-            try:
-                await reach(
-                    self._place,
-                    self._instances,
-                    request,
-                    begin,
-                    request_id=self._context.id(),
-                    pinned=self._pinned,
-                    excluded=self._excluded,
-                )
-                return
-            except DynamoException:
-                if not self._broken:
-                    raise
-            # All others failed. Retry the failed instances, with back-off.
-            self._excluded -= self._broken
-            self._broken.clear()
-            await asyncio.sleep(self._backoff)
-            self._backoff = min(2 * self._backoff, MAX_BACKOFF_SECONDS)
+        await reach(
+            self._place,
+            self._instances,
+            request,
+            begin,
+            request_id=self._context.id(),
+            pinned=self._pinned,
+            excluded=self._excluded,
+        )
+
+    def _pause(self, error: DynamoException) -> float | None:
+        """How long to wait for an instance after this error; None to give up."""
+        lacks_instance = error.migratable or isinstance(error, Unavailable)
+        # A new request is refused when all workers are busy; one that has begun is worth waiting for.
+        was_moved = self.history.migrations and isinstance(error, ResourceExhausted)
+        if not self._may_wait or not (lacks_instance or was_moved):
+            return None
+        if self._backoff is None:
+            self._backoff = self._new_backoff()
+        return self._backoff.pause()
 
     async def close(self) -> None:
         """Cancel a migration under way and release the booking. The sink receives nothing more."""
@@ -172,12 +194,12 @@ class Delivery:
             return
         self._excluded.add(instance_id)
         leaving = isinstance(error, EngineShutdown)
-        if not leaving:
-            self._broken.add(instance_id)
+        if leaving:
+            self._leaving.add(instance_id)
         # A worker that refused the request has done nothing: trying the next one is not a migration.
         refused = leaving and self._silent and self._pinned is None
         if not refused:
-            if self._migrations_left == 0:
+            if self._migrations_left == 0 or self._too_long():
                 self._give_up(error, "failure")
                 return
             self._migrations_left -= 1
@@ -207,8 +229,14 @@ class Delivery:
         finally:
             unsubscribe()
 
+    def _too_long(self) -> bool:
+        if self._max_seq_len is None or not isinstance(self._request, PreprocessedRequest):
+            return False
+        return len(self._request.token_ids) + len(self._generated) > self._max_seq_len
+
     def _first_output(self) -> None:
         self._silent = False
+        self._backoff = None
         if not self._can_continue:
             self._migrations_left = 0
         self.history.first_output()

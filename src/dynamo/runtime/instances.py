@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 
@@ -107,6 +108,12 @@ class InstanceSet:
         while not self._instances:
             await self._added.wait()
         return self.ids()
+
+    async def joined(self, *, within: float) -> None:
+        """Wait until an instance joins or changes, but no longer than so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._added.wait()
 
     def routable(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
         """The instances to choose from: not draining, not recently failed, not in `avoid`."""
