@@ -139,7 +139,7 @@ async def test_a_worker_that_is_only_cut_off_goes_on_itself() -> None:
         await reader.done.wait()
         assert reader.error is None
         assert reader.seen == [3, 4, 5]
-        assert worker.connections > 2
+        assert worker.connections == 2
 
 
 async def test_a_dead_worker_that_stays_registered_is_tried_as_long_as_the_back_off_allows() -> None:
@@ -153,7 +153,7 @@ async def test_a_dead_worker_that_stays_registered_is_tried_as_long_as_the_back_
         await reader.done.wait()
         assert isinstance(reader.error, Disconnected)
         assert reader.seen == [3]
-        assert worker.connections == 2
+        assert worker.connections > 2
 
 
 async def test_a_dead_worker_whose_address_another_has_now_is_passed_over() -> None:

@@ -15,7 +15,7 @@ class Backoff:
 
     def __init__(
         self,
-        limit: float,
+        limit: float = 30.0,
         *,
         first: float = FIRST_PAUSE_SECONDS,
         clock: Callable[[], float] = time.monotonic,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from functools import partial
 from typing import Any, Protocol
 
 from msgspec import structs
@@ -26,9 +25,6 @@ from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
-
-WAIT_SECONDS = 30.0
-"""How long a request that may migrate waits for an instance."""
 
 
 class PlaceRequest(Protocol):
@@ -57,7 +53,7 @@ class Delivery:
         pinned: int | None = None,
         limit: int = 0,
         max_seq_len: int | None = None,
-        backoff: Callable[[], Backoff] = partial(Backoff, WAIT_SECONDS),
+        backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         self.history = DeliveryHistory()
         self.placement: Placement | None = None
