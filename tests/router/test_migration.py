@@ -32,6 +32,7 @@ from dynamo.router.continuation import continuation
 from dynamo.router.delivery import Delivery
 from dynamo.router.placement import pinned_instance
 from dynamo.runtime import Context
+from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink
 from support import models
 from support.waiting import PATIENCE
@@ -75,7 +76,7 @@ class Scripted:
 
     def __init__(self, router: ScriptedRouter, fates: list[Fate]) -> None:
         self.ready = True
-        self.draining = False
+        self.draining = self.unheard = False
         self._router = router
         self._fates = fates
 
@@ -89,7 +90,7 @@ class Scripted:
         *,
         item_type: Any = Any,
         columnar: bool = False,
-    ) -> None:
+    ) -> CancelStream:
         error, after = (self._fates.pop(0) if len(self._fates) > 1 else self._fates[0]) or (None, 0)
         if error is CannotConnect:
             raise CannotConnect("gone")
@@ -105,13 +106,14 @@ class Scripted:
             if after < len(tokens) and (after or error is not EngineShutdown):
                 self._router.broken += 1
             sink.fail(error("gone"))
-            return
+            return nothing_to_cancel
         for token in tokens[:-1]:
             sink.tokens([token])
         usage = Usage(prompt_tokens=len(request.token_ids), completion_tokens=len(tokens))
         reason = "eos" if tokens[-1] in ends else "length"
         sink.item(EngineOutput(token_ids=tokens[-1:], finish_reason=reason, completion_usage=usage))
         sink.end()
+        return nothing_to_cancel
 
 
 class ScriptedPlacement(Placement):
@@ -161,6 +163,12 @@ class ScriptedRouter:
 
     def inhibit(self, instance_id: int) -> None:
         self.inhibited.append(instance_id)
+
+    def request_sent(self, instance_id: int) -> None: ...
+
+    def request_answered(self, instance_id: int) -> None: ...
+
+    def request_failed(self, instance_id: int) -> None: ...
 
     def mark_unreachable(self, instance_id: int, error: DynamoException) -> None:
         self.inhibit(instance_id)
@@ -583,13 +591,14 @@ class Speaking(Scripted):
         self._items = items
         self._error = error
 
-    def send(self, request: Any, context: Context, sink: Sink, **_: Any) -> None:
+    def send(self, request: Any, context: Context, sink: Sink, **_: Any) -> CancelStream:
         for item in self._items:
             sink.item(item)
         if self._error:
             sink.fail(self._error("gone"))
         else:
             sink.end()
+        return nothing_to_cancel
 
 
 async def test_text_without_ids_cannot_be_gone_on_from() -> None:

@@ -57,7 +57,14 @@ class Server:
         self._config = config
         metrics = FrontendMetrics(config.metrics_prefix)
         self.models = Models(
-            runtime, config.router, hub, config.serves_namespace, metrics.stages.prompts, config.migration_limit
+            runtime,
+            config.router,
+            hub,
+            config.serves_namespace,
+            metrics.stages.prompts,
+            config.migration_limit,
+            config.migration_max_seq_len,
+            config.model_restart_secs,
         )
         self._siblings = siblings
         self._tracing = tracing

@@ -15,13 +15,23 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
-from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, ResourceExhausted, Unavailable
+from dynamo.protocols.errors import (
+    Cancelled,
+    ConnectionTimeout,
+    DynamoException,
+    EngineShutdown,
+    ResourceExhausted,
+    Unavailable,
+    WorkerBusy,
+)
 from dynamo.router.backoff import Backoff
 from dynamo.router.continuation import can_continue, continuation, count_prompt, is_complete
 from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement
+from dynamo.router.stream_watch import StallLimits, StreamClock, StreamWatch
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
+from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -39,8 +49,11 @@ class Delivery:
     """One request on its way. It is the sink of every attempt and passes their streams to `sink` as one.
 
     The request may migrate `limit` times, while prompt and answer have no more than `max_seq_len` tokens. A `pinned`
-    request goes to its instance or fails. `backoff` is called for each wait.
+    request goes to its instance or fails. `backoff` is called for each wait. `watch` finds streams that stall.
     """
+
+    _clock: StreamClock
+    """Of the current stream."""
 
     def __init__(
         self,
@@ -53,6 +66,7 @@ class Delivery:
         pinned: int | None = None,
         limit: int = 0,
         max_seq_len: int | None = None,
+        watch: StreamWatch | None = None,
         backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         self.history = DeliveryHistory()
@@ -73,6 +87,12 @@ class Delivery:
         self._excluded: set[int] = set()
         """Instances that failed since the last pause, and those that are leaving."""
         self._leaving: set[int] = set()
+        self._met_busy = False
+        """A worker refused the request because it is at its own limit."""
+        self._watch = watch or StreamWatch(StallLimits(first=0, between=0))
+        self._cancel: CancelStream = nothing_to_cancel
+        self._cancelled_for: DynamoException | None = None
+        """Why the current stream is being cancelled here, rather than by the client."""
         self._new_backoff = backoff
         self._backoff: Backoff | None = None
         """Of the wait under way, which ends with the first output."""
@@ -111,7 +131,13 @@ class Delivery:
             self.history.placed()
             self.placement = placement
             self._silent = self._prompt_pending = True
-            send(placement, request, self._context, self)
+            self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_length(request))
+            self._instances.request_sent(placement.instance_id)
+            try:
+                self._cancel = send(placement, request, self._context, self)
+            except BaseException:
+                self._watch.remove(self._clock)
+                raise
 
         await reach(
             self._place,
@@ -125,10 +151,10 @@ class Delivery:
 
     def _pause(self, error: DynamoException) -> float | None:
         """How long to wait for an instance after this error; None to give up."""
-        lacks_instance = error.migratable or isinstance(error, Unavailable)
+        waitable = error.migratable or isinstance(error, Unavailable | ResourceExhausted)
         # A new request is refused when all workers are busy; one that has begun is worth waiting for.
-        was_moved = self.history.migrations and isinstance(error, ResourceExhausted)
-        if not self._may_wait or not (lacks_instance or was_moved):
+        refused = not self.history.migrations and (self._met_busy or isinstance(error, ResourceExhausted))
+        if not self._may_wait or not waitable or refused:
             return None
         if self._backoff is None:
             self._backoff = self._new_backoff()
@@ -143,7 +169,36 @@ class Delivery:
             self.history.end_migration("cancelled")
         self._release()
 
+    def stalled(self, error: ConnectionTimeout, *, hung: bool) -> None:
+        if hung:
+            assert self.placement
+            self._instances.inhibit(self.placement.instance_id)
+        self._cancel_for(error)
+
+    def unheard(self, error: ConnectionTimeout) -> None:
+        assert self.placement
+        self._instances.inhibit(self.placement.instance_id)
+        if self._migrations_left and not self._too_long():
+            self._cancel_for(error)
+
+    def abort(self, error: DynamoException) -> None:
+        """End it with this error, wherever it is."""
+        self._migrations_left = 0
+        if self._migrating and not self._migrating.done():
+            self._closed = True
+            self._migrating.cancel()
+            self._give_up(error, "cancelled")
+        else:
+            self._cancel_for(error)
+
+    def _cancel_for(self, error: DynamoException) -> None:
+        """Cancel the stream at its worker, so that nothing is produced twice; it fails here with `error`."""
+        self._cancelled_for = error
+        self._cancel(True)
+        self._cancelled_for = None
+
     def tokens(self, ids: list[int]) -> None:
+        self._clock.moved = True
         if self._prompt_pending:
             self._prompt_computed()
         if self._migrations_left:
@@ -151,6 +206,7 @@ class Delivery:
         self._sink.tokens(ids)
 
     def item(self, value: Any) -> None:
+        self._clock.moved = True
         if self._silent:
             self._first_output()
         if not isinstance(value, EngineOutput):
@@ -172,6 +228,8 @@ class Delivery:
         self._sink.item(value)
 
     def end(self) -> None:
+        assert self.placement
+        self._instances.request_answered(self.placement.instance_id)
         self.history.end_migration("success")
         self._release()
         self._sink.end()
@@ -179,21 +237,25 @@ class Delivery:
     def fail(self, error: DynamoException) -> None:
         assert self.placement
         instance_id = self.placement.instance_id
+        error = self._cancelled_for or error
         self._release()
+        if is_engine_fault(error):
+            self._instances.request_failed(instance_id)
         if not error.migratable or self._context.is_stopped():
             self._give_up(error, "cancelled" if self._context.is_stopped() else "failure")
             return
-        self._instances.inhibit(instance_id)
+        if not isinstance(error, WorkerBusy):
+            self._instances.inhibit(instance_id)
         if self._finished or (self._migrations_left and is_complete(self._request, self._generated)):
             # The worker died between its last token and the end of the stream.
             self._sink.end()
             return
         self._excluded.add(instance_id)
-        leaving = isinstance(error, EngineShutdown)
-        if leaving:
+        if isinstance(error, EngineShutdown):
             self._leaving.add(instance_id)
         # A worker that refused the request has done nothing: trying the next one is not a migration.
-        refused = leaving and self._silent and self._pinned is None
+        self._met_busy |= isinstance(error, WorkerBusy)
+        refused = isinstance(error, EngineShutdown | WorkerBusy) and self._silent and self._pinned is None
         if not refused:
             if self._migrations_left == 0 or self._too_long():
                 self._give_up(error, "failure")
@@ -218,7 +280,8 @@ class Delivery:
             raise
         except DynamoException as next_error:
             log.warning("request %s: no instance left to move it to: %s", self._context.id(), next_error)
-            self._give_up(next_error if self.history.first_output_time is None else error, "failure")
+            began = self.history.first_output_time is not None
+            self._give_up(error if began or isinstance(error, WorkerBusy) else next_error, "failure")
         except Exception:
             log.exception("request %s cannot be moved", self._context.id())
             self._give_up(error, "failure")
@@ -251,6 +314,7 @@ class Delivery:
     def _release(self) -> None:
         self._prompt_pending = False
         if self.placement:
+            self._watch.remove(self._clock)
             self.placement.release()
 
 
@@ -285,7 +349,16 @@ async def reach(
             last = error
 
 
-def send(placement: Placement, request: Any, context: Context, sink: Sink) -> None:
+def is_engine_fault(error: DynamoException) -> bool:
+    """Whether the engine raised it: not a client's mistake, nor a sign of load or of a lost connection."""
+    return error.status >= 500 and not error.migratable and not isinstance(error, Unavailable | ResourceExhausted)
+
+
+def prompt_length(request: Any) -> int:
+    return len(request.token_ids) if isinstance(request, PreprocessedRequest) else 0
+
+
+def send(placement: Placement, request: Any, context: Context, sink: Sink) -> CancelStream:
     """Send on the placement's open channel; if that fails, the booking is released."""
     tokens = isinstance(request, PreprocessedRequest)
     if tokens and placement.dp_rank is not None:
@@ -293,7 +366,9 @@ def send(placement: Placement, request: Any, context: Context, sink: Sink) -> No
         routing = structs.replace(request.routing or Routing(), dp_rank=placement.dp_rank)
         request = structs.replace(request, routing=routing)
     try:
-        placement.channel.send(request, context, sink, item_type=EngineOutput if tokens else Any, columnar=tokens)
+        return placement.channel.send(
+            request, context, sink, item_type=EngineOutput if tokens else Any, columnar=tokens
+        )
     except BaseException:
         placement.release()
         raise

@@ -22,31 +22,35 @@ class BreakerState(Enum):
 
 
 class Breaker:
+    """Made at the first failure; an instance that works again has none."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.state = BreakerState.CLOSED
         self.pause = FIRST_PAUSE_SECONDS
         """Until the next probe; doubles while it stays open."""
         self._clock = clock
         self._errors = 0
-        self._on_trial = False
-        self._opened = 0.0
+        self._tried: float | None = None
+        """When the one request of the half-open state was sent."""
 
     @property
     def allows(self) -> bool:
-        return self.state is BreakerState.CLOSED or (self.state is BreakerState.HALF_OPEN and not self._on_trial)
-
-    @property
-    def probe_due(self) -> bool:
-        return self.state is BreakerState.OPEN and self._clock() - self._opened >= self.pause
+        if self.state is BreakerState.HALF_OPEN:
+            # Its client may have left before the answer decided.
+            return self._tried is None or self._clock() - self._tried >= self.pause
+        return self.state is BreakerState.CLOSED
 
     def open(self) -> bool:
-        """The instance cannot be reached, broke a stream, hangs, or failed a probe; returns whether it was not open."""
-        was = self.state
-        if was is BreakerState.OPEN and not self.probe_due:
-            return False  # another stream of the same failure
-        self.pause = FIRST_PAUSE_SECONDS if was is BreakerState.CLOSED else min(2 * self.pause, LONGEST_PAUSE_SECONDS)
-        self.state, self._opened, self._on_trial, self._errors = BreakerState.OPEN, self._clock(), False, 0
+        """The instance cannot be reached, broke a stream or hangs; returns whether the breaker was not open before."""
+        if self.state is BreakerState.OPEN:
+            return False
+        if self.state is BreakerState.HALF_OPEN:
+            self.probe_failed()
+        self.state, self._errors = BreakerState.OPEN, 0
         return True
+
+    def probe_failed(self) -> None:
+        self.pause = min(2 * self.pause, LONGEST_PAUSE_SECONDS)
 
     def error(self) -> bool:
         """The engine failed a request; returns whether that opened the breaker."""
@@ -57,12 +61,9 @@ class Breaker:
 
     def half_open(self) -> None:
         """The instance can be reached, but only a request can show that it works."""
-        self.state, self._on_trial = BreakerState.HALF_OPEN, False
+        self.state, self._tried = BreakerState.HALF_OPEN, None
 
     def sent(self) -> None:
         """A request was sent to the instance."""
-        self._on_trial = self.state is BreakerState.HALF_OPEN
-
-    def close(self) -> None:
-        """A request or probe was answered."""
-        self.state, self._errors, self._on_trial, self.pause = BreakerState.CLOSED, 0, False, FIRST_PAUSE_SECONDS
+        if self.state is BreakerState.HALF_OPEN:
+            self._tried = self._clock()

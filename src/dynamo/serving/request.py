@@ -166,6 +166,9 @@ class ServedRequest(Generic[RequestT]):
             sink,
             pinned=pinned_instance(request),
             limit=self.model.card.migration_limit,
+            max_seq_len=self.model.migration_max_seq_len,
+            watch=router.watch,
+            backoff=router.backoff,
         )
         self._running.append((context, delivery))
         if self._observer:

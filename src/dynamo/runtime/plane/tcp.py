@@ -28,7 +28,10 @@ class TcpConfig(Struct, frozen=True, kw_only=True):
     port: int = 0
     token: str | None = None
     connect_timeout: float = 5.0
-    beat: float = 5.0
+    beat: float = 1.0
+    """Seconds between two pings while streams are open."""
+    patience: int = 20
+    """Unanswered pings after which a connection is given up: a worker's code may block its loop for a while."""
     peers: tuple[str, ...] = ()
     """Hosts that everyone reaches: the way to them decides which address a wildcard `host` is known by."""
 
@@ -172,6 +175,7 @@ class ServerProtocol(_Protocol):
             self._routes,
             token=self._config.token,
             beat=self._config.beat,
+            patience=self._config.patience,
             close=stream.close,
         )
         self._links.add(self.link)
@@ -202,5 +206,10 @@ class ClientProtocol(_Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = self._on_open(transport)
         self.link: ClientLink = ClientLink(
-            stream.write, self._address, token=self._config.token, beat=self._config.beat, close=stream.close
+            stream.write,
+            self._address,
+            token=self._config.token,
+            beat=self._config.beat,
+            patience=self._config.patience,
+            close=stream.close,
         )
