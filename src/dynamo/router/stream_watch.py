@@ -42,10 +42,9 @@ class Watched(Protocol):
 class StreamClock:
     """The clock of one stream. Whatever arrives on the stream sets `moved`."""
 
-    __slots__ = ("begun", "channel", "instance_id", "moved", "prompt_tokens", "since", "stream")
+    __slots__ = ("begun", "channel", "instance_id", "moved", "prompt_tokens", "since")
 
-    def __init__(self, stream: Watched, channel: Channel, instance_id: int, prompt_tokens: int, now: float) -> None:
-        self.stream = stream
+    def __init__(self, channel: Channel, instance_id: int, prompt_tokens: int, now: float) -> None:
         self.channel = channel
         self.instance_id = instance_id
         self.prompt_tokens = prompt_tokens
@@ -56,7 +55,8 @@ class StreamClock:
 
 
 class Stall(Struct, frozen=True):
-    clock: StreamClock
+    stream: Watched
+    instance_id: int
     seconds: float
     hung: bool
 
@@ -66,18 +66,18 @@ class StallClock:
 
     def __init__(self, limits: StallLimits) -> None:
         self._limits = limits
-        self._clocks: dict[StreamClock, None] = {}
+        self._clocks: dict[StreamClock, Watched] = {}
         self._progress: dict[int, float] = {}
         """When any stream of an instance last moved."""
 
     def __len__(self) -> int:
         return len(self._clocks)
 
-    def __iter__(self) -> Iterator[StreamClock]:
-        return iter(tuple(self._clocks))
+    def __iter__(self) -> Iterator[tuple[StreamClock, Watched]]:
+        return iter(tuple(self._clocks.items()))
 
-    def add(self, clock: StreamClock) -> None:
-        self._clocks[clock] = None
+    def add(self, clock: StreamClock, stream: Watched) -> None:
+        self._clocks[clock] = stream
 
     def remove(self, clock: StreamClock) -> None:
         self._clocks.pop(clock, None)
@@ -92,7 +92,7 @@ class StallClock:
             elif not clock.begun:
                 waiting[clock.instance_id] = waiting.get(clock.instance_id, 0) + clock.prompt_tokens
         alone, hung = [], set()
-        for clock in self._clocks:
+        for clock, stream in self._clocks.items():
             prefill = PREFILL_SECONDS_PER_TOKEN * waiting.get(clock.instance_id, 0)
             first, between = self._limits.first, self._limits.between
             limit = between if clock.begun else first
@@ -101,14 +101,16 @@ class StallClock:
                 hung.add(clock.instance_id)
             elif clock.begun and between and own > max(first, between) + prefill:
                 # Others move. This one may have been preempted, so it had as long as one that has not begun.
-                alone.append(Stall(clock, own, hung=False))
+                alone.append(Stall(stream, clock.instance_id, own, hung=False))
         if not self._clocks:
             self._progress.clear()
         if not hung:
             return alone
-        moving = [stall for stall in alone if stall.clock.instance_id not in hung]
+        moving = [stall for stall in alone if stall.instance_id not in hung]
         return moving + [
-            Stall(clock, now - clock.since, hung=True) for clock in self._clocks if clock.instance_id in hung
+            Stall(stream, clock.instance_id, now - clock.since, hung=True)
+            for clock, stream in self._clocks.items()
+            if clock.instance_id in hung
         ]
 
 
@@ -121,8 +123,8 @@ class StreamWatch:
 
     def add(self, stream: Watched, channel: Channel, instance_id: int, prompt_tokens: int) -> StreamClock:
         loop = asyncio.get_running_loop()
-        clock = StreamClock(stream, channel, instance_id, prompt_tokens, loop.time())
-        self._stalls.add(clock)
+        clock = StreamClock(channel, instance_id, prompt_tokens, loop.time())
+        self._stalls.add(clock, stream)
         if self._timer is None:
             self._timer = loop.call_later(SWEEP_SECONDS, self._sweep)
         return clock
@@ -133,10 +135,10 @@ class StreamWatch:
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(SWEEP_SECONDS, self._sweep) if len(self._stalls) else None
-        for clock in self._stalls:
+        for clock, stream in self._stalls:
             if clock.channel.unheard:
-                clock.stream.unheard(ConnectionTimeout(f"instance {clock.instance_id:x} answers no pings"))
+                stream.unheard(ConnectionTimeout(f"instance {clock.instance_id:x} answers no pings"))
         for stall in self._stalls.sweep(loop.time()):
             which = "a token on any stream" if stall.hung else "a token"
-            message = f"instance {stall.clock.instance_id:x} has not sent {which} for {stall.seconds:.0f} s"
-            stall.clock.stream.stalled(ConnectionTimeout(message), hung=stall.hung)
+            message = f"instance {stall.instance_id:x} has not sent {which} for {stall.seconds:.0f} s"
+            stall.stream.stalled(ConnectionTimeout(message), hung=stall.hung)
