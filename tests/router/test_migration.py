@@ -25,6 +25,7 @@ from dynamo.protocols.errors import (
     InvalidArgument,
     ResourceExhausted,
     Unavailable,
+    WorkerBusy,
 )
 from dynamo.router import Decision, Placement
 from dynamo.router.backoff import Backoff
@@ -362,6 +363,33 @@ async def test_a_worker_that_refuses_costs_no_migration() -> None:
     assert delivery.history.migrations == 0
     assert delivery.instance_id == 2
     assert router.inhibited == [0, 1]
+
+
+BUSY: Fate = (WorkerBusy, 0)
+
+
+async def test_a_worker_that_is_busy_is_passed_over_and_stays_in_rotation() -> None:
+    router = ScriptedRouter(BUSY, BUSY, None)
+    reader, delivery = await run(router, asking([1], 3), limit=0)
+    assert reader.tokens_seen == answer_to([1], 3)
+    assert delivery.history.migrations == 0
+    assert router.inhibited == []
+
+
+@pytest.mark.parametrize("limit", [0, 5])
+async def test_with_all_workers_busy_a_new_request_is_refused_at_once(limit: int) -> None:
+    router = ScriptedRouter(BUSY, BUSY)
+    reader, _ = await run(router, asking([1], 3), limit=limit)
+    assert isinstance(reader.error, ResourceExhausted)
+    assert router.pauses == []
+
+
+async def test_with_all_workers_busy_a_request_that_has_begun_waits() -> None:
+    router = ScriptedRouter([breaks(2), None], [BUSY, BUSY, None])
+    router.workers[0]._fates[1] = BUSY
+    reader, _ = await run(router, asking([1], 9), limit=1)
+    assert reader.tokens_seen == answer_to([1], 9)
+    assert router.pauses
 
 
 async def test_a_worker_that_refuses_during_a_move_costs_none() -> None:

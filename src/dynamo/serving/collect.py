@@ -36,7 +36,7 @@ class CollectedChoice:
         listener: Listener | None = None,
         token_ids: list[int] | None = None,
     ) -> None:
-        self._answer = answer
+        self._answer: CollectedAnswer | None = answer
         self._index = index
         self._listener = listener
         self.content: list[str] = []
@@ -77,10 +77,16 @@ class CollectedChoice:
 
     def finish(self, finish: Finish) -> None:
         self.finished = finish
-        self._answer.one_finished(self._index, finish)
+        if self._answer:
+            self._answer.one_finished(self._index, finish)
 
     def fail(self, error: DynamoException) -> None:
-        self._answer.failed(error)
+        if self._answer:
+            self._answer.failed(error)
+
+    def detach(self) -> None:
+        """Drop the answer, which holds its choices: only the garbage collector would free the two together."""
+        self._answer = None
 
     @property
     def likelihood(self) -> float:
@@ -128,7 +134,11 @@ class CollectedAnswer:
             self._done.exception()  # marks it as retrieved: the request may have been given up
 
     async def done(self) -> None:
-        await self._done
+        try:
+            await self._done
+        finally:
+            for choice in self.choices:
+                choice.detach()
 
 
 def add_usage(total: Usage, part: Usage, *, prompt: bool) -> None:
