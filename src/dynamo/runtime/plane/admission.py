@@ -22,7 +22,7 @@ def request_limit(running: int, waiting: int) -> RequestLimit | None:
     return RequestLimit(running, waiting) if running else None
 
 
-class Admission:
+class RequestAdmission:
     """Starts requests in the order of their arrival. Its owner reports the end of each one."""
 
     def __init__(self, limit: RequestLimit) -> None:

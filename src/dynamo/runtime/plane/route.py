@@ -13,7 +13,7 @@ import msgspec
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.context import Context
-from dynamo.runtime.plane.admission import Admission, RequestLimit
+from dynamo.runtime.plane.admission import RequestAdmission, RequestLimit
 from dynamo.runtime.plane.frames import Unencodable, unpack
 from dynamo.runtime.status.counts import EndpointCounts
 from dynamo.runtime.stream import Handler, Outlet
@@ -33,7 +33,7 @@ class Route:
         limit: RequestLimit | None = None,
     ) -> None:
         self.path = path
-        self._admission = Admission(limit) if limit else None
+        self._admission = RequestAdmission(limit) if limit else None
         self.counts = counts
         """None in a process that reports no status."""
         self.request_type = request_type
