@@ -330,19 +330,6 @@ async def test_while_draining_running_requests_finish_and_new_ones_are_refused(
             await asyncio.open_connection("127.0.0.1", stack.port)
 
 
-async def test_what_does_not_finish_in_time_is_ended(tmp_path: Path) -> None:
-    engine = Holding()
-    async with serving(tmp_path, engine, graceful_shutdown_timeout=0.05) as stack:
-        asking = asyncio.create_task(stack.chat())
-        held = await engine.requests.get()
-        stack.runtime.shutdown()
-        await stack.server.serve()
-        await stack.server.stop()
-        assert held.cancelled.is_set()
-        with pytest.raises(Exception, match=r"disconnect|reset"):
-            await asking
-
-
 async def test_only_models_of_the_wanted_namespaces_are_served(tmp_path: Path) -> None:
     filters: Any
     for number, (filters, status) in enumerate(

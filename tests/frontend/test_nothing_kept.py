@@ -11,10 +11,21 @@ from dynamo.frontend.answers.sse import EventStream
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.router.delivery import Delivery
+from dynamo.router.stream_watch import StreamClock
+from dynamo.serving.collect import CollectedAnswer, CollectedChoice
 from dynamo.serving.request import ServedRequest
 from support.toys import Live, Scripted
 
-PARTS = (RequestRecord, ServedRequest, Delivery, Postprocess, EventStream)
+PARTS = (
+    RequestRecord,
+    ServedRequest,
+    Delivery,
+    StreamClock,
+    Postprocess,
+    EventStream,
+    CollectedAnswer,
+    CollectedChoice,
+)
 
 MESSAGES = [{"role": "user", "content": "Is it sunny?"}]
 CHAT = {"model": "org/toy", "messages": MESSAGES}
@@ -25,6 +36,7 @@ USAGE = {"include_usage": True, "continuous_usage_stats": True}
     ("path", "body"),
     [
         ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", {**CHAT, "n": 2}),
         ("/v1/chat/completions", {**CHAT, "stream": True}),
         ("/v1/chat/completions", {**CHAT, "stream": True, "n": 2, "stream_options": USAGE}),
         ("/v1/chat/completions", {**CHAT, "messages": []}),

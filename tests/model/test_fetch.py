@@ -23,6 +23,7 @@ from dynamo.protocols.instance import Instance
 from dynamo.protocols.model_files import CHUNK_BYTES, FileChunk, FileRequest
 from dynamo.runtime import Context, DistributedRuntime, RuntimeConfig, records
 from dynamo.runtime.names import FILES_ENDPOINT, INSTANCES, instance_key, split_key
+from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink
 from support import models
 from support.gguf_writer import byte_level_metadata, write_gguf
@@ -401,18 +402,21 @@ class Scripted:
     """A channel whose answers are given in advance."""
 
     ready = True
-    draining = False
+    draining = unheard = False
 
     def __init__(self, chunks: list[FileChunk]) -> None:
         self._chunks = iter(chunks)
 
     async def open(self) -> None: ...
 
-    def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
+    def send(
+        self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False
+    ) -> CancelStream:
         chunk = next(self._chunks, None)
         if chunk is not None:
             sink.item(chunk)
         sink.end()
+        return nothing_to_cancel
 
 
 @given(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Sequence
+from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
@@ -23,12 +25,15 @@ from dynamo.protocols.errors import (
     InvalidArgument,
     ResourceExhausted,
     Unavailable,
+    WorkerBusy,
 )
 from dynamo.router import Decision, Placement
+from dynamo.router.backoff import Backoff
 from dynamo.router.continuation import continuation
 from dynamo.router.delivery import Delivery
 from dynamo.router.placement import pinned_instance
 from dynamo.runtime import Context
+from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink
 from support import models
 from support.waiting import PATIENCE
@@ -72,7 +77,7 @@ class Scripted:
 
     def __init__(self, router: ScriptedRouter, fates: list[Fate]) -> None:
         self.ready = True
-        self.draining = False
+        self.draining = self.unheard = False
         self._router = router
         self._fates = fates
 
@@ -86,10 +91,9 @@ class Scripted:
         *,
         item_type: Any = Any,
         columnar: bool = False,
-    ) -> None:
+    ) -> CancelStream:
         error, after = (self._fates.pop(0) if len(self._fates) > 1 else self._fates[0]) or (None, 0)
         if error is CannotConnect:
-            self._router.gone.append(self)
             raise CannotConnect("gone")
         self._router.requests.append(request)
         limit = request.stop_conditions.max_tokens or 0
@@ -103,13 +107,14 @@ class Scripted:
             if after < len(tokens) and (after or error is not EngineShutdown):
                 self._router.broken += 1
             sink.fail(error("gone"))
-            return
+            return nothing_to_cancel
         for token in tokens[:-1]:
             sink.tokens([token])
         usage = Usage(prompt_tokens=len(request.token_ids), completion_tokens=len(tokens))
         reason = "eos" if tokens[-1] in ends else "length"
         sink.item(EngineOutput(token_ids=tokens[-1:], finish_reason=reason, completion_usage=usage))
         sink.end()
+        return nothing_to_cancel
 
 
 class ScriptedPlacement(Placement):
@@ -139,7 +144,7 @@ class ScriptedRouter:
     def __init__(self, *fates: Fate | list[Fate]) -> None:
         self.requests: list[PreprocessedRequest] = []
         self.gone: list[Scripted] = []
-        """Those that said they leave or could not be reached, each time they did."""
+        """Those that said they leave, each time they did."""
         self.broken = 0
         """Answers that were begun and not said to their end."""
         self.inhibited: list[int] = []
@@ -150,6 +155,8 @@ class ScriptedRouter:
         }
         """Those that are registered."""
         self.nobody_left = asyncio.Event()
+        self.nobody_joins = asyncio.Event()
+        self.pauses: list[float] = []
 
     @property
     def asked(self) -> list[int]:
@@ -158,11 +165,21 @@ class ScriptedRouter:
     def inhibit(self, instance_id: int) -> None:
         self.inhibited.append(instance_id)
 
+    def request_sent(self, instance_id: int) -> None: ...
+
+    def request_answered(self, instance_id: int) -> None: ...
+
+    def request_failed(self, instance_id: int) -> None: ...
+
     def mark_unreachable(self, instance_id: int, error: DynamoException) -> None:
         self.inhibit(instance_id)
 
     def none_reachable(self, last: DynamoException | None = None) -> Unavailable:
         return Unavailable(f"nobody can be reached: {last}")
+
+    async def joined(self, *, within: float) -> None:
+        self.pauses.append(within)
+        await asyncio.wait_for(self.nobody_joins.wait(), within) if within > 60 else await asyncio.sleep(0)
 
     async def place(
         self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
@@ -201,12 +218,21 @@ class Reader:
         self.done.set()
 
 
+PAUSES = 3
+"""How often a scripted request waits for an instance before it gives up."""
+
+
+def three_pauses() -> Backoff:
+    ticks = count()
+    return Backoff(PAUSES, clock=lambda: float(next(ticks)))
+
+
 def delivering(
-    router: ScriptedRouter, request: Any, context: Context, sink: Any, *, limit: int, backoff: float = 0
+    router: ScriptedRouter, request: Any, context: Context, sink: Any, *, limit: int, **options: Any
 ) -> Delivery:
     instances: Any = router.instances
-    pinned = pinned_instance(request)
-    return Delivery(router.place, instances, request, context, sink, pinned=pinned, limit=limit, backoff=backoff)
+    options = {"pinned": pinned_instance(request), "backoff": three_pauses, **options}
+    return Delivery(router.place, instances, request, context, sink, limit=limit, **options)
 
 
 async def run(
@@ -288,14 +314,14 @@ def test_whatever_happens_to_workers_nothing_is_lost_and_nothing_said_twice(
         try:
             client, delivery = await told(router, request, limit)
         except Unavailable:
-            assert len(router.gone) == len(fleet)
+            assert limit == 0 or len(router.pauses) == PAUSES
             return
         assert len(router.gone) == len(set(router.gone))
         for placement in router.placements:
             assert placement.told in (["first token", "released"], ["released"])
         if client.error:
             assert unbroken.said.startswith(client.said)
-            assert router.broken > limit or len(router.gone) == len(fleet)
+            assert router.broken > limit or limit == 0 or len(router.pauses) >= PAUSES
         else:
             assert client.said == unbroken.said
             assert client.finished == unbroken.finished
@@ -337,6 +363,33 @@ async def test_a_worker_that_refuses_costs_no_migration() -> None:
     assert delivery.history.migrations == 0
     assert delivery.instance_id == 2
     assert router.inhibited == [0, 1]
+
+
+BUSY: Fate = (WorkerBusy, 0)
+
+
+async def test_a_worker_that_is_busy_is_passed_over_and_stays_in_rotation() -> None:
+    router = ScriptedRouter(BUSY, BUSY, None)
+    reader, delivery = await run(router, asking([1], 3), limit=0)
+    assert reader.tokens_seen == answer_to([1], 3)
+    assert delivery.history.migrations == 0
+    assert router.inhibited == []
+
+
+@pytest.mark.parametrize("limit", [0, 5])
+async def test_with_all_workers_busy_a_new_request_is_refused_at_once(limit: int) -> None:
+    router = ScriptedRouter(BUSY, BUSY)
+    reader, _ = await run(router, asking([1], 3), limit=limit)
+    assert isinstance(reader.error, ResourceExhausted)
+    assert router.pauses == []
+
+
+async def test_with_all_workers_busy_a_request_that_has_begun_waits() -> None:
+    router = ScriptedRouter([breaks(2), None], [BUSY, BUSY, None])
+    router.workers[0]._fates[1] = BUSY
+    reader, _ = await run(router, asking([1], 9), limit=1)
+    assert reader.tokens_seen == answer_to([1], 9)
+    assert router.pauses
 
 
 async def test_a_worker_that_refuses_during_a_move_costs_none() -> None:
@@ -411,12 +464,52 @@ async def test_it_goes_back_only_once_it_broke_everywhere() -> None:
     assert router.asked == [0, 1] * 3
 
 
-async def test_it_does_not_go_back_to_a_worker_that_left_or_cannot_be_reached() -> None:
-    for last in (REFUSES, leaves(1), UNREACHABLE):
+async def test_it_does_not_go_back_to_a_worker_that_left() -> None:
+    for last in (REFUSES, leaves(1)):
         router = ScriptedRouter([breaks(2), last])
         reader, _ = await run(router, asking([1], 9), limit=5)
         assert isinstance(reader.error, Disconnected | EngineShutdown)
         assert router.asked == [0, 0]
+
+
+async def test_a_request_that_may_move_waits_for_workers_that_cannot_be_reached() -> None:
+    for first, migrations in ((breaks(2), 1), (UNREACHABLE, 0)):
+        router = ScriptedRouter([first, UNREACHABLE, UNREACHABLE, None])
+        reader, delivery = await run(router, asking([1], 9), limit=1)
+        assert reader.error is None
+        assert reader.tokens_seen == answer_to([1], 9)
+        assert delivery.history.migrations == migrations
+
+
+async def test_a_request_that_may_move_waits_for_a_worker_to_join() -> None:
+    class Replaced(ScriptedRouter):
+        async def joined(self, *, within: float) -> None:
+            self.workers = {7: Scripted(self, [None])}
+
+    router = Replaced(leaves(2))
+    reader, delivery = await run(router, asking([1], 9), limit=1)
+    assert reader.tokens_seen == answer_to([1], 9)
+    assert delivery.instance_id == 7
+
+
+async def test_the_waits_of_a_request_end_with_its_back_off() -> None:
+    router = ScriptedRouter([breaks(2), UNREACHABLE])
+    reader, _ = await run(router, asking([1], 9), limit=5)
+    assert isinstance(reader.error, Disconnected)
+    assert len(router.pauses) == PAUSES
+    assert router.asked == [0] * (PAUSES + 1)
+
+
+async def test_a_sequence_longer_than_the_limit_does_not_move() -> None:
+    for longest, moved in ((5, True), (4, False)):
+        router = ScriptedRouter(breaks(2), None)
+        reader = Reader()
+        delivery = delivering(router, asking([1, 2, 3], 9), Context(), reader, limit=5, max_seq_len=longest)
+        await delivery.start()
+        async with asyncio.timeout(PATIENCE):
+            await reader.done.wait()
+        await delivery.close()
+        assert (reader.error is None) == moved
 
 
 async def test_when_nobody_is_left_the_original_error_is_told() -> None:
@@ -433,7 +526,8 @@ async def test_when_nobody_is_left_the_original_error_is_told() -> None:
 async def test_a_client_that_leaves_before_it_goes_back_is_not_waited_for() -> None:
     router = ScriptedRouter(breaks(2))
     reader, context = Reader(), Context()
-    delivery = delivering(router, asking([1], 9), context, reader, limit=5, backoff=3600)
+    long = partial(Backoff, 3600, first=3600)
+    delivery = delivering(router, asking([1], 9), context, reader, limit=5, backoff=long)
     await delivery.start()
     await router.nobody_left.wait()
     context.kill()
@@ -525,13 +619,14 @@ class Speaking(Scripted):
         self._items = items
         self._error = error
 
-    def send(self, request: Any, context: Context, sink: Sink, **_: Any) -> None:
+    def send(self, request: Any, context: Context, sink: Sink, **_: Any) -> CancelStream:
         for item in self._items:
             sink.item(item)
         if self._error:
             sink.fail(self._error("gone"))
         else:
             sink.end()
+        return nothing_to_cancel
 
 
 async def test_text_without_ids_cannot_be_gone_on_from() -> None:

@@ -83,6 +83,37 @@ async def test_models_appear_with_their_first_worker_and_go_with_their_last() ->
     await models.close()
 
 
+async def test_a_model_whose_workers_restart_is_unavailable_and_keeps_its_router() -> None:
+    local = Local()
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await runtime.start()
+    models = Models(runtime, RoutingConfig(), HubConfig.from_env({}), restart_seconds=3600)
+    await models.start()
+    async with Worker(local, card()):
+        router = (await models.wait_for("m")).router
+    await until(lambda: not models.readiness())  # its card has left too, not only its address
+    with pytest.raises(Unavailable, match="'m' are restarting"):
+        models.get("m")
+    assert models.served() == []
+    async with Worker(local, card()):
+        assert (await models.wait_for("m")).router is router
+    await models.close()
+    await runtime.close()
+
+
+async def test_a_model_whose_workers_do_not_return_in_time_is_unknown() -> None:
+    local = Local()
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    await runtime.start()
+    models = Models(runtime, RoutingConfig(), HubConfig.from_env({}), restart_seconds=0.01)
+    await models.start()
+    async with Worker(local, card()):
+        await models.wait_for("m")
+    await until(lambda: refusal(models, "m") is ModelNotFound)
+    await models.close()
+    await runtime.close()
+
+
 async def test_an_unknown_model_is_refused_with_those_that_are_served() -> None:
     local = Local()
     models = await models_of(local)

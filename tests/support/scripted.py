@@ -83,7 +83,8 @@ class Held:
 class ScriptedWorker:
     """Keeps every prompt it computes; `hold` makes requests wait in `held`."""
 
-    def __init__(self, local: Local, *, events: str = "memory", hold: bool = False) -> None:
+    def __init__(self, local: Local, *, events: str = "memory", hold: bool = False, health_check: Any = None) -> None:
+        self._health_check = health_check
         config = network(events)
         self.runtime = DistributedRuntime(config=structs.replace(config, graceful_shutdown_timeout=0.1), local=local)
         self.id = self.runtime.instance_id
@@ -108,7 +109,11 @@ class ScriptedWorker:
             client = await endpoint.client()
             await until(lambda: self.id in client.instance_set)
         endpoint = self.runtime.namespace(PLACE[0]).component(PLACE[1]).endpoint("generate")
-        self._tasks.append(asyncio.create_task(endpoint.serve(self.generate, PreprocessedRequest)))
+        self._tasks.append(
+            asyncio.create_task(
+                endpoint.serve(self.generate, PreprocessedRequest, health_check_payload=self._health_check)
+            )
+        )
         return self
 
     async def __aexit__(self, *_: Any) -> None:
@@ -255,6 +260,8 @@ class Asked:
             self,
             pinned=pinned_instance(request),
             limit=limit,
+            watch=router.watch,
+            backoff=router.backoff,
         )
 
     async def start(self) -> None:

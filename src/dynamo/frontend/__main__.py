@@ -80,7 +80,13 @@ async def interact(config: FrontendConfig, network: RuntimeConfig) -> None:
         raise fail("--interactive is a chat and needs a terminal", code=2)
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
     models = Models(
-        runtime, config.router, HubConfig.from_env(os.environ), config.serves_namespace, None, config.migration_limit
+        runtime,
+        config.router,
+        HubConfig.from_env(os.environ),
+        config.serves_namespace,
+        None,
+        config.migration_limit,
+        config.migration_max_seq_len,
     )
     await run_until_signalled(runtime, chat_with_workers(runtime, models, os.environ))
 

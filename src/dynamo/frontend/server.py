@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import logging
@@ -28,7 +29,7 @@ from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
 from dynamo.frontend.tls import Certificate, TlsError
 from dynamo.model import HubConfig
-from dynamo.protocols.errors import StartError
+from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
 from dynamo.serving.models import Models
 
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 HANDSHAKE_TIMEOUT = 10.0
+ABORT_SECONDS = 2.0
+"""How long requests that are ended at shutdown may take to send their error."""
 
 
 class ServerError(StartError):
@@ -60,7 +63,14 @@ class Server:
         self._config = config
         metrics = FrontendMetrics(config.metrics_prefix)
         self.models = Models(
-            runtime, config.router, hub, config.serves_namespace, metrics.stages.prompts, config.migration_limit
+            runtime,
+            config.router,
+            hub,
+            config.serves_namespace,
+            metrics.stages.prompts,
+            config.migration_limit,
+            config.migration_max_seq_len,
+            config.model_restart_secs,
         )
         self._siblings = siblings
         self._tracing = tracing
@@ -82,7 +92,10 @@ class Server:
         self.grpc: KserveServer | None = None
 
     async def start(self) -> None:
-        """Listen first, so that a taken port is reported at once; then learn which models there are."""
+        """Listen first, so that a taken port is reported at once; then learn which models there are.
+
+        One of several processes on a port listens last.
+        """
         if self._config.kserve_grpc_server:
             self.grpc = kserve_server(self._frontend, self._config)
         self._frontend.state = self._state = await open_state(
@@ -93,16 +106,19 @@ class Server:
         app = application(self._gate, self._config)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
-        self._listener = await self._listen(self._runner, tls)
-        host, port = self._listener.sockets[0].getsockname()[:2]
-        scheme = "https" if tls else "http"
-        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-        if self._siblings:
+        if self._siblings is None:
+            self._listener = await self._listen(self._runner, tls)
+        else:
             await self._siblings.start(self._frontend.snapshot, self.models.merge_overrides)
         if self.grpc:
             await self.grpc.start()
         await self.models.start()
         await self._state.start()
+        if self._siblings:
+            # Only now: the kernel gives a process that listens its share of the connections, also one that knows no
+            # models yet. The parent has reserved the port.
+            self._listener = await self._listen(self._runner, tls)
+        self._frontend.started = True
         self._loop_delay.start()
         if self._certificate:
             self._certificate.watch()
@@ -163,11 +179,12 @@ class Server:
             raise ServerError(str(error)) from error
 
     async def _listen(self, runner: web.AppRunner, tls: ssl.SSLContext | None) -> asyncio.Server:
+        """Listen, and set `url`."""
         http, limits = runner.server, self._config.connection_limits
         assert http
         host, port = self._config.host, self._config.http_port
         try:
-            return await asyncio.get_running_loop().create_server(
+            listener = await asyncio.get_running_loop().create_server(
                 lambda: Connection(http, limits),
                 host,
                 port,
@@ -178,6 +195,10 @@ class Server:
             )
         except OSError as error:
             raise cannot_listen(host, port, error) from error
+        host, port = listener.sockets[0].getsockname()[:2]
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return listener
 
     async def _drain(self) -> None:
         try:
@@ -187,6 +208,10 @@ class Server:
                     await self._state.background_idle()
         except TimeoutError:
             log.warning("%d requests did not finish in time and are ended now", self._gate.open_requests)
+            self._frontend.requests.abort(Unavailable("The service shut down before the answer was complete."))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ABORT_SECONDS):
+                    await self._gate.idle()
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> ServerError:

@@ -30,6 +30,8 @@ class Frontend:
         self.callers = callers
         self.models = models
         self.requests = requests
+        self.started = False
+        """All that requests need is there."""
         self.draining = False
         """New requests are refused, running ones finish."""
         self._loop_delay = loop_delay

@@ -23,11 +23,12 @@ from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_NAMESPACE
+from dynamo.runtime.plane.admission import RequestLimit, request_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 from dynamo.settings import Setting, Settings, given, options, read
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
-from dynamo.settings.worker import MigrationLimit, ModelName
+from dynamo.settings.worker import EngineQueueLimit, EngineRequestLimit, MigrationLimit, ModelName
 from dynamo.worker.health import check_answers
 from dynamo.worker.life import closed_at_end, registered
 
@@ -55,6 +56,8 @@ class MockerSettings(Settings, frozen=True, kw_only=True):
         group="engine")] = None
     # fmt: on
     migration_limit: MigrationLimit = 0
+    engine_request_limit: EngineRequestLimit = 0
+    engine_queue_limit: EngineQueueLimit = 16
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,7 +86,8 @@ def main(argv: list[str] | None = None) -> None:
     def engine() -> MockerEngine:
         return MockerEngine(args.within(card), vocabulary=vocabulary, timing=timing)
 
-    uvloop.run(serve(pauses, network, endpoint, card, engine))
+    limit = request_limit(asked.engine_request_limit, asked.engine_queue_limit)
+    uvloop.run(serve(pauses, network, endpoint, card, engine, limit))
 
 
 def engine_args(flags: Mapping[str, Any]) -> MockerArgs:
@@ -132,7 +136,12 @@ def stagger(workers: int, delay: float) -> list[float]:
 
 
 async def serve(
-    pauses: list[float], network: Network, endpoint: EndpointId, card: ModelCard, make: Callable[[], MockerEngine]
+    pauses: list[float],
+    network: Network,
+    endpoint: EndpointId,
+    card: ModelCard,
+    make: Callable[[], MockerEngine],
+    limit: RequestLimit | None = None,
 ) -> None:
     """One worker after each pause, each with its own runtime and so its own instance id."""
     first = await start_or_exit(lambda: DistributedRuntime(config=network))
@@ -164,7 +173,7 @@ async def serve(
             if await unless_shut_down(first, engine.start()) is None:
                 return
             await check_answers(engine, card.name)
-            async with registered(Endpoint(runtime, endpoint), engine, card):
+            async with registered(Endpoint(runtime, endpoint), engine, card, limit=limit):
                 print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
                 await runtime.wait_for_shutdown()
 

@@ -111,6 +111,13 @@ class RouterQueueLimitExceeded(ResourceExhausted):
     kind = "router_queue_limit_exceeded"
 
 
+class WorkerBusy(ResourceExhausted):
+    """One worker is at its own limit; another may take the request."""
+
+    kind = "worker_busy"
+    migratable = True
+
+
 class SelectionServiceError(DynamoException):
     kind = "selection_service"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -19,6 +19,10 @@ class Instance(Struct, kw_only=True, frozen=True):
     """tcp: host:port; nats: subject; memory: empty."""
     device_type: Literal["cpu", "cuda"] | None = None
     """What the process may compute on, where its environment says so."""
+    ready: bool = True
+    """False while the endpoint does not answer its own health checks."""
+    health_check: Any = None
+    """A request that the endpoint answers while it works; None where it named none."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.component}/{self.endpoint}/{self.instance_id}"

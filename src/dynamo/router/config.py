@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dynamo.router.backoff import Backoff
 from dynamo.router.kv.choice.cost import CostConfig
+from dynamo.router.stream_watch import StallLimits, StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
 from dynamo.settings.router import RouterSettings
@@ -20,6 +22,12 @@ class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
             disk_weight=self.disk_weight,
             external_weight=self.disk_weight,
         )
+
+    def watch(self) -> StreamWatch:
+        return StreamWatch(StallLimits(between=self.stream_stall_secs, first=self.first_token_stall_secs))
+
+    def backoff(self) -> Backoff:
+        return Backoff(self.migration_wait_secs)
 
     def thresholds(self) -> Thresholds:
         return Thresholds(

@@ -1,7 +1,8 @@
 """Delivers a request to a worker, and to another one when that fails, as one unbroken stream to the client.
 
 Place, connect, send; skip instances that cannot be reached; migrate when a stream breaks. The new worker gets the
-prompt and everything generated so far, so it continues where the old one stopped.
+prompt and everything generated so far, so it continues where the old one stopped. A request that may migrate waits for
+an instance when there is none, as long as its back-off allows.
 """
 
 from __future__ import annotations
@@ -14,19 +15,26 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
-from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, Unavailable
+from dynamo.protocols.errors import (
+    Cancelled,
+    ConnectionTimeout,
+    DynamoException,
+    EngineShutdown,
+    ResourceExhausted,
+    Unavailable,
+    WorkerBusy,
+)
+from dynamo.router.backoff import Backoff
 from dynamo.router.continuation import can_continue, continuation, count_prompt, is_complete
 from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement
+from dynamo.router.stream_watch import StallLimits, StreamClock, StreamWatch
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
+from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
-
-BACKOFF_SECONDS = 0.1
-"""Before failed instances are tried again; doubles each time."""
-MAX_BACKOFF_SECONDS = 2.0
 
 
 class PlaceRequest(Protocol):
@@ -40,8 +48,12 @@ class PlaceRequest(Protocol):
 class Delivery:
     """One request on its way. It is the sink of every attempt and passes their streams to `sink` as one.
 
-    The request may migrate `limit` times. A `pinned` request goes to its instance or fails.
+    The request may migrate `limit` times, while prompt and answer have no more than `max_seq_len` tokens. A `pinned`
+    request goes to its instance or fails. `backoff` is called for each wait. `watch` finds streams that stall.
     """
+
+    _clock: StreamClock
+    """Of the current stream."""
 
     def __init__(
         self,
@@ -53,7 +65,9 @@ class Delivery:
         *,
         pinned: int | None = None,
         limit: int = 0,
-        backoff: float = BACKOFF_SECONDS,
+        max_seq_len: int | None = None,
+        watch: StreamWatch | None = None,
+        backoff: Callable[[], Backoff] = Backoff,
     ) -> None:
         self.history = DeliveryHistory()
         self.placement: Placement | None = None
@@ -65,13 +79,23 @@ class Delivery:
         self._sink = sink
         self._pinned = pinned
         self._migrations_left = limit if pinned is None else 0
+        self._may_wait = self._migrations_left > 0
+        self._max_seq_len = max_seq_len
         self._can_continue = can_continue(request)
         self._generated: list[int] = []
         """Collected for a continuation while one is possible."""
         self._excluded: set[int] = set()
-        self._broken: set[int] = set()
-        """Excluded instances that may be tried again: a stream broke, but they are reachable and not leaving."""
-        self._backoff = backoff
+        """Instances that failed since the last pause, and those that are leaving."""
+        self._leaving: set[int] = set()
+        self._met_busy = False
+        """A worker refused the request because it is at its own limit."""
+        self._watch = watch or StreamWatch(StallLimits(first=0, between=0))
+        self._cancel: CancelStream = nothing_to_cancel
+        self._cancelled_for: DynamoException | None = None
+        """Why the current stream is being cancelled here, rather than by the client."""
+        self._new_backoff = backoff
+        self._backoff: Backoff | None = None
+        """Of the wait under way, which ends with the first output."""
         self._migrating: asyncio.Task[None] | None = None
         self._closed = False
         self._silent = True
@@ -91,34 +115,54 @@ class Delivery:
     async def start(self) -> None:
         """Send the request; raises when there is no instance to send it to."""
         request = continuation(self._request, self._generated) if self._generated else self._request
+        while True:
+            try:
+                await self._try_instances(request)
+                return
+            except DynamoException as error:
+                pause = self._pause(error)
+                if pause is None:
+                    raise
+            # All instances failed, or there is none. Retry when one joins, and after a pause in any case.
+            self._excluded = set(self._leaving)
+            await self._instances.joined(within=pause)
+
+    async def _try_instances(self, request: Any) -> None:
+        """Send the request to the first instance that can be reached."""
 
         async def begin(placement: Placement) -> None:
             await placement.connect()
             self.history.placed()
             self.placement = placement
             self._silent = self._prompt_pending = True
-            send(placement, request, self._context, self)
-
-        while True:
+            self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_length(request))
+            self._instances.request_sent(placement.instance_id)
             try:
-                await reach(
-                    self._place,
-                    self._instances,
-                    request,
-                    begin,
-                    request_id=self._context.id(),
-                    pinned=self._pinned,
-                    excluded=self._excluded,
-                )
-                return
-            except DynamoException:
-                if not self._broken:
-                    raise
-            # All others failed. Retry the failed instances, with back-off.
-            self._excluded -= self._broken
-            self._broken.clear()
-            await asyncio.sleep(self._backoff)
-            self._backoff = min(2 * self._backoff, MAX_BACKOFF_SECONDS)
+                self._cancel = send(placement, request, self._context, self)
+            except BaseException:
+                self._watch.remove(self._clock)
+                raise
+
+        await reach(
+            self._place,
+            self._instances,
+            request,
+            begin,
+            request_id=self._context.id(),
+            pinned=self._pinned,
+            excluded=self._excluded,
+        )
+
+    def _pause(self, error: DynamoException) -> float | None:
+        """How long to wait for an instance after this error; None to give up."""
+        waitable = error.migratable or isinstance(error, Unavailable | ResourceExhausted)
+        # A new request is refused when all workers are busy; one that has begun is worth waiting for.
+        refused = not self.history.migrations and (self._met_busy or isinstance(error, ResourceExhausted))
+        if not self._may_wait or not waitable or refused:
+            return None
+        if self._backoff is None:
+            self._backoff = self._new_backoff()
+        return self._backoff.pause()
 
     async def close(self) -> None:
         """Cancel a migration under way and release the booking. The sink receives nothing more."""
@@ -129,7 +173,36 @@ class Delivery:
             self.history.end_migration("cancelled")
         self._release()
 
+    def stalled(self, error: ConnectionTimeout, *, hung: bool) -> None:
+        if hung:
+            assert self.placement
+            self._instances.inhibit(self.placement.instance_id)
+        self._cancel_for(error)
+
+    def unheard(self, error: ConnectionTimeout) -> None:
+        assert self.placement
+        self._instances.inhibit(self.placement.instance_id)
+        if self._migrations_left and not self._too_long():
+            self._cancel_for(error)
+
+    def abort(self, error: DynamoException) -> None:
+        """End it with this error, wherever it is."""
+        self._migrations_left = 0
+        if self._migrating and not self._migrating.done():
+            self._closed = True
+            self._migrating.cancel()
+            self._give_up(error, "cancelled")
+        else:
+            self._cancel_for(error)
+
+    def _cancel_for(self, error: DynamoException) -> None:
+        """Cancel the stream at its worker, so that nothing is produced twice; it fails here with `error`."""
+        self._cancelled_for = error
+        self._cancel(True)
+        self._cancelled_for = None
+
     def tokens(self, ids: list[int]) -> None:
+        self._clock.moved = True
         if self._prompt_pending:
             self._prompt_computed()
         if self._migrations_left:
@@ -137,6 +210,7 @@ class Delivery:
         self._sink.tokens(ids)
 
     def item(self, value: Any) -> None:
+        self._clock.moved = True
         if self._silent:
             self._first_output()
         if not isinstance(value, EngineOutput):
@@ -158,6 +232,8 @@ class Delivery:
         self._sink.item(value)
 
     def end(self) -> None:
+        assert self.placement
+        self._instances.request_answered(self.placement.instance_id)
         self.history.end_migration("success")
         self._release()
         self._sink.end()
@@ -165,23 +241,27 @@ class Delivery:
     def fail(self, error: DynamoException) -> None:
         assert self.placement
         instance_id = self.placement.instance_id
+        error = self._cancelled_for or error
         self._release()
+        if is_engine_fault(error):
+            self._instances.request_failed(instance_id)
         if not error.migratable or self._context.is_stopped():
             self._give_up(error, "cancelled" if self._context.is_stopped() else "failure")
             return
-        self._instances.inhibit(instance_id)
+        if not isinstance(error, WorkerBusy):
+            self._instances.inhibit(instance_id)
         if self._finished or (self._migrations_left and is_complete(self._request, self._generated)):
             # The worker died between its last token and the end of the stream.
             self._sink.end()
             return
         self._excluded.add(instance_id)
-        leaving = isinstance(error, EngineShutdown)
-        if not leaving:
-            self._broken.add(instance_id)
+        if isinstance(error, EngineShutdown):
+            self._leaving.add(instance_id)
         # A worker that refused the request has done nothing: trying the next one is not a migration.
-        refused = leaving and self._silent and self._pinned is None
+        self._met_busy |= isinstance(error, WorkerBusy)
+        refused = isinstance(error, EngineShutdown | WorkerBusy) and self._silent and self._pinned is None
         if not refused:
-            if self._migrations_left == 0:
+            if self._migrations_left == 0 or self._too_long():
                 self._give_up(error, "failure")
                 return
             self._migrations_left -= 1
@@ -204,15 +284,22 @@ class Delivery:
             raise
         except DynamoException as next_error:
             log.warning("request %s: no instance left to move it to: %s", self._context.id(), next_error)
-            self._give_up(next_error if self.history.first_output_time is None else error, "failure")
+            began = self.history.first_output_time is not None
+            self._give_up(error if began or isinstance(error, WorkerBusy) else next_error, "failure")
         except Exception:
             log.exception("request %s cannot be moved", self._context.id())
             self._give_up(error, "failure")
         finally:
             unsubscribe()
 
+    def _too_long(self) -> bool:
+        if self._max_seq_len is None or not isinstance(self._request, PreprocessedRequest):
+            return False
+        return len(self._request.token_ids) + len(self._generated) > self._max_seq_len
+
     def _first_output(self) -> None:
         self._silent = False
+        self._backoff = None
         if not self._can_continue:
             self._migrations_left = 0
         self.history.first_output()
@@ -231,6 +318,7 @@ class Delivery:
     def _release(self) -> None:
         self._prompt_pending = False
         if self.placement:
+            self._watch.remove(self._clock)
             self.placement.release()
 
 
@@ -265,7 +353,16 @@ async def reach(
             last = error
 
 
-def send(placement: Placement, request: Any, context: Context, sink: Sink) -> None:
+def is_engine_fault(error: DynamoException) -> bool:
+    """Whether the engine raised it: not a client's mistake, nor a sign of load or of a lost connection."""
+    return error.status >= 500 and not error.migratable and not isinstance(error, Unavailable | ResourceExhausted)
+
+
+def prompt_length(request: Any) -> int:
+    return len(request.token_ids) if isinstance(request, PreprocessedRequest) else 0
+
+
+def send(placement: Placement, request: Any, context: Context, sink: Sink) -> CancelStream:
     """Send on the placement's open channel; if that fails, the booking is released."""
     tokens = isinstance(request, PreprocessedRequest)
     if tokens and placement.dp_rank is not None:
@@ -273,7 +370,9 @@ def send(placement: Placement, request: Any, context: Context, sink: Sink) -> No
         routing = structs.replace(request.routing or Routing(), dp_rank=placement.dp_rank)
         request = structs.replace(request, routing=routing)
     try:
-        placement.channel.send(request, context, sink, item_type=EngineOutput if tokens else Any, columnar=tokens)
+        return placement.channel.send(
+            request, context, sink, item_type=EngineOutput if tokens else Any, columnar=tokens
+        )
     except BaseException:
         placement.release()
         raise

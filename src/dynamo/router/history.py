@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from time import perf_counter
 
 from msgspec import Struct
@@ -27,7 +26,7 @@ class DeliveryHistory:
         self.placed_at = 0.0
         """When it was first placed, by `perf_counter`."""
         self.first_output_time: float | None = None
-        """When a worker first produced output, by `time.time`."""
+        """When a worker first produced output, by `perf_counter`."""
         self.migrations = 0
         """Migrations that were started, including those that failed."""
         self.restarts = 0
@@ -41,7 +40,7 @@ class DeliveryHistory:
 
     def first_output(self) -> None:
         if self.first_output_time is None:
-            self.first_output_time = time.time()
+            self.first_output_time = perf_counter()
 
     def begin_migration(self) -> None:
         """Record that a migration begins; the one under way, if any, has failed."""

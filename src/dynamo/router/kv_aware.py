@@ -60,6 +60,8 @@ class KvAwareRouter:
         rng: random.Random | None = None,
     ) -> None:
         self.instances = instances
+        self.watch = config.watch()
+        self.backoff = config.backoff
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
         self.overhead = Overhead()
         self.stats = RouterStats(overhead=self.overhead)

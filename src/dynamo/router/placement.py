@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -11,8 +11,10 @@ from msgspec import Struct
 from dynamo.protocols.engine import PreprocessedRequest, Tenant
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.kv import WorkerRank
+from dynamo.router.backoff import Backoff
 from dynamo.router.decision import Decision
 from dynamo.router.stats import RouterStats
+from dynamo.router.stream_watch import StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.plane.base import Channel
@@ -97,6 +99,10 @@ class Router(Protocol):
     stats: RouterStats
     thresholds: Thresholds
     """May be set at any time."""
+    watch: StreamWatch
+    """Finds the streams of this router that stall."""
+    backoff: Callable[[], Backoff]
+    """How long a request waits for an instance."""
 
     def start(self) -> None:
         """Begin to follow what the workers publish."""

@@ -36,6 +36,8 @@ class SimpleRouter:
         runtime_of: Callable[[int], ModelRuntimeConfig],
     ) -> None:
         self.instances = instances
+        self.watch = config.watch()
+        self.backoff = config.backoff
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS_KEPT)
         self.stats = RouterStats()
         self.waiting = self.waiting_tokens = self.known_blocks = 0

@@ -88,6 +88,8 @@ class StandaloneRouter:
             context,
             sink,
             pinned=pinned_instance(request),
+            watch=self.core.watch,
+            backoff=self.core.backoff,
         )
         self._deliveries.add(delivery)
         await delivery.start()

@@ -27,6 +27,7 @@ class Workers:
 
     async def close(self) -> None:
         await self._members.close()
+        await self.instances.close()
 
     def runtime_of(self, instance_id: int) -> ModelRuntimeConfig:
         return self._runtimes.get(instance_id) or ModelRuntimeConfig()

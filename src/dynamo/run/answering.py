@@ -30,7 +30,15 @@ async def answering(
     router = RoutingConfig.from_env(environ, **given(command.flags, RouterSettings))
     http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
     serves_namespace = NamespaceFilter(http.namespace, http.namespace_prefix)
-    models = Models(runtime, router, HubConfig.from_env(environ), serves_namespace, None, http.migration_limit)
+    models = Models(
+        runtime,
+        router,
+        HubConfig.from_env(environ),
+        serves_namespace,
+        None,
+        http.migration_limit,
+        http.migration_max_seq_len,
+    )
     async with AsyncExitStack() as stack:
         name = command.model_name
         if not command.output.remote:

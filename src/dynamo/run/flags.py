@@ -12,6 +12,8 @@ from dynamo.settings.router import RouterSettings
 from dynamo.settings.worker import (
     AT_LEAST_1,
     ContextLength,
+    EngineQueueLimit,
+    EngineRequestLimit,
     ExtraEngineArgs,
     KvCacheBlockSize,
     MigrationLimit,
@@ -53,6 +55,8 @@ class RunSettings(Settings, frozen=True, kw_only=True):
         default="output.jsonl")] = None
     # fmt: on
     migration_limit: MigrationLimit = 0
+    engine_request_limit: EngineRequestLimit = 0
+    engine_queue_limit: EngineQueueLimit = 16
 
 
 _ONE_PROCESS = ("--http-workers",)

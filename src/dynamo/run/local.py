@@ -12,6 +12,7 @@ from dynamo.protocols.card import ModelCard
 from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
+from dynamo.runtime.plane.admission import request_limit
 from dynamo.settings import given
 from dynamo.settings.router import RouterSettings
 from dynamo.worker import life, model
@@ -59,4 +60,5 @@ def worker_config(command: Command) -> WorkerConfig:
         extra_engine_args=command.extra_engine_args,
         arguments=command.arguments,
         migration_limit=command.migration_limit,
+        request_limit=request_limit(command.engine_request_limit, command.engine_queue_limit),
     )

@@ -36,6 +36,7 @@ class Client:
 
     async def close(self) -> None:
         await self._members.close()
+        await self.instance_set.close()
 
     def _changed(self, _: Member, after: Member) -> None:
         self.instance_set.update(after.instance_id, after.instance)

@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import records
 from dynamo.runtime.client import Client
@@ -19,6 +21,7 @@ from dynamo.runtime.config import RuntimeConfig
 from dynamo.runtime.handler import GeneratorHandler, UserHandler
 from dynamo.runtime.names import EndpointId, check_part, instance_key, new_instance_id
 from dynamo.runtime.network import Local, Network
+from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.status import ServedEndpoint, Status, endpoint_labels
@@ -220,7 +223,8 @@ class Endpoint:
     def __init__(self, runtime: DistributedRuntime, endpoint_id: EndpointId) -> None:
         self.runtime = runtime
         self.id = endpoint_id
-        self._record: bytes | None = None
+        self._record: Instance | None = None
+        """What discovery has of it, or gets when it registers again."""
 
     def __str__(self) -> str:
         return str(self.id)
@@ -264,11 +268,13 @@ class Endpoint:
         on_found: Callable[[], None] | None = None,
         metrics_labels: Sequence[tuple[str, str]] = (),
         health_check_payload: Any = None,
+        limit: RequestLimit | None = None,
     ) -> None:
         """Serve a push handler. At shutdown: leave discovery, refuse new requests, finish running ones.
 
         `on_found` is called once others can find the endpoint. An `auxiliary` endpoint supports another one: a process
-        is not ready while it serves nothing else. The rest is as for `serve_endpoint`.
+        is not ready while it serves nothing else. Requests beyond the `limit` are refused as busy. The rest is as for
+        `serve_endpoint`.
         """
         runtime = self.runtime
         labels = endpoint_labels(self.id, runtime.instance_id, metrics_labels)
@@ -281,26 +287,25 @@ class Endpoint:
             status.add(served)
         await runtime.start()
         route = Route(
-            route_path(self.id, runtime.instance_id), handler, request_type, served.counts if served else None
+            route_path(self.id, runtime.instance_id), handler, request_type, served.counts if served else None, limit
         )
         address = await runtime.plane.serve(route)
-        self._record = records.encode(
-            Instance(
-                instance_id=runtime.instance_id,
-                namespace=self.id.namespace,
-                component=self.id.component,
-                endpoint=self.id.name,
-                transport=runtime.plane.transport,
-                address=address,
-                device_type=runtime.config.device_type,
-            )
+        self._record = Instance(
+            instance_id=runtime.instance_id,
+            namespace=self.id.namespace,
+            component=self.id.component,
+            endpoint=self.id.name,
+            transport=runtime.plane.transport,
+            address=address,
+            device_type=runtime.config.device_type,
+            health_check=health_check_payload,
         )
         try:
             runtime.has_served = True
             await self.register_endpoint_instance()
             log.info("serving %s as instance %x", self.id, runtime.instance_id)
             if served:
-                served.begin()
+                served.begin(self._health_changed)
             if on_found:
                 on_found()
             await runtime.wait_for_shutdown()
@@ -319,7 +324,14 @@ class Endpoint:
         """Return to discovery after `unregister_endpoint_instance`."""
         if self._record is None:
             raise RuntimeError(f"{self.id} is not served yet")
-        await self.runtime.discovery.put(instance_key(self.id, self.runtime.instance_id), self._record)
+        record = records.encode(self._record)
+        await self.runtime.discovery.put(instance_key(self.id, self.runtime.instance_id), record)
+
+    async def _health_changed(self, ready: bool) -> None:
+        """Publish whether the endpoint passes its health checks, so that routers pass over it while it does not."""
+        assert self._record
+        self._record = structs.replace(self._record, ready=ready)
+        await self.register_endpoint_instance()
 
     async def unregister_endpoint_instance(self) -> None:
         """Leave discovery; requests that run or still arrive are served."""

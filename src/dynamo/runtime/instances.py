@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Sequence
 
+from msgspec import structs
+
 from dynamo.protocols.errors import DynamoException, Unavailable
 from dynamo.protocols.instance import Instance
+from dynamo.runtime.breaker import Breaker
 from dynamo.runtime.plane.base import Channel, RequestPlane
+from dynamo.runtime.probe import answers
 
 log = logging.getLogger(__name__)
-
-INHIBITED_SECONDS = 5.0
-"""How long an instance that failed is passed over, unless discovery reports a change of it first."""
 
 Choose = Callable[[Sequence[int]], int]
 OnChange = Callable[[int, Instance | None], None]
@@ -21,15 +23,21 @@ OnChange = Callable[[int, Instance | None], None]
 
 
 class InstanceSet:
-    """The instances of one endpoint or model. Its owner follows discovery and keeps it up to date."""
+    """The instances of one endpoint or model. Its owner follows discovery, keeps it up to date and closes it.
+
+    An instance that fails is passed over until a probe of it is answered, or discovery reports a change of it.
+    """
 
     def __init__(self, name: str, plane: RequestPlane) -> None:
         self.name = name
         self._plane = plane
         self._instances: dict[int, Instance] = {}
         self._channels: dict[int, Channel] = {}
-        self._inhibited: dict[int, float] = {}
-        """Until when each instance that failed is passed over."""
+        self._breakers: dict[int, Breaker] = {}
+        """Of the instances that failed and have not worked since."""
+        self._probes: dict[int, asyncio.Task[None]] = {}
+        self._not_ready: set[int] = set()
+        """Instances that fail their own health checks."""
         self._added = asyncio.Event()
         self._followers: list[OnChange] = []
         self._ids: tuple[int, ...] | None = ()
@@ -59,9 +67,15 @@ class InstanceSet:
             )  # fmt: skip
             self.remove(instance_id)
             return
-        self._inhibited.pop(instance_id, None)
-        if self._instances.get(instance_id) != instance:
-            self._instances[instance_id] = instance
+        if instance.ready:
+            self._not_ready.discard(instance_id)
+            self._forget_failures(instance_id)
+        else:
+            self._not_ready.add(instance_id)
+        # A follower that is told of a change begins anew with the instance; its health is no such change.
+        known = structs.replace(instance, ready=True)
+        if self._instances.get(instance_id) != known:
+            self._instances[instance_id] = instance = known
             self._channels[instance_id] = self._plane.channel(instance)
             self._notify(instance_id, instance)
         self._added.set()
@@ -71,7 +85,8 @@ class InstanceSet:
         """Send it no more requests; running streams on its connection continue."""
         known = self._instances.pop(instance_id, None)
         self._channels.pop(instance_id, None)
-        self._inhibited.pop(instance_id, None)
+        self._forget_failures(instance_id)
+        self._not_ready.discard(instance_id)
         if known is not None:
             self._notify(instance_id, None)
 
@@ -108,30 +123,90 @@ class InstanceSet:
             await self._added.wait()
         return self.ids()
 
+    async def joined(self, *, within: float) -> None:
+        """Wait until an instance joins or changes, but no longer than so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._added.wait()
+
     def routable(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
-        """The instances to choose from: not draining, not recently failed, not in `avoid`."""
+        """The instances to choose from: not draining, not failing, not in `avoid`."""
         return self.available({*avoid, *self.draining()})
 
     def available(self, avoid: Collection[int] = ()) -> tuple[int, ...]:
-        """The instances that have not recently failed and are not in `avoid`, draining ones included.
+        """The instances that do not fail and are not in `avoid`, draining ones included.
 
-        If all of them failed recently, all are returned: trying again beats refusing.
+        If all of them fail, all are returned: trying again beats refusing.
         """
-        if not self._inhibited and not avoid:
+        if not self._breakers and not self._not_ready and not avoid:
             if self._ids is None:
                 self._ids = tuple(self._instances)
             return self._ids
         allowed = tuple(id for id in self._instances if id not in avoid)
-        now = asyncio.get_running_loop().time()
-        return tuple(id for id in allowed if self._inhibited.get(id, 0.0) < now) or allowed
+        return tuple(id for id in allowed if self._in_rotation(id)) or allowed
+
+    def _in_rotation(self, instance_id: int) -> bool:
+        breaker = self._breakers.get(instance_id)
+        return instance_id not in self._not_ready and (breaker is None or breaker.allows)
 
     def draining(self) -> list[int]:
         return [id for id, channel in self._channels.items() if channel.draining]
 
     def inhibit(self, instance_id: int) -> None:
-        """Pass over an instance for INHIBITED_SECONDS."""
-        if instance_id in self._instances:
-            self._inhibited[instance_id] = asyncio.get_running_loop().time() + INHIBITED_SECONDS
+        """Pass over an instance that broke a stream, hangs or cannot be reached until it answers a probe."""
+        if instance_id in self._instances and self._breaker(instance_id).open():
+            self._probe(instance_id)
+
+    def request_failed(self, instance_id: int) -> None:
+        """The engine failed a request. Several failures in a row take the instance out of rotation."""
+        if instance_id in self._instances and self._breaker(instance_id).error():
+            log.warning("instance %x of %s fails its requests: it is passed over", instance_id, self.name)
+            self._probe(instance_id)
+
+    def request_sent(self, instance_id: int) -> None:
+        if breaker := self._breakers.get(instance_id):
+            breaker.sent()
+
+    def request_answered(self, instance_id: int) -> None:
+        if instance_id in self._breakers:
+            self._forget_failures(instance_id)
+
+    def _breaker(self, instance_id: int) -> Breaker:
+        breaker = self._breakers.get(instance_id)
+        if breaker is None:
+            breaker = self._breakers[instance_id] = Breaker(asyncio.get_running_loop().time)
+        return breaker
+
+    def _probe(self, instance_id: int) -> None:
+        if instance_id not in self._probes:
+            self._probes[instance_id] = asyncio.create_task(self._until_it_answers(instance_id))
+
+    async def _until_it_answers(self, instance_id: int) -> None:
+        """Probe the instance until it answers, with growing pauses. Client requests never wait for such an instance."""
+        breaker, channel = self._breakers[instance_id], self._channels[instance_id]
+        health_check = self._instances[instance_id].health_check
+        while True:
+            await asyncio.sleep(breaker.pause)
+            if await answers(channel, health_check):
+                break
+            breaker.probe_failed()
+        del self._probes[instance_id]
+        if health_check is None:
+            breaker.half_open()
+        else:
+            del self._breakers[instance_id]
+            log.info("instance %x of %s answers again", instance_id, self.name)
+
+    def _forget_failures(self, instance_id: int) -> None:
+        self._breakers.pop(instance_id, None)
+        if probe := self._probes.pop(instance_id, None):
+            probe.cancel()
+
+    async def close(self) -> None:
+        probes = tuple(self._probes.values())
+        for instance_id in tuple(self._probes):
+            self._forget_failures(instance_id)
+        await asyncio.gather(*probes, return_exceptions=True)
 
     def mark_unreachable(self, instance_id: int, error: DynamoException) -> None:
         log.warning("instance %x of %s: %s", instance_id, self.name, error)

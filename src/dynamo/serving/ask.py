@@ -82,7 +82,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 async def ask(model: ServedModel, request: ChatRequest | CompletionRequest, listener: Listener | None = None) -> Answer:
     """Send one request and wait for its answer; raises DynamoException. To stop it, cancel the task that waits."""
-    began, clock = time.time(), time.perf_counter()
+    began = time.perf_counter()
     served = _begin(model, request, Context(str(uuid.uuid4())))
     try:
         await served.prepare()
@@ -92,8 +92,8 @@ async def ask(model: ServedModel, request: ChatRequest | CompletionRequest, list
         await served.close()
     return Answer(
         body=msgspec.to_builtins(answer),
-        time_to_first_token=None if first is None else max(0.0, first - began),
-        elapsed=time.perf_counter() - clock,
+        time_to_first_token=None if first is None else first - began,
+        elapsed=time.perf_counter() - began,
     )
 
 

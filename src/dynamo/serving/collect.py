@@ -37,7 +37,7 @@ class CollectedChoice:
         token_ids: list[int] | None = None,
         custom_tools: Collection[str] = (),
     ) -> None:
-        self._answer = answer
+        self._answer: CollectedAnswer | None = answer
         self._custom_tools = custom_tools
         self._index = index
         self._listener = listener
@@ -84,10 +84,16 @@ class CollectedChoice:
 
     def finish(self, finish: Finish) -> None:
         self.finished = finish
-        self._answer.one_finished(self._index, finish)
+        if self._answer:
+            self._answer.one_finished(self._index, finish)
 
     def fail(self, error: DynamoException) -> None:
-        self._answer.failed(error)
+        if self._answer:
+            self._answer.failed(error)
+
+    def detach(self) -> None:
+        """Drop the answer, which holds its choices: only the garbage collector would free the two together."""
+        self._answer = None
 
     @property
     def likelihood(self) -> float:
@@ -138,7 +144,11 @@ class CollectedAnswer:
             self._done.exception()  # marks it as retrieved: the request may have been given up
 
     async def done(self) -> None:
-        await self._done
+        try:
+            await self._done
+        finally:
+            for choice in self.choices:
+                choice.detach()
 
 
 def add_usage(total: Usage, part: Usage, *, prompt: bool) -> None:

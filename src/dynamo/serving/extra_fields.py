@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
+from time import perf_counter
 from typing import Any
 
 from dynamo.router.decision import Decision
@@ -13,26 +13,30 @@ def extra_fields(
     names: Collection[str],
     decisions: list[Decision],
     received: float,
+    began: float,
     first_output: float | None,
     stop_reason: str | int | None,
 ) -> dict[str, Any]:
-    """The named facts about a request whose answer is complete. Times are on the clock of `time.time`."""
+    """The named facts about a request whose answer is complete. It was `received` by `time.time`.
+
+    That was `began` on the clock of `perf_counter`, by which `first_output` is measured too.
+    """
     values: dict[str, Any] = {}
     if "worker_id" in names and decisions:
         values["worker_id"] = _worker(decisions[0])
     if "routing" in names:
         values["routing"] = [decision.reasons() for decision in decisions]
     if "timing" in names:
-        values["timing"] = _timing(decisions, received, first_output)
+        values["timing"] = _timing(decisions, received, began, first_output)
     if "stop_reason" in names:
         values["stop_reason"] = stop_reason
     return values
 
 
-def _timing(decisions: list[Decision], received: float, first_output: float | None) -> dict[str, float]:
-    timing = {"request_received_ms": received * 1000, "total_time_ms": (time.time() - received) * 1000}
+def _timing(decisions: list[Decision], received: float, began: float, first_output: float | None) -> dict[str, float]:
+    timing = {"request_received_ms": received * 1000, "total_time_ms": (perf_counter() - began) * 1000}
     if first_output is not None:
-        timing["ttft_ms"] = max(0.0, first_output - received) * 1000
+        timing["ttft_ms"] = (first_output - began) * 1000
     hit_rate = next((decision.hit_rate for decision in decisions), None)
     if hit_rate is not None:
         timing["kv_hit_rate"] = hit_rate

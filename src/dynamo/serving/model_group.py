@@ -30,6 +30,8 @@ class ModelGroup:
         self.loading: asyncio.Task[None] | None = None
         self.retry: asyncio.TimerHandle | None = None
         """Set while the model waits for another attempt to get its files."""
+        self.restarting: asyncio.TimerHandle | None = None
+        """Set while the model has no worker and waits for one to join again."""
         self.failures = 0
         """How many attempts to get the files have failed in a row."""
         self.error: ModelError | None = None
@@ -97,6 +99,11 @@ class ModelGroup:
         if self.retry:
             self.retry.cancel()
         self.loading = self.retry = None
+
+    def end_restart(self) -> None:
+        if self.restarting:
+            self.restarting.cancel()
+        self.restarting = None
 
     def senders(self) -> list[Member]:
         """The workers that send the files of the served card."""

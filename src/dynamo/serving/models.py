@@ -40,9 +40,16 @@ class Models:
         serves_namespace: Callable[[str], bool] = lambda namespace: True,
         times: PromptTimes | None = None,
         migration_limit: int | None = None,
+        migration_max_seq_len: int | None = None,
+        restart_seconds: float = 0.0,
     ) -> None:
-        """`migration_limit` replaces that of the models' cards."""
+        """`migration_limit` replaces that of the models' cards.
+
+        A model whose last worker left is said to be restarting for `restart_seconds`; then it does not exist.
+        """
         self._migration_limit = migration_limit
+        self._migration_max_seq_len = migration_max_seq_len
+        self._restart_seconds = restart_seconds
         self._runtime = runtime
         self._router = router
         self._reader = CardReader(hub, runtime.plane.channel)
@@ -74,9 +81,11 @@ class Models:
         loading = self._loading()
         for group in self._groups.values():
             group.stop_loading()
+            group.end_restart()
         await asyncio.gather(*loading, return_exceptions=True)
         for group in self._groups.values():
             self._close_router(group)
+            await group.instances.close()
         await asyncio.gather(*self._closing)
 
     def _loading(self) -> list[asyncio.Task[None]]:
@@ -163,6 +172,8 @@ class Models:
             raise Unavailable(f"The model '{name}' is loading. Please retry shortly.")
         if group and group.members:
             raise Unavailable(f"The model '{name}' is not ready to serve requests yet. Please retry shortly.")
+        if group and group.restarting:
+            raise Unavailable(f"The workers of the model '{name}' are restarting. Please retry shortly.")
         if not self._workers_known:
             raise Unavailable("This server is loading its models. Please retry shortly.")
         names = sorted(model.name for model in self.served())
@@ -226,7 +237,24 @@ class Models:
         group.update(member)
 
     def _settle(self, group: ModelGroup) -> None:
-        """If the last worker with the served card has left, elect another card and load its model."""
+        """If the last worker with the served card has left, elect another card and load its model.
+
+        If all workers have left, the model is kept for a while: its worker may be replaced.
+        """
+        if not group.members and group.model and self._restart_seconds:
+            log.info("model '%s' has no worker: waiting %g s for one", group.name, self._restart_seconds)
+            loop = asyncio.get_running_loop()
+            group.restarting = loop.call_later(self._restart_seconds, self._not_restarted, group)
+            return
+        group.end_restart()
+        self._elect(group)
+
+    def _not_restarted(self, group: ModelGroup) -> None:
+        group.end_restart()
+        self._elect(group)
+        self._changed.set()
+
+    def _elect(self, group: ModelGroup) -> None:
         card = group.elect()
         if card is None and group.served_checksum is not None:
             return
@@ -276,7 +304,7 @@ class Models:
         router.start()
         if self._migration_limit is not None:
             card = structs.replace(card, migration_limit=self._migration_limit)
-        group.model = ServedModel(card, router, loaded, self._times)
+        group.model = ServedModel(card, router, loaded, self._times, self._migration_max_seq_len)
         self._apply_overrides()
         self._changed.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))

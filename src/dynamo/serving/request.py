@@ -58,7 +58,7 @@ class ServedRequest(Generic[RequestT]):
         self.request = request
         self.context = context
         self.id = f"{self.id_prefix}{context.id()}"
-        self._received = time.time()
+        self._received, self._began = time.time(), time.perf_counter()
         self.created = int(self._received)
         self._body = body
         self._observer = observer
@@ -104,7 +104,7 @@ class ServedRequest(Generic[RequestT]):
 
     @property
     def first_output_time(self) -> float | None:
-        """When any worker first produced output, on the clock of `time.time`."""
+        """When any worker first produced output, on the clock of `perf_counter`."""
         times = [delivery.history.first_output_time for _, delivery in self._running]
         return min((at for at in times if at), default=None)
 
@@ -115,7 +115,7 @@ class ServedRequest(Generic[RequestT]):
             return None
         placements = [delivery.placement for _, delivery in self._running]
         decisions: list[Decision] = [each.decision for each in placements if each and each.decision]
-        return extra_fields(names, decisions, self._received, self.first_output_time, stop_reason)
+        return extra_fields(names, decisions, self._received, self._began, self.first_output_time, stop_reason)
 
     async def close(self) -> None:
         # Emptied: the deliveries lead back to this object, and only the garbage collector frees a cycle.
@@ -166,6 +166,9 @@ class ServedRequest(Generic[RequestT]):
             sink,
             pinned=pinned_instance(request),
             limit=self.model.card.migration_limit,
+            max_seq_len=self.model.migration_max_seq_len,
+            watch=router.watch,
+            backoff=router.backoff,
         )
         self._running.append((context, delivery))
         if self._observer:

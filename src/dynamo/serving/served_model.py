@@ -15,11 +15,18 @@ class ServedModel:
     """One model name: the card its workers agree on, and the router to them."""
 
     def __init__(
-        self, card: ModelCard, router: Router, loaded: LoadedModel | None, times: PromptTimes | None = None
+        self,
+        card: ModelCard,
+        router: Router,
+        loaded: LoadedModel | None,
+        times: PromptTimes | None = None,
+        migration_max_seq_len: int | None = None,
     ) -> None:
         self.name = card.name
         self.card = card
         self.created = int(time.time())
         self.router = router
+        self.migration_max_seq_len = migration_max_seq_len
+        """Tokens of prompt and answer beyond which a request does not migrate."""
         self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
         """None for workers that take text and tokenize it themselves."""

@@ -146,6 +146,14 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--migration-limit", "DYN_MIGRATION_LIMIT",
         "times a request may move to another worker when its own fails", "N", NETWORK,
         default="what the model's workers ask for")] = None
+    migration_max_seq_len: Annotated[int | None, Meta(ge=1), Setting(
+        "--migration-max-seq-len", "DYN_MIGRATION_MAX_SEQ_LEN",
+        "a request with more tokens than this, prompt and answer, does not move", "TOKENS", NETWORK,
+        default="no limit")] = None
+    model_restart_secs: Annotated[float, Seconds, Setting(
+        "--model-restart-secs", "DYN_MODEL_RESTART_SECS",
+        "time a model without workers is answered with 503, as restarting, before it is 404", "SECONDS",
+        NETWORK)] = 60.0
     metrics_prefix: Annotated[str, Setting(
         "--metrics-prefix", "DYN_METRICS_PREFIX", "prefix of the metrics' names", "PREFIX",
         METRICS)] = "dynamo_frontend"

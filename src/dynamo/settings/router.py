@@ -7,6 +7,7 @@ from msgspec import Meta
 from dynamo.settings.setting import Setting
 from dynamo.settings.table import Settings
 
+Seconds = Meta(ge=0, lt=1e9)
 QueuePolicy = Literal["fcfs", "wspt"]
 POLICIES = {
     "round-robin": "dynamo.router.policy:RoundRobin",
@@ -67,4 +68,14 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
     queue_limit: Annotated[int, Meta(ge=1), Setting(
         "--router-queue-limit", "DYN_ROUTER_QUEUE_LIMIT",
         "requests that may wait in the router per worker; further ones are refused")] = 256
+    stream_stall_secs: Annotated[float, Seconds, Setting(
+        "--stream-stall-secs", "DYN_STREAM_STALL_SECS",
+        "a stream without a token for so long moves to another worker, or fails; 0 waits for ever", "SECONDS")] = 30.0
+    first_token_stall_secs: Annotated[float, Seconds, Setting(
+        "--first-token-stall-secs", "DYN_FIRST_TOKEN_STALL_SECS",
+        "the same until the first token, while the worker sends no other request a token; 20 ms more per prompt token",
+        "SECONDS")] = 120.0
+    migration_wait_secs: Annotated[float, Seconds, Setting(
+        "--migration-wait-secs", "DYN_MIGRATION_WAIT_SECS",
+        "how long a request that may move waits for a worker when it can reach none", "SECONDS")] = 30.0
     # fmt: on

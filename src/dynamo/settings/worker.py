@@ -12,6 +12,13 @@ AT_LEAST_1 = Meta(ge=1, le=2**31 - 1)
 # fmt: off
 MigrationLimit = Annotated[int, Meta(ge=0, le=1023), Setting(
     "--migration-limit", metavar="N", help="times a request may move to another worker", group="requests")]
+EngineRequestLimit = Annotated[int, Meta(ge=0), Setting(
+    "--engine-request-limit", "DYN_ENGINE_REQUEST_LIMIT",
+    "requests that run at a time; a few more wait, the others go to another worker or are refused", "N", "requests",
+    default="no limit")]
+EngineQueueLimit = Annotated[int, Meta(ge=0), Setting(
+    "--engine-queue-limit", "DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
+    "with --engine-request-limit: requests that wait at the worker", "N", "requests")]
 ModelName = Annotated[str | None, Setting(
     "--model-name", metavar="NAME", help="name to serve the model as", group="model", default="repo or file")]
 ContextLength = Annotated[int | None, AT_LEAST_1, Setting(
@@ -57,4 +64,6 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     disable_kv_routing: Annotated[bool, Setting(
         "--disable-kv-routing", help="publish no KV events", group="engine")] = False
     migration_limit: MigrationLimit = 0
+    engine_request_limit: EngineRequestLimit = 0
+    engine_queue_limit: EngineQueueLimit = 16
 # fmt: on

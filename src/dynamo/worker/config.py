@@ -8,6 +8,7 @@ from dynamo.engines.registry import EngineSpec, engine_entry
 from dynamo.llm.parsers import AUTO, NONE
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelType
+from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.settings import nearest
 from dynamo.worker.files import engine_arguments
 
@@ -36,6 +37,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     arguments: list[str] = []
     kv_events: bool = True
     migration_limit: int = 0
+    request_limit: RequestLimit | None = None
 
     def check(self) -> None:
         """Raises ValueError for what can be refused without looking at the model."""

@@ -22,6 +22,7 @@ from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.children import exit_within
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.names import EndpointId, instance_key
+from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.process import INTERRUPTED, exit_if_blocked, unless_shut_down
 from dynamo.runtime.threads import in_thread
 from dynamo.worker.config import WorkerConfig
@@ -73,7 +74,9 @@ async def serve_started(
     if runtime.is_shutting_down:
         raise Interrupted("interrupted")
     endpoint = Endpoint(runtime, place(card.worker_type))
-    async with registered(endpoint, started.engine, card, kv_events=config.kv_events) as listed:
+    async with registered(
+        endpoint, started.engine, card, kv_events=config.kv_events, limit=config.request_limit
+    ) as listed:
         yield listed
 
 
@@ -93,14 +96,14 @@ async def engine_started(
 
 @asynccontextmanager
 async def registered(
-    endpoint: Endpoint, engine: Engine, card: ModelCard, *, kv_events: bool = True
+    endpoint: Endpoint, engine: Engine, card: ModelCard, *, kv_events: bool = True, limit: RequestLimit | None = None
 ) -> AsyncIterator[ModelCard]:
     """Publish, register and serve an engine that answers, with its card as listed; at the end, leave and drain."""
     runtime = endpoint.runtime
     # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
     await publish_engine(endpoint, engine, card.name, kv_events=kv_events)
     card = await register_card(endpoint, card)
-    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name))
+    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, limit))
     try:
         await _until_listed(endpoint, serving)
         yield card

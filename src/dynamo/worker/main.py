@@ -19,6 +19,7 @@ from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.children import adopt_orphans, end_children, exit_now
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, DEFAULT_NAMESPACE, EndpointId
+from dynamo.runtime.plane.admission import request_limit
 from dynamo.runtime.process import INTERRUPTED, fail, run_until_signalled, start_or_exit
 from dynamo.settings import given, nearest, options
 from dynamo.settings.arguments import FlagParser
@@ -101,6 +102,7 @@ def worker_config(engine: str, settings: WorkerSettings, arguments: list[str]) -
         arguments=arguments,
         kv_events=not settings.disable_kv_routing,
         migration_limit=settings.migration_limit,
+        request_limit=request_limit(settings.engine_request_limit, settings.engine_queue_limit),
     )
 
 

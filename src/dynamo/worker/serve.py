@@ -26,6 +26,7 @@ from dynamo.protocols.kv import KvChange
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import CLEAR_ENDPOINT
+from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
 from dynamo.worker.health import health_check_payload
@@ -73,13 +74,16 @@ async def publish_engine(
             status.add_controls(engine.controls(), endpoint.runtime.config.tcp.token)
 
 
-async def serve_requests(endpoint: Endpoint, engine: Engine, model: str | None = None) -> None:
+async def serve_requests(
+    endpoint: Endpoint, engine: Engine, model: str | None = None, limit: RequestLimit | None = None
+) -> None:
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
     await endpoint.serve(
         engine_handler(engine),
         request_type,
         metrics_labels=[("model", model), ("model_name", model)] if model else (),
         health_check_payload=health_check_payload(engine, model or ""),
+        limit=limit,
     )
 
 

@@ -51,6 +51,11 @@ class RunningRequests:
         if self._on_end and record.endpoint:
             self._on_end(record, status)
 
+    def abort(self, error: DynamoException) -> None:
+        """End all of them with this error."""
+        for record in tuple(self._records):
+            record.abort(error)
+
     def settle(self) -> None:
         """Bring the metrics up to this moment."""
         for record in self._records:
@@ -116,6 +121,10 @@ class RequestRecord:
         if not self._deliveries:
             self._routing_began = perf_counter()
         self._deliveries.append(delivery)
+
+    def abort(self, error: DynamoException) -> None:
+        for delivery in tuple(self._deliveries):
+            delivery.abort(error)
 
     def failed(self, error: DynamoException) -> None:
         """The client got this error instead of an answer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -10,6 +12,11 @@ from msgspec import Meta
 from dynamo.frontend.measure.request_record import RequestRecord, error_type
 from dynamo.settings import Setting, Settings
 from dynamo.settings.setting import truthy
+
+log = logging.getLogger(__name__)
+
+LAST_EXPORT_SECONDS = 3.0
+"""At exit. An unreachable collector would otherwise delay it by half a minute."""
 
 
 class ExportSettings(Settings, frozen=True, kw_only=True):
@@ -85,8 +92,12 @@ class Tracing:
         span.end()
 
     def close(self) -> None:
-        """Export what is buffered."""
-        self._provider.shutdown()
+        """Export what is buffered, but do not wait long for a collector that cannot be reached."""
+        export = threading.Thread(target=self._provider.shutdown, name="dynamo-last-spans", daemon=True)
+        export.start()
+        export.join(LAST_EXPORT_SECONDS)
+        if export.is_alive():
+            log.warning("the last spans were not exported within %g s and are lost", LAST_EXPORT_SECONDS)
 
 
 def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
@@ -107,6 +118,7 @@ def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
     provider = TracerProvider(
         resource=Resource.create({"service.name": settings.service_name}),
         sampler=ParentBased(TraceIdRatioBased(settings.ratio)),
+        shutdown_on_exit=False,  # `Tracing.close` does it, within a limit
     )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return Tracing(provider)

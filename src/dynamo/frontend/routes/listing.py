@@ -34,7 +34,7 @@ async def health(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse
     if frontend.draining:
         answer = {"status": "not_ready", "stage": "draining", "message": "Service is not ready"}
         return json_response(answer, status=503)
-    if frontend.models.is_loading:
+    if not frontend.started or frontend.models.is_loading:
         loading = {"status": "not_ready", "stage": "loading", "message": "A model is loading"}
         return json_response(loading, status=503)
     instances = frontend.models.instances()

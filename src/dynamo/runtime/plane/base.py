@@ -5,6 +5,7 @@ A worker `serve`s paths; a client asks for the `Channel` to an instance and send
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from dynamo.protocols.errors import StartError
@@ -13,6 +14,13 @@ from dynamo.runtime.context import Context
 from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.stream import Sink
+
+CancelStream = Callable[[bool], None]
+"""Stops one stream at its worker, or kills it (True), which also fails it with Cancelled at once."""
+
+
+def nothing_to_cancel(killed: bool) -> None:
+    """Of a request that failed before it was sent."""
 
 
 class Channel(Protocol):
@@ -26,15 +34,22 @@ class Channel(Protocol):
     def draining(self) -> bool:
         """The instance announced that it takes no new requests."""
 
+    @property
+    def unheard(self) -> bool:
+        """The instance has not answered pings for some seconds, although its connection stands."""
+
     async def open(self) -> None:
         """Reach the instance; raises CannotConnect."""
 
-    def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
+    def send(
+        self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False
+    ) -> CancelStream:
         """Send one request; its stream is pushed into `sink`, items decoded as `item_type`.
 
         Raises CannotConnect when the connection was lost since `open`: nothing was sent, and `sink` is not called.
 
-        Stopping or killing `context` travels to the worker. A killed stream fails with Cancelled at once.
+        Stopping or killing `context` travels to the worker. A killed stream fails with Cancelled at once. What is
+        returned does the same to this stream alone.
         """
 
 

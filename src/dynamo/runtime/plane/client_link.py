@@ -22,6 +22,7 @@ from dynamo.protocols.errors import (
 )
 from dynamo.runtime.context import Context
 from dynamo.runtime.plane import frames, handshake
+from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.plane.frames import Kind
 from dynamo.runtime.plane.link import Link
 from dynamo.runtime.stream import Sink
@@ -54,9 +55,10 @@ class ClientLink(Link):
         *,
         token: str | None = None,
         beat: float,
+        patience: int = 4,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(write, peer, beat=beat, close=close)
+        super().__init__(write, peer, beat=beat, close=close, patience=patience)
         self.draining: set[str] = set()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self._calls: dict[int, Call]
@@ -75,13 +77,15 @@ class ClientLink(Link):
         """Ours and the worker's."""
         self.send(Kind.HELLO, frames.Hello(nonce=self._nonces[0]))
 
-    def request(self, path: str, request: Any, context: Context, sink: Sink, *, item_type: Any, columnar: bool) -> None:
+    def request(
+        self, path: str, request: Any, context: Context, sink: Sink, *, item_type: Any, columnar: bool
+    ) -> CancelStream:
         if self.lost:
             sink.fail(Disconnected(f"the connection to {self.peer} is gone"))
-            return
+            return nothing_to_cancel
         if context.is_killed():
             sink.fail(Cancelled("request was cancelled before it was sent"))
-            return
+            return nothing_to_cancel
         self._streams += 1
         stream = self._streams
         try:
@@ -101,12 +105,17 @@ class ClientLink(Link):
             )
         except InvalidArgument as error:
             sink.fail(error)
-            return
+            return nothing_to_cancel
         call = Call(path, sink, item_decoder(item_type))
         self._calls[stream] = call
         if context.is_stopped():
             self._cancel(stream, killed=False)
-        call.forget = context.on_stop(lambda killed: self._cancel(stream, killed=killed))
+
+        def cancel(killed: bool) -> None:
+            self._cancel(stream, killed=killed)
+
+        call.forget = context.on_stop(cancel)
+        return cancel
 
     def _cancel(self, stream: int, *, killed: bool) -> None:
         if self.lost or stream not in self._calls:

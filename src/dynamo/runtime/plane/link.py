@@ -19,6 +19,8 @@ from dynamo.runtime.plane.trace import TracedDecoder, is_traced, traced_write
 
 log = logging.getLogger(__name__)
 
+UNHEARD_SECONDS = 2.0
+"""A peer that has been silent for so long although it was pinged gets no new requests."""
 MAX_GATHERED = 16 * 1024
 """Bytes of frames that wait for the end of a turn."""
 
@@ -54,6 +56,10 @@ class Link:
 
     def when_lost(self, callback: Callable[[], object]) -> None:
         self._when_lost.append(callback)
+
+    @property
+    def unheard(self) -> bool:
+        return self._silent_beats * self._beat_every > UNHEARD_SECONDS
 
     def feed(self, data: bytes) -> None:
         """Read bytes from the peer. A violation of the protocol ends this connection and no other."""

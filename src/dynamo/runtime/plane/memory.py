@@ -10,7 +10,7 @@ import msgspec
 from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, InvalidArgument
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.context import Context
-from dynamo.runtime.plane.base import served_path
+from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel, served_path
 from dynamo.runtime.plane.frames import as_builtin
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.stream import Sink
@@ -60,26 +60,33 @@ class MemoryChannel:
         route = self._hub.routes.get(self._path)
         return route is not None and not route.open
 
+    @property
+    def unheard(self) -> bool:
+        return False
+
     async def open(self) -> None:
         if not self.ready:
             raise CannotConnect(f"{self._path} is not served in this process")
 
-    def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
+    def send(
+        self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False
+    ) -> CancelStream:
         route = self._hub.routes.get(self._path)
         if route is None:
             raise CannotConnect(f"{self._path} is not served in this process")
         if context.is_killed():
             sink.fail(Cancelled("request was cancelled before it was sent"))
-            return
+            return nothing_to_cancel
         try:
             request = as_received(request, route.request_type)
         except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
             sink.fail(InvalidArgument(f"request does not fit {self._path}: {error}"))
-            return
+            return nothing_to_cancel
         there = Context(context.id(), dict(context.metadata), traceparent=context.traceparent)
         outlet = MemoryOutlet(sink, route, there, item_type=item_type, columnar=columnar)
-        outlet.follow(context)
+        cancel = outlet.follow(context)
         route.start(request, there, outlet)
+        return cancel
 
 
 class MemoryOutlet:
@@ -96,7 +103,7 @@ class MemoryOutlet:
         self.columnar = columnar
         self.done = False
 
-    def follow(self, caller: Context) -> None:
+    def follow(self, caller: Context) -> CancelStream:
         """Stop or kill the handler's context when the caller's is, as a cancel frame does over a wire."""
 
         def stopped(killed: bool) -> None:
@@ -111,6 +118,7 @@ class MemoryOutlet:
         self._forget = caller.on_stop(stopped)
         if caller.is_stopped():
             self._context.stop_for_caller(kill=False)
+        return stopped
 
     def tokens(self, ids: list[int]) -> None:
         if self._sink and not self.done:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dynamo.protocols.errors import CannotConnect, Disconnected
 from dynamo.runtime.context import Context
+from dynamo.runtime.plane.base import CancelStream
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.stream import Sink
 
@@ -68,11 +69,18 @@ class LinkChannel:
         link = self._pool.link(self._address)
         return link is not None and self._path in link.draining
 
+    @property
+    def unheard(self) -> bool:
+        link = self._pool.link(self._address)
+        return link is not None and link.unheard
+
     async def open(self) -> None:
         await self._pool.connect(self._address)
 
-    def send(self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False) -> None:
+    def send(
+        self, request: Any, context: Context, sink: Sink, *, item_type: Any = Any, columnar: bool = False
+    ) -> CancelStream:
         link = self._pool.link(self._address)
         if link is None:
             raise CannotConnect(f"there is no connection to {self._address}")
-        link.request(self._path, request, context, sink, item_type=item_type, columnar=columnar)
+        return link.request(self._path, request, context, sink, item_type=item_type, columnar=columnar)

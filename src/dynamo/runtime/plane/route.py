@@ -13,6 +13,7 @@ import msgspec
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.context import Context
+from dynamo.runtime.plane.admission import RequestAdmission, RequestLimit
 from dynamo.runtime.plane.frames import Unencodable, unpack
 from dynamo.runtime.status.counts import EndpointCounts
 from dynamo.runtime.stream import Handler, Outlet
@@ -24,9 +25,15 @@ class Route:
     """Accepts requests until `close`; then `drain` waits for those that run and `kill` ends them."""
 
     def __init__(
-        self, path: str, handler: Handler, request_type: Any = Any, counts: EndpointCounts | None = None
+        self,
+        path: str,
+        handler: Handler,
+        request_type: Any = Any,
+        counts: EndpointCounts | None = None,
+        limit: RequestLimit | None = None,
     ) -> None:
         self.path = path
+        self._admission = RequestAdmission(limit) if limit else None
         self.counts = counts
         """None in a process that reports no status."""
         self.request_type = request_type
@@ -67,6 +74,12 @@ class Route:
         if not self.open:
             outlet.fail(EngineShutdown("this worker is leaving and takes no new requests"))
             return
+        if self._admission is None:
+            self._handle(request, context, outlet)
+        else:
+            self._admission.admit(context, outlet, lambda: self._handle(request, context, outlet))
+
+    def _handle(self, request: Any, context: Context, outlet: Outlet) -> None:
         try:
             self._handler(request, context, outlet)
         except (Exception, SystemExit) as error:
@@ -79,6 +92,8 @@ class Route:
         if began and self.counts is not None:
             failed = error is not None and not isinstance(error, Cancelled)
             self.counts.ended(perf_counter() - began, failed=failed, cancelled=context.is_stopped())
+        if self._admission is not None:
+            self._admission.ended(context)
         if not self._active and self._idle and not self._idle.done():
             self._idle.set_result(None)
 

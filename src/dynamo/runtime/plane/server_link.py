@@ -25,9 +25,10 @@ class ServerLink(Link):
         token: str | None = None,
         strangers: Strangers | None = None,
         beat: float,
+        patience: int = 4,
         close: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(write, peer, beat=beat, close=close)
+        super().__init__(write, peer, beat=beat, close=close, patience=patience)
         self._routes = routes
         self._token = token
         self._strangers = strangers or Strangers()

@@ -32,7 +32,10 @@ class TcpConfig(Struct, frozen=True, kw_only=True):
     token: str | None = None
     tls: PlaneTls = PlaneTls()
     connect_timeout: float = 5.0
-    beat: float = 5.0
+    beat: float = 1.0
+    """Seconds between two pings while streams are open."""
+    patience: int = 20
+    """Unanswered pings after which a connection is given up: a worker's code may block its loop for a while."""
     peers: tuple[str, ...] = ()
     """Hosts that everyone reaches: the way to them decides which address a wildcard `host` is known by."""
 
@@ -200,6 +203,7 @@ class ServerProtocol(_Protocol):
             token=self._config.token,
             strangers=self._strangers,
             beat=self._config.beat,
+            patience=self._config.patience,
             close=stream.close,
         )
         self._links.add(self.link)
@@ -230,7 +234,12 @@ class ClientProtocol(_Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = self._on_open(transport)
         self.link: ClientLink = ClientLink(
-            stream.write, self._address, token=self._config.token, beat=self._config.beat, close=stream.close
+            stream.write,
+            self._address,
+            token=self._config.token,
+            beat=self._config.beat,
+            patience=self._config.patience,
+            close=stream.close,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from copy import deepcopy
 from typing import Any
 
@@ -38,34 +38,31 @@ class Canary:
         self._config = config
         self._request()
 
-    async def run(self, on_result: Callable[[bool], None]) -> None:
-        """Check at once and then after every idle period; calls `on_result` with whether the endpoint is ready."""
+    async def results(self) -> AsyncIterator[bool]:
+        """Whether the endpoint is ready, whenever that is known: it is checked at once, then after idle periods."""
         was = None
         while True:
             ready = await self._answers()
             if ready is not was:
                 word = "answers" if ready else "does not answer"
                 log.log(logging.INFO if ready else logging.WARNING, "endpoint %s %s", self._name, word)
-            on_result(ready)
-            was = await self._silence(on_result) or ready
-
-    async def _silence(self, on_result: Callable[[bool], None]) -> bool:
-        """Wait for an idle period without a good answer; returns whether any came before that period."""
-        seen, good = self._seen(), False
-        while True:
-            await asyncio.sleep(self._config.idle)
-            before, seen = seen, self._seen()
-            if seen == before:
-                return good
-            good = True
-            on_result(True)
+            yield ready
+            was = ready
+            seen = self._seen()
+            while True:
+                await asyncio.sleep(self._config.idle)
+                before, seen = seen, self._seen()
+                if seen == before:
+                    break
+                was = True
+                yield True
 
     def _seen(self) -> tuple[int, float]:
         """Changes with every good answer, and while one is being sent."""
         return self._counts.good, self._counts.response_bytes.value
 
     async def _answers(self) -> bool:
-        context, outlet = Context(), _Outlet()
+        context, outlet = Context(), FirstAnswer()
         try:
             async with asyncio.timeout(self._config.patience):
                 self._handler(self._request(), context, outlet)
@@ -88,7 +85,7 @@ class Canary:
             raise InvalidArgument(f"health_check_payload is not a valid request of this endpoint: {error}") from None
 
 
-class _Outlet:
+class FirstAnswer:
     """Resolves `first` to whether the first item of the response is a good answer."""
 
     columnar = True

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from dynamo.runtime.status.canary import Canary
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import EndpointCounts
 from dynamo.runtime.stream import Handler
+
+OnHealth = Callable[[bool], Awaitable[None]]
 
 
 class ServedEndpoint:
@@ -37,15 +40,23 @@ class ServedEndpoint:
         if payload is not None and config.probes:
             self._canary = Canary(name, handler, request_type, payload, self.counts, config)
 
-    def begin(self) -> None:
-        """The endpoint is registered: others can find it."""
+    def begin(self, on_change: OnHealth) -> None:
+        """The endpoint is registered: others can find it. `on_change` is called when it fails its checks or recovers.
+
+        It was registered as healthy.
+        """
         if self._canary:
-            self._checking = asyncio.create_task(self._canary.run(self._set_ready))
+            self._checking = asyncio.create_task(self._check(self._canary, on_change))
         else:
             self.ready = True
 
-    def _set_ready(self, ready: bool) -> None:
-        self.ready = ready
+    async def _check(self, canary: Canary, on_change: OnHealth) -> None:
+        published = True
+        async for ready in canary.results():
+            self.ready = ready
+            if ready is not published:
+                await on_change(ready)
+                published = ready
 
     async def end(self) -> None:
         """The endpoint is leaving: it takes no new requests."""

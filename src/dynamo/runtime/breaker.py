@@ -1,0 +1,69 @@
+"""The circuit breaker of one instance: whether it gets requests after failures. It knows no time but its clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import Enum
+
+FAILURES = 5
+"""Engine errors in a row that open a breaker."""
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+
+
+class BreakerState(Enum):
+    CLOSED = "closed"
+    """Gets requests."""
+    OPEN = "open"
+    """Gets none until its pause is over and a probe was answered."""
+    HALF_OPEN = "half-open"
+    """Gets one request, whose outcome decides."""
+
+
+class Breaker:
+    """Made at the first failure; an instance that works again has none."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.state = BreakerState.CLOSED
+        self.pause = FIRST_PAUSE_SECONDS
+        """Until the next probe; doubles while it stays open."""
+        self._clock = clock
+        self._errors = 0
+        self._tried: float | None = None
+        """When the one request of the half-open state was sent."""
+
+    @property
+    def allows(self) -> bool:
+        if self.state is BreakerState.HALF_OPEN:
+            # Its client may have left before the answer decided.
+            return self._tried is None or self._clock() - self._tried >= self.pause
+        return self.state is BreakerState.CLOSED
+
+    def open(self) -> bool:
+        """The instance cannot be reached, broke a stream or hangs; returns whether the breaker was not open before."""
+        if self.state is BreakerState.OPEN:
+            return False
+        if self.state is BreakerState.HALF_OPEN:
+            self.probe_failed()
+        self.state, self._errors = BreakerState.OPEN, 0
+        return True
+
+    def probe_failed(self) -> None:
+        self.pause = min(2 * self.pause, LONGEST_PAUSE_SECONDS)
+
+    def error(self) -> bool:
+        """The engine failed a request; returns whether that opened the breaker."""
+        self._errors += 1
+        if self.state is BreakerState.HALF_OPEN or self._errors >= FAILURES:
+            return self.open()
+        return False
+
+    def half_open(self) -> None:
+        """The instance can be reached, but only a request can show that it works."""
+        self.state, self._tried = BreakerState.HALF_OPEN, None
+
+    def sent(self) -> None:
+        """A request was sent to the instance."""
+        if self.state is BreakerState.HALF_OPEN:
+            self._tried = self._clock()
