@@ -32,6 +32,10 @@ class Values:
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def last(self) -> float:
+        return self._values[-1]
+
     def distribution(self, unit: float = 1.0) -> Percentiles | None:
         """In units of `unit`; None of no values."""
         if not self._values:

@@ -48,6 +48,8 @@ class Measured:
         self.ttft, self.tpot, self.e2e = Values(), Values(), Values()
         self.itl = WeightedHistogram()
         self.completed = self.failed = self.migrations = 0
+        self.begun = self.first_tokens = self.more_tokens = 0
+        self.first_token_seconds = self.more_token_seconds = 0.0
         self.input_tokens = self.cached_tokens = self.output_tokens = 0
         self.errors: dict[str, int] = {}
         self.last_end = 0.0
@@ -108,13 +110,18 @@ class _Request:
 
     def _saw(self, count: int) -> None:
         now = self._time()
+        measured = self._measured
         if self.first is None:
+            measured.first_tokens += 1
+            measured.first_token_seconds += now - self.sent
             self.first = self.last = now
             self.tokens_seen = 1
             count -= 1
         if count:
             # Steps that come together took about equally long: nothing but decoding happened between them.
-            self._measured.itl.add((now - self.last) / count, count)
+            measured.itl.add((now - self.last) / count, count)
+            measured.more_tokens += count
+            measured.more_token_seconds += now - self.last
             self.tokens_seen += count
             self.last = now
 
@@ -128,14 +135,13 @@ class Simulation:
         self.router = router
         self.measured = Measured()
         self._loop = asyncio.get_running_loop()
-        self._sent = 0
         self.in_flight = 0
 
     async def ask(self, asked: SimulatedRequest) -> None:
         """Send one request and wait for its end."""
         sink = _Request(asked, self.measured, self._loop.time)
-        self._sent += 1
-        context = Context(f"{self._sent:x}")
+        self.measured.begun += 1
+        context = Context(f"{self.measured.begun:x}")
         router = self.router
         limit = self.config.migration_limit
         delivery = Delivery(router.place, router.instances, asked.preprocessed(), context, sink, limit=limit)

@@ -1,0 +1,308 @@
+"""From what was seen to how many workers there should be: a pure function of history and configuration.
+
+A decision adds workers at once and takes them away only after a whole window with too many. It stays where it is while
+data is missing, while a change by someone else is fresh, and while an earlier decision is being carried out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from dynamo.planner.capacity import LatencyLine, fit, samples
+from dynamo.planner.config import PlannerConfig, Role
+from dynamo.planner.history import Observation, PoolSeen
+from dynamo.planner.predict import predict
+
+State = Literal[
+    "scale_up", "scale_down", "no_change", "insufficient_data", "scaling_in_progress", "worker_count_mismatch",
+    "manual_change",
+]  # fmt: skip
+
+_TTFT_TAIL = 3.0
+"""Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
+_ITL_TAIL = 1.2
+"""The mean time between the tokens of one request differs less from request to request."""
+_FULL = 0.9
+"""The share of KV blocks that running requests may use after a scale-down."""
+_PREDICTED_FROM = 60
+"""Observations from which demand is predicted."""
+_WORK_OFF_INTERVALS = 4.0
+"""Requests that wait longer than the target allows are to be worked off within this many intervals."""
+_THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1), "load": (1.0, 0.1, 1.0, 0.6)}
+"""By target: queued prompt tokens per worker as shares of the context length, and the share of KV blocks, that are too
+much and too little."""
+
+
+class PoolDecision(Struct, frozen=True, kw_only=True):
+    workers: int
+    state: State
+    reason: str
+
+
+class Forecast(Struct, frozen=True, kw_only=True):
+    """What a decision expects; None where there is no data."""
+
+    requests_per_second: float | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    ttft: LatencyLine | None = None
+    itl: LatencyLine | None = None
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """None for a role: its workers are unknown, and nothing is done about them."""
+
+    prefill: PoolDecision | None = None
+    decode: PoolDecision | None = None
+    forecast: Forecast = Forecast()
+
+    def pool(self, role: Role) -> PoolDecision | None:
+        return self.prefill if role == "prefill" else self.decode
+
+
+def decide(history: Sequence[Observation], config: PlannerConfig) -> Decision:
+    """`history` is not empty, the newest observation last."""
+    forecast = _forecast(history, config)
+    chosen = {
+        role: _choose(history, pool, role, forecast, config)
+        for role in config.roles
+        if (pool := history[-1].pool(role)) is not None
+    }
+    return Decision(forecast=forecast, **_within_budget(chosen, config))
+
+
+def _choose(
+    history: Sequence[Observation], pool: PoolSeen, role: Role, forecast: Forecast, config: PlannerConfig
+) -> PoolDecision:
+    now = history[-1]
+    least, most = config.minimum(role), _most(role, config)
+
+    def at(workers: int, state: State, reason: str) -> PoolDecision:
+        within = min(max(workers, least), most)
+        if within != workers:
+            reason += f"; from {least} to {most} are allowed"
+            state = "scale_up" if within > pool.wanted else "scale_down" if within < pool.wanted else "no_change"
+        return PoolDecision(workers=within, state=state, reason=reason)
+
+    if now.traffic is None or pool.serving is None:
+        return at(pool.wanted, "insufficient_data", "the metrics are missing, so it holds")
+    if (changed := _changed_by_others(history, role)) is not None and changed + config.manual_hold_seconds > now.at:
+        return at(pool.wanted, "manual_change", f"someone else asked for {pool.wanted}, so it holds")
+    if pool.in_progress:
+        return at(pool.wanted, "scaling_in_progress", "the last decision is still being carried out")
+    need, why = _need_now(history, role, forecast, config)
+    available = pool.serving + pool.starting
+    if need is not None and need > available:
+        added = min(need - available, config.scale_up_step)
+        return at(pool.wanted + added, "scale_up", why)
+    if available != pool.wanted:
+        seen = f"{pool.wanted} workers should run and {available} are seen"
+        return at(pool.wanted, "worker_count_mismatch", f"{seen}, so none is taken away")
+    if pool.starting:
+        return at(pool.wanted, "scaling_in_progress", f"{pool.starting} workers are starting")
+    if need is None:
+        return at(pool.wanted, "insufficient_data", why)
+    floor = _need_in_window(history, role, forecast, config)
+    floor = pool.wanted if floor is None else max(floor, least, _occupied(pool))
+    if floor < pool.wanted:
+        return at(max(floor, pool.wanted - config.scale_down_step), "scale_down", f"{why}: {floor} are enough")
+    return at(pool.wanted, "no_change", why)
+
+
+def _occupied(pool: PoolSeen) -> int:
+    """As many workers as the KV blocks of the running requests need."""
+    return math.ceil((pool.serving or 0) * (pool.kv_rate or 0.0) / _FULL)
+
+
+def _need_now(
+    history: Sequence[Observation], role: Role, forecast: Forecast, config: PlannerConfig
+) -> tuple[int | None, str]:
+    """None where it is not known."""
+    now = history[-1]
+    if config.optimization_target != "sla":
+        return _need_by_load(now, role, config)
+    seconds = _WORK_OFF_INTERVALS * config.load_adjustment_interval_seconds
+    late = _late(now, config) / seconds if role in _ttft_roles(config) else 0.0
+    rate = (forecast.requests_per_second or 0.0) + late
+    need, why = _need_for_rate(rate, role, forecast, config, share=1.0)
+    pool = now.pool(role)
+    if pool and pool.serving and not pool.starting and (missed := _missed(history[-2:], role, config)):
+        return max(need or 0, pool.serving + 1), missed
+    return need, why
+
+
+def _need_in_window(
+    history: Sequence[Observation], role: Role, forecast: Forecast, config: PlannerConfig
+) -> int | None:
+    """The most that was needed at any time of the window, with room to spare; None where a part of it is unknown."""
+    sla = config.optimization_target == "sla"
+    share = config.load_scaling_down_sensitivity / 100
+    most = 0
+    if sla:
+        most = _need_for_rate(forecast.requests_per_second or 0.0, role, forecast, config, share=share)[0] or 0
+    for seen in reversed(history):
+        pool = seen.pool(role)
+        if seen.traffic is None or pool is None or pool.serving is None:
+            return None
+        if sla:
+            need, _ = _need_for_rate(_rate(seen), role, forecast, config, share=share)
+        else:
+            need, _ = _need_by_load(seen, role, config)
+        if need is None:
+            return None
+        most = max(most, need)
+        if history[-1].at - seen.at + seen.seconds >= config.throughput_adjustment_interval_seconds:
+            return most
+    return None
+
+
+def _need_for_rate(
+    rate: float, role: Role, forecast: Forecast, config: PlannerConfig, *, share: float
+) -> tuple[int | None, str]:
+    """Workers for so many requests per second, each used up to `share` of what it sustains within the targets."""
+    said = f"{rate:.2f} requests/s are expected"
+    if not rate:
+        return 0, said
+    capacity = math.inf
+    limits = (
+        (forecast.ttft, config.ttft_ms, _TTFT_TAIL, forecast.input_tokens, role in _ttft_roles(config)),
+        (forecast.itl, config.itl_ms, _ITL_TAIL, forecast.output_tokens, role == "decode"),
+    )
+    for line, target_ms, tail, tokens, counts in limits:
+        if line is None or not tokens or not counts:
+            continue
+        capacity = min(capacity, line.sustained(target_ms / 1000, tail) / tokens)
+        if not capacity:
+            return None, f"{said}; even an idle worker misses {target_ms:g} ms, so more workers cannot help"
+    if capacity == math.inf:
+        return None, f"{said}, and what a worker sustains is not known yet"
+    return math.ceil(rate / (share * capacity)), f"{said}, and one {role} worker sustains {capacity:.2f}"
+
+
+def _missed(recent: Sequence[Observation], role: Role, config: PlannerConfig) -> str | None:
+    """Which target the mean misses in all of these observations."""
+    checks = []
+    if role in _ttft_roles(config):
+        checks.append(("time to the first token", config.ttft_ms, [o.traffic and o.traffic.ttft for o in recent]))
+    if role == "decode":
+        checks.append(("time between tokens", config.itl_ms, [o.traffic and o.traffic.itl for o in recent]))
+    for name, target, values in checks:
+        if len(values) > 1 and all(value and value * 1000 > target for value in values):
+            return f"the mean {name} is {1000 * (values[-1] or 0):.0f} ms, above {target:g} ms"
+    return None
+
+
+def _need_by_load(seen: Observation, role: Role, config: PlannerConfig) -> tuple[int, str]:
+    """Workers that bring the use below its upper threshold, or just below the lower one where it is less."""
+    pool = seen.pool(role)
+    assert pool and pool.serving is not None and seen.traffic
+    queue_up, queue_down, kv_up, kv_down = _THRESHOLDS[config.optimization_target]
+    context = seen.traffic.context_length or 0.0
+    queue_up = _or(config.prefill_scale_up_queue_tokens, queue_up * context)
+    queue_down = _or(config.prefill_scale_down_queue_tokens, queue_down * context)
+    serving = pool.serving
+    need, said = 0, []
+    if role in _ttft_roles(config) and queue_up > 0:
+        queued = pool.queued_tokens / max(serving, 1)
+        need = max(need, _scaled(serving, queued, queue_up, queue_down))
+        said.append(f"{queued:.0f} prompt tokens per worker wait")
+    if role == "decode" and pool.kv_rate is not None:
+        kv_up = _or(config.decode_scale_up_kv_rate, kv_up)
+        kv_down = _or(config.decode_scale_down_kv_rate, kv_down)
+        need = max(need, _scaled(serving, pool.kv_rate, kv_up, kv_down))
+        said.append(f"{100 * pool.kv_rate:.0f} % of the KV blocks are in use")
+    if not said:
+        return serving, "the load of the workers is not known"
+    return need, " and ".join(said)
+
+
+def _scaled(serving: int, use: float, up: float, down: float) -> int:
+    if use >= up:
+        return max(serving + 1, math.ceil(serving * use / up))
+    if use > down or down <= 0 < use:
+        return serving
+    return math.ceil(serving * use / down) if down > 0 else 0
+
+
+def _forecast(history: Sequence[Observation], config: PlannerConfig) -> Forecast:
+    known = [seen for seen in history[-_PREDICTED_FROM:] if seen.traffic is not None]
+    if not known:
+        return Forecast()
+    steps = 1 + config.startup_seconds / config.load_adjustment_interval_seconds
+    least = config.load_min_observations
+    first, last = config.roles[0], config.roles[-1]
+    return Forecast(
+        requests_per_second=predict([_rate(seen) for seen in known], steps, config),
+        input_tokens=_mean_tokens(known, "input_tokens"),
+        output_tokens=_mean_tokens(known, "output_tokens"),
+        ttft=fit(samples(history, first, config, "ttft"), least),
+        itl=fit(samples(history, last, config, "itl"), least),
+    )
+
+
+def _mean_tokens(known: Sequence[Observation], field: str) -> float | None:
+    pairs = [
+        (tokens, seen.traffic.requests)
+        for seen in known
+        if seen.traffic and (tokens := getattr(seen.traffic, field)) is not None
+    ]
+    weight = sum(requests for _, requests in pairs)
+    return sum(tokens * requests for tokens, requests in pairs) / weight if weight else None
+
+
+def _rate(seen: Observation) -> float:
+    return seen.traffic.requests / seen.seconds if seen.traffic and seen.seconds > 0 else 0.0
+
+
+def _late(seen: Observation, config: PlannerConfig) -> float:
+    """Requests that wait beyond those that may, at this rate, without missing the target."""
+    return max(0.0, seen.traffic.waiting - _rate(seen) * config.ttft_ms / 1000) if seen.traffic else 0.0
+
+
+def _changed_by_others(history: Sequence[Observation], role: Role) -> float | None:
+    """When the number of workers was last found to be another than what this planner had asked for."""
+    for before, now in zip(reversed(history[:-1]), reversed(history), strict=False):
+        earlier, pool = before.pool(role), now.pool(role)
+        if pool is None or earlier is None or pool.asked is None:
+            continue
+        if pool.wanted != pool.asked and earlier.wanted != pool.wanted:
+            return now.at
+    return None
+
+
+def _ttft_roles(config: PlannerConfig) -> tuple[Role, ...]:
+    """Whose workers compute prompts."""
+    return ("decode",) if config.mode == "agg" else ("prefill",)
+
+
+def _most(role: Role, config: PlannerConfig) -> int:
+    """As many as the budget allows, with the minimum of the other role."""
+    others = sum(config.minimum(other) * config.gpus(other) for other in config.roles if other != role)
+    return (config.max_gpu_budget - others) // config.gpus(role)
+
+
+def _within_budget(chosen: dict[Role, PoolDecision], config: PlannerConfig) -> dict[Role, PoolDecision]:
+    """Share the budget between the roles in proportion to what each wants above its minimum."""
+    spent = sum(decision.workers * config.gpus(role) for role, decision in chosen.items())
+    if spent > config.max_gpu_budget:
+        least = sum(config.minimum(role) * config.gpus(role) for role in chosen)
+        share = (config.max_gpu_budget - least) / (spent - least)
+        for role, decision in chosen.items():
+            kept = config.minimum(role) + math.floor((decision.workers - config.minimum(role)) * share)
+            reason = f"{decision.reason}; the budget of {config.max_gpu_budget} GPUs allows {kept}"
+            chosen[role] = PoolDecision(workers=kept, state=decision.state, reason=reason)
+    elif chosen and spent < config.min_gpu_budget:
+        role = config.roles[-1] if config.roles[-1] in chosen else next(iter(chosen))
+        decision = chosen[role]
+        more = (config.min_gpu_budget - spent) // config.gpus(role)
+        reason = f"{decision.reason}; at least {config.min_gpu_budget} GPUs are to be used"
+        chosen[role] = PoolDecision(workers=decision.workers + more, state=decision.state, reason=reason)
+    return chosen
+
+
+def _or(own: float | None, default: float) -> float:
+    return default if own is None else own

@@ -1,0 +1,58 @@
+"""What the planner has seen: one observation per tick."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from dynamo.planner.config import Role
+
+
+class TrafficSeen(Struct, frozen=True, kw_only=True):
+    """What a frontend measured in the seconds before an observation."""
+
+    requests: float
+    """Begun."""
+    first_tokens: float = 0.0
+    """Requests whose first token came."""
+    input_tokens: float | None = None
+    """Mean of a request; None where none ended."""
+    output_tokens: float | None = None
+    generated: float = 0.0
+    """Output tokens of all requests."""
+    ttft: float | None = None
+    """Mean seconds; None where no first token came."""
+    itl: float | None = None
+    waiting: float = 0.0
+    """Requests without a first token at the time of the observation."""
+    context_length: float | None = None
+
+
+class PoolSeen(Struct, frozen=True, kw_only=True):
+    """The workers of one role at the time of an observation."""
+
+    wanted: int
+    """As many are started or about to start, by this planner or by someone else."""
+    serving: int | None
+    """As many take requests, as the frontend sees it; None where that is unknown."""
+    starting: int = 0
+    asked: int | None = None
+    """As many this planner asked for last; None before it did."""
+    in_progress: bool = False
+    """Whoever scales has not yet done what was asked."""
+    queued_tokens: float = 0.0
+    """Prompt tokens without a first output, on all workers and in the router's queue."""
+    kv_rate: float | None = None
+    """The share of the KV blocks of all workers that is in use."""
+
+
+class Observation(Struct, frozen=True, kw_only=True):
+    at: float
+    seconds: float
+    """Since the observation before it."""
+    traffic: TrafficSeen | None
+    """None: the metrics could not be read."""
+    prefill: PoolSeen | None = None
+    decode: PoolSeen | None = None
+
+    def pool(self, role: Role) -> PoolSeen | None:
+        return self.prefill if role == "prefill" else self.decode
