@@ -1,10 +1,11 @@
-"""vLLM's processes end with the worker that started them, also when it was killed and could not end them.
+"""vLLM's processes end with the worker that started them, and not before: neither when it is killed nor by Ctrl-C.
 
 vLLM calls `end_with_worker` in each of its processes, by the entry point `vllm.general_plugins`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import signal
@@ -21,7 +22,12 @@ def mark(environ: MutableMapping[str, str]) -> None:
 
 def end_with_worker() -> None:
     worker = int(os.environ.get(_WORKER, "0"))
-    if worker in (0, os.getpid()) or not hasattr(os, "pidfd_open"):
+    if worker in (0, os.getpid()):
+        return
+    if os.getpgid(0) != os.getpid():
+        # Ctrl-C goes to all processes of the terminal's group: the engine must live until the worker has drained.
+        os.setpgid(0, 0)
+    if not hasattr(os, "pidfd_open"):
         return
     try:
         file = os.pidfd_open(worker)
@@ -36,3 +42,28 @@ def _watch(file: int) -> None:
     alive.register(file, select.POLLIN)
     alive.poll()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class OwnChildren:
+    """The child processes that begin within its `with` block, of all those of this process."""
+
+    def __init__(self) -> None:
+        self._before: set[int] | None = None
+        self._pids: set[int] = set()
+
+    def __enter__(self) -> None:
+        self._before = {child.pid for child in multiprocessing.active_children() if child.pid}
+
+    def __exit__(self, *_: object) -> None:
+        self._pids = self._begun()
+        self._before = None
+
+    def _begun(self) -> set[int]:
+        here = {child.pid for child in multiprocessing.active_children() if child.pid}
+        return self._pids if self._before is None else here - self._before
+
+    def kill(self) -> None:
+        begun = self._begun()
+        for child in multiprocessing.active_children():
+            if child.pid in begun:
+                child.kill()
