@@ -64,6 +64,7 @@ class VllmEngine:
         ranks = len(llm.engine_core.engine_ranks_managed)
         blocks = (config.cache_config.num_gpu_blocks or 0) // ranks
         self._llm = llm
+        self._llm_config = config
         self._outbox = Outbox(llm.engine_core, self._not_sent)
         self._load_reports = LoadReports(blocks)
         if llm.logger_manager is not None:
@@ -106,7 +107,7 @@ class VllmEngine:
             return running
         try:
             if self._embeds:
-                self._send(running, self._intake.checked(running.id, request, PoolingParams(task="embed")))
+                self._send(running, self._intake.checked(running.id, request, self._pooling(request)))
                 return running
             if known := self._intake.from_known(running.id, request):
                 self._send(running, known)
@@ -120,6 +121,11 @@ class VllmEngine:
         except Exception as error:
             running.fail(_refusal(error))
         return running
+
+    def _pooling(self, request: PreprocessedRequest) -> PoolingParams:
+        # vLLM refuses any number, also the model's own, for a model that was not trained to be shortened.
+        own = request.dimensions == self._llm_config.model_config.get_hidden_size()
+        return PoolingParams(task="embed", dimensions=None if own else request.dimensions)
 
     async def _prepare(self, running: VllmRequest, params: Any) -> None:
         try:
