@@ -124,6 +124,7 @@ def test_other_schemas_are_left_as_they_are(schema: Any) -> None:
 @given(st.integers(0, 3), st.none() | st.integers(0, 4), st.text(max_size=6))
 def test_whatever_fits_the_pattern_fits_the_lengths(low: int, high: int | None, value: str) -> None:
     schema = {"type": "string", "minLength": low} | ({} if high is None else {"maxLength": high})
-    if jsonschema_rs.is_valid(without_control_characters(schema), value):
+    narrowed = without_control_characters(schema)
+    if jsonschema_rs.is_valid(narrowed, value):
         assert jsonschema_rs.is_valid(schema, value)
-        assert not any(ord(character) < 32 for character in value)
+        assert narrowed == schema or not any(ord(character) < 32 for character in value)
