@@ -41,7 +41,7 @@ class Values:
         return Distribution(math.fsum(ordered) / len(ordered), p50, p90, p99, ordered[-1])
 
 
-class Histogram:
+class TimeHistogram:
     """Numbers above zero with weights, in buckets of equal ratio, however many there are."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from dynamo.runtime import Context, DistributedRuntime
 from dynamo.simulate import virtual_time
 from dynamo.simulate.fleet import ENDPOINT, SimulatedFleet
 from dynamo.simulate.incidents import Incident
-from dynamo.simulate.measured import Histogram, Values
+from dynamo.simulate.measured import TimeHistogram, Values
 from dynamo.simulate.report import Report
 from dynamo.simulate.traffic import SimulatedRequest
 
@@ -46,7 +46,7 @@ class Measured:
 
     def __init__(self) -> None:
         self.ttft, self.tpot, self.e2e = Values(), Values(), Values()
-        self.itl = Histogram()
+        self.itl = TimeHistogram()
         self.completed = self.failed = self.migrations = 0
         self.input_tokens = self.cached_tokens = self.output_tokens = 0
         self.errors: dict[str, int] = {}
