@@ -157,24 +157,6 @@ async def test_a_killed_worker_takes_vllms_processes_with_it(stack: Stack) -> No
     await until(lambda: not any(map(alive, family)))
 
 
-async def test_ctrl_c_lets_running_answers_finish(stack: Stack) -> None:
-    (worker,) = (await workers(stack, 1)).values()
-    frontend = await stack.frontend()
-    await frontend.until_models("m")
-    begun = asyncio.Event()
-    stream = asyncio.create_task(answer_tokens(frontend, begun))
-    await begun.wait()
-    # As a terminal does: to every process of the group.
-    family = [psutil.Process(worker.child.pid), *psutil.Process(worker.child.pid).children(recursive=True)]
-    group = os.getpgid(worker.child.pid)
-    for process in family:
-        if os.getpgid(process.pid) == group:
-            process.send_signal(signal.SIGINT)
-    assert await stream == 500
-    await worker.child.wait()
-    await until(lambda: not any(map(alive, family)))
-
-
 async def test_an_adapter_is_asked_for_by_its_name_and_has_prefixes_of_its_own(stack: Stack, tmp_path: Path) -> None:
     ((instance, worker),) = (await workers(stack, 1, "--enable-lora")).items()
     frontend = await stack.frontend("--router-mode", "kv")

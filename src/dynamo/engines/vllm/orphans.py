@@ -1,4 +1,4 @@
-"""vLLM's processes end with the worker that started them, and not before: neither when it is killed nor by Ctrl-C.
+"""vLLM's processes end with the worker that started them, also when it was killed and could not end them.
 
 vLLM calls `end_with_worker` in each of its processes, by the entry point `vllm.general_plugins`.
 """
@@ -22,12 +22,7 @@ def mark(environ: MutableMapping[str, str]) -> None:
 
 def end_with_worker() -> None:
     worker = int(os.environ.get(_WORKER, "0"))
-    if worker in (0, os.getpid()):
-        return
-    if os.getpgid(0) != os.getpid():
-        # Ctrl-C goes to all processes of the terminal's group: the engine must live until the worker has drained.
-        os.setpgid(0, 0)
-    if not hasattr(os, "pidfd_open"):
+    if worker in (0, os.getpid()) or not hasattr(os, "pidfd_open"):
         return
     try:
         file = os.pidfd_open(worker)
