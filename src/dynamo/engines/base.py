@@ -8,6 +8,7 @@ methods it has: one protocol below for each.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
@@ -173,6 +174,20 @@ class Controllable(Protocol):
 
     def controls(self) -> Mapping[str, Control]:
         """Served at POST /engine/control/NAME of the worker; asked for once the engine has started."""
+
+
+@runtime_checkable
+class AdapterHost(Protocol):
+    """An engine that loads LoRA adapters while it runs; `routing.lora_name` of a request names the one to use."""
+
+    async def load_adapter(self, name: str, folder: Path) -> int:
+        """Load the adapter in `folder`, in PEFT's layout, and return its id; one already loaded stays.
+
+        Raises InvalidArgument where it cannot be loaded.
+        """
+
+    async def unload_adapter(self, name: str) -> None:
+        """Refuse new requests with it; raises InvalidArgument if there is none of this name."""
 
 
 class EngineError(StartError):

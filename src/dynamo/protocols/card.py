@@ -119,6 +119,14 @@ class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
         self.bootstrap_host, self.bootstrap_port = bootstrap_host, bootstrap_port
 
 
+class LoraInfo(Struct, kw_only=True, omit_defaults=True):
+    """The LoRA adapter that requests for this model use."""
+
+    name: str
+    base_model: str | None = None
+    max_gpu_lora_count: int | None = None
+
+
 class ModelCard(Struct, kw_only=True, omit_defaults=True):
     name: str
     model_type: int
@@ -140,6 +148,7 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     tensor_model_config: dict[str, Any] | None = None
     """The inputs and outputs of a model that takes tensors."""
     runtime_config: ModelRuntimeConfig = msgspec.field(default_factory=ModelRuntimeConfig)
+    lora: LoraInfo | None = None
 
     def __post_init__(self) -> None:
         check_model_name(self.name)

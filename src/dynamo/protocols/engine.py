@@ -84,6 +84,8 @@ class PreprocessedRequest(Struct, kw_only=True):
     routing: Routing | None = None
     kv_transfer_params: dict[str, Any] | None = None
     extra_args: dict[str, Any] | None = None
+    dimensions: int | None = None
+    """Of an embedding; None: all that the model has."""
 
     @classmethod
     def from_dict(cls, request: Mapping[str, Any]) -> PreprocessedRequest:

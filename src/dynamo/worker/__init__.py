@@ -1,6 +1,7 @@
 """What every worker does around an engine, and the contract of an engine for those who write one."""
 
 from dynamo.engines.base import (
+    AdapterHost,
     CacheOwner,
     Control,
     Controllable,
@@ -28,6 +29,7 @@ from dynamo.runtime.stream import Sink
 from dynamo.worker.serve import serve_engine
 
 __all__ = [
+    "AdapterHost",
     "CacheOwner",
     "Control",
     "Controllable",

@@ -19,7 +19,7 @@ from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import library, version
 from dynamo.engines.llamacpp.scheduler import LlamaScheduler
 from dynamo.engines.llamacpp.state import SequenceStates
-from dynamo.engines.llamacpp.thread import EngineThread, Report
+from dynamo.engines.llamacpp.thread import EngineThread, StepReport
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
 from dynamo.protocols.card import ModelInput, ModelType
@@ -213,7 +213,7 @@ class LlamaCppEngine:
         job.guide = compiled.result()  # type: ignore[assignment]
         self._thread.add(job)
 
-    def _deliver(self, report: Report) -> None:
+    def _deliver(self, report: StepReport) -> None:
         """Everything one step did: the blocks first, so that no answer is ahead of them."""
         if self._on_kv_events is not None and report.events:
             self._on_kv_events(0, report.events)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _LOAD_SECONDS = 0.1
 
 
-class Report(Struct, gc=False):
+class StepReport(Struct, gc=False):
     """What the event loop learns of one step."""
 
     outputs: list[tuple[Job, Output]]
@@ -48,7 +48,7 @@ class EngineThread:
         self,
         scheduler: LlamaScheduler,
         decoder: LlamaDecoder,
-        deliver: Callable[[Report], None],
+        deliver: Callable[[StepReport], None],
         died: Callable[[BaseException], None],
     ) -> None:
         self._scheduler = scheduler
@@ -149,7 +149,7 @@ class EngineThread:
     def _report(self, outputs: list[tuple[Job, Output]]) -> None:
         released, self._released = self._released, []
         released += [job for job, output in outputs if type(output) is not int and job.held is None]
-        report = Report(outputs, released, self._scheduler.blocks.take_events(), self._load())
+        report = StepReport(outputs, released, self._scheduler.blocks.take_events(), self._load())
         if report.outputs or report.released or report.events or report.load:
             self._post(self._deliver, report)
 
