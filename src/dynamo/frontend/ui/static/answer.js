@@ -78,8 +78,10 @@ export class Answer {
       stats.cached = usage.prompt_tokens_details?.cached_tokens ?? null;
       stats.thought = usage.completion_tokens_details?.reasoning_tokens ?? null;
     }
-    const seconds = (this.last - this.first) / 1000;
-    // The first token's time is its own figure; the others took the rest.
+    // The first token's time is its own figure; the others took the rest. The server's clock is the better one: what
+    // arrives at once was not generated at once.
+    const timing = nvext?.timing;
+    const seconds = (timing ? timing.total_time_ms - timing.ttft_ms : this.last - this.first) / 1000;
     const count = (usage?.completion_tokens ?? this.chunks) - 1;
     if (seconds > 0 && count > 0) stats.speed = count / seconds;
     const worker = nvext?.worker_id;

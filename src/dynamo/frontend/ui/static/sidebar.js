@@ -65,9 +65,10 @@ export class Sidebar {
     const node = el("div", { class: "entry" },
       el("button", { type: "button", class: "open", "aria-current": conversation.id === this.current ? "page" : null,
         on: { click: () => { this.act.open(conversation); this.chosen(); } } }, title),
-      iconButton("edit", `Rename ${title}`, () => this.act.rename(conversation)),
-      iconButton("down", `Export ${title}`, () => this.act.exportOne(conversation)),
-      iconButton("trash", `Delete ${title}`, () => this.act.remove(conversation)));
+      el("span", { class: "tools" },
+        iconButton("edit", `Rename ${title}`, () => this.act.rename(conversation)),
+        iconButton("down", `Export ${title}`, () => this.act.exportOne(conversation)),
+        iconButton("trash", `Delete ${title}`, () => this.act.remove(conversation))));
     this.rows.set(conversation.id, { key, node });
     return node;
   }
