@@ -1,6 +1,6 @@
 """A worker with two models that do what they are asked: `talker` takes tokens, `painter` takes messages with pictures.
 
-Both repeat the last message, unless it begins with a word of `answer`. SLOW goes on until the client leaves.
+Both repeat the last message, unless it begins with a word of `answer`. SLOW goes on until the client leaves, PACED is not sent at once.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ async def talk(request: dict[str, Any], context: Context) -> AsyncIterator[dict[
     limit = request["stop_conditions"]["max_tokens"] or len(ids) + 1
     for id in ids[:limit]:
         yield {"token_ids": [id]}
+        if text.startswith("PACED"):
+            await asyncio.sleep(0.002)
     eos = TOKENIZER.id_of(EOS)
     usage = {"prompt_tokens": len(request["token_ids"]), "prompt_tokens_details": {"cached_tokens": 3}}
     yield {"token_ids": [eos], "finish_reason": "length" if len(ids) > limit else "eos", "completion_usage": usage}

@@ -14,6 +14,10 @@ const LONG = 8000;
 const LINE = 4000;
 const DEPTH = 10;
 const COLUMNS = 64;
+/** A longer list goes on in another one, so that its beginning is parsed once. */
+const ITEMS = 40;
+/** From here on the columns of a table keep their widths. */
+const ROWS = 60;
 
 const isBlank = (line) => !line.trim();
 const isRule = (line) => line.length < LINE && /^([-*_])\1{2,}$/.test(line.replace(/[ \t]/g, ""));
@@ -112,6 +116,7 @@ function list(lines, position, take, first) {
   const ordered = /\d/.test(first[2]);
   const items = [];
   let loose = false;
+  let cut = false;
   let match = first;
   while (match) {
     const width = match[0].length;
@@ -132,9 +137,13 @@ function list(lines, position, take, first) {
     const next = lines[position()];
     match = next === undefined ? null : ITEM.exec(next);
     if (match && (/\d/.test(match[2]) !== ordered || isRule(next))) match = null;
+    if (match && items.length === ITEMS) {
+      cut = true;
+      break;
+    }
     if (match && blank) loose = true;
   }
-  return { type: "list", ordered, start: ordered ? parseInt(first[2], 10) : 1, items, loose };
+  return { type: "list", ordered, start: ordered ? parseInt(first[2], 10) : 1, items, loose, cut };
 }
 
 function cells(row) {
@@ -301,7 +310,8 @@ function render(block, open, depth) {
       return { node };
     }
     case "list":
-      return new ItemsView(el(block.ordered ? "ol" : "ul", block.ordered && block.start !== 1 ? { start: block.start } : {}),
+      return new ItemsView(el(block.ordered ? "ol" : "ul", {
+        class: block.cut ? "cut" : null, start: block.ordered && block.start !== 1 ? block.start : null }),
         (item, last) => listItem(item, block.loose, last, depth));
     case "table":
       return new TableView(block);
@@ -380,12 +390,24 @@ class TableView {
       return el("tr", {}, ...header.map((_, index) => cell("td", parts[index] ?? "", index, last && index === parts.length - 1)));
     });
     const head = el("thead", {}, el("tr", {}, ...header.map((text, index) => cell("th", text, index, false))));
-    this.node = el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" },
+    this.node = el("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" },
       el("table", {}, head, this.rows.node));
   }
 
   update(block, open) {
     this.rows.update(block, open);
+    if (!this.isFixed && open && block.rows.length > ROWS) this.fix();
+  }
+
+  /** Keep the columns as wide as they are: otherwise each new row has all others measured again. */
+  fix() {
+    this.isFixed = true;
+    const heads = [...this.node.querySelectorAll("th")];
+    const widths = heads.map((head) => head.getBoundingClientRect().width);
+    heads.forEach((head, index) => { head.style.width = `${widths[index]}px`; });
+    const table = this.node.firstChild;
+    table.style.width = `${widths.reduce((sum, width) => sum + width, 0)}px`;
+    table.classList.add("fixed");
   }
 }
 
@@ -401,16 +423,18 @@ export class CodeView {
       icon("copy"), el("span", {}, "Copy"));
     this.node = el("div", { class: "code" },
       el("div", { class: "code-head" }, el("span", {}, visible(language) || "text"), button),
-      el("pre", { tabindex: "0", role: "region", "aria-label": `Code ${visible(language)}`, dir: "ltr" }, this.code));
+      el("pre", { tabindex: "0", role: "group", "aria-label": `Code ${visible(language)}`, dir: "ltr" }, this.code));
   }
 
   set(text, final) {
-    if (!text.startsWith(this.text)) {
+    if (final && this.isFinal && text === this.text) return;
+    if (this.isFinal || !text.startsWith(this.text)) {
       this.code.replaceChildren();
       this.text = "";
     }
     this.append(text.slice(this.text.length));
     this.text = text;
+    this.isFinal = final;
     if (final) highlight(this.code, this.text, this.language);
   }
 
@@ -449,7 +473,8 @@ export class MarkdownView {
     this.text = "";
     /** Before here nothing changes any more. */
     this.settled = 0;
-    this.tail = null;
+    /** What is shown of the blocks after that. */
+    this.tails = [];
     this.final = false;
   }
 
@@ -460,17 +485,25 @@ export class MarkdownView {
     this.text = text;
     this.final = final;
     const blocks = parse(visible(text.slice(this.settled)));
-    blocks.forEach((block, index) => {
-      const open = index === blocks.length - 1 && !final;
-      const key = [block.type, block.language, block.level, block.ordered, block.loose, block.header].join(" ");
-      const tail = index === 0 ? this.tail : null;
-      if (tail?.key === key && tail.view.update) return tail.view.update(block, open);
-      const view = render(block, open, 0);
-      view.update?.(block, open);
+    const tails = blocks.map((block, index) => this.show(block, index === blocks.length - 1 && !final, this.tails[index]));
+    for (const tail of this.tails.slice(blocks.length)) tail.view.node.remove();
+    // The last line may go on, and so change where the block before it ends; a table is known by its second line.
+    const count = blocks.length - ((blocks.at(-1)?.raw?.split("\n", 3).length ?? 0) < 3 ? 2 : 1);
+    if (count > 0) this.settled += blocks[count - 1].end;
+    this.tails = tails.slice(Math.max(count, 0));
+  }
+
+  /** The view of a block that is not settled, in the place of the one that was there. */
+  show(block, open, tail) {
+    const kind = [block.type, block.language, block.level, block.start, block.ordered, block.loose, block.cut, block.header, block.aligns].join(" ");
+    if (tail?.kind === kind && tail.raw === block.raw && tail.open === open) return tail;
+    let view = tail?.kind === kind && tail.view.update ? tail.view : null;
+    if (!view) {
+      view = render(block, open, 0);
       if (tail) tail.view.node.replaceWith(view.node);
       else this.node.append(view.node);
-      this.tail = { key, view };
-    });
-    if (blocks.length > 1) this.settled += blocks[blocks.length - 2].end;
+    }
+    view.update?.(block, open);
+    return { kind, raw: block.raw, open, view };
   }
 }

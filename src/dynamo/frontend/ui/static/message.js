@@ -1,6 +1,6 @@
 // The view of one message. `actions` is what the thread can do with it.
 
-import { openCalls, siblings } from "./conversation.js";
+import { openCalls } from "./conversation.js";
 import { brief, copy, el, icon, iconButton, visible } from "./dom.js";
 import { CodeView, MarkdownView } from "./markdown.js";
 
@@ -18,8 +18,7 @@ class MessageBase {
   }
 
   /** "‹ 2/3 ›" where there are several versions of this message. */
-  branches(node, conversation) {
-    const all = siblings(conversation, node);
+  branches(node, all) {
     if (all.length < 2) return null;
     const at = all.findIndex((other) => other.id === node.id);
     const step = (by) => this.actions.branch(all[at + by].id);
@@ -48,10 +47,9 @@ class UserView extends MessageBase {
     this.node.append(...(node.images?.length ? [this.pictures] : []), ...(node.text ? [this.body] : []), this.foot);
   }
 
-  update(node, { conversation, busy }) {
-    const count = siblings(conversation, node).map((one) => one.id).join();
-    this.setFoot(`${count} ${busy}`, () => [
-      this.branches(node, conversation),
+  update(node, { versions, busy }) {
+    this.setFoot(`${versions.map((one) => one.id)} ${busy}`, () => [
+      this.branches(node, versions),
       iconButton("edit", "Edit", () => this.edit(node), { disabled: busy }),
       iconButton("copy", "Copy message", (event) => copy(node.text, event.currentTarget)),
     ]);
@@ -100,7 +98,7 @@ class AnswerView extends MessageBase {
     this.calls = el("div", { class: "calls" });
     this.callViews = [];
     this.problem = el("div", { class: "problem", hidden: true });
-    this.node.append(el("h3", { class: "who", title: visible(node.model).slice(0, 300) }, brief(node.model, 60)),
+    this.node.append(el("h2", { class: "who", title: visible(node.model).slice(0, 300) }, brief(node.model, 60)),
       this.reasoning, this.markdown.node, this.calls, this.problem, this.foot);
   }
 
@@ -129,7 +127,7 @@ class AnswerView extends MessageBase {
     this.node.setAttribute("aria-busy", String(running));
   }
 
-  update(node, { conversation, busy, path }) {
+  update(node, { versions, busy, path }) {
     this.grow(node);
     this.problem.hidden = !(node.state === "failed" || (node.state === "stopped" && !node.text && !node.calls?.length));
     if (!this.problem.hidden) {
@@ -139,9 +137,8 @@ class AnswerView extends MessageBase {
     }
     const open = node.state === "running" ? [] : openCalls(path, node);
     this.answerForm(node, open, busy);
-    const versions = siblings(conversation, node).map((one) => one.id).join();
-    this.setFoot(`${versions} ${node.state} ${busy} ${node.stats ? 1 : 0}`, () => node.state === "running" ? [] : [
-      this.branches(node, conversation),
+    this.setFoot(`${versions.map((one) => one.id)} ${node.state} ${busy} ${node.stats ? 1 : 0}`, () => node.state === "running" ? [] : [
+      this.branches(node, versions),
       iconButton("copy", "Copy answer", (event) => copy(node.text, event.currentTarget)),
       iconButton("retry", "Retry", () => this.actions.retry(node), { disabled: busy }),
       statsLine(node),

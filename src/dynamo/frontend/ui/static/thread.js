@@ -1,7 +1,7 @@
 // The lanes of a conversation on the page: one thread of messages per model.
 
 import { Answer } from "./answer.js";
-import { addNode, leafBelow, pathTo, requestBody } from "./conversation.js";
+import { addNode, leafBelow, pathTo, requestBody, siblings } from "./conversation.js";
 import { $, announce, brief, el, place, toast } from "./dom.js";
 import { messageView } from "./message.js";
 
@@ -43,12 +43,15 @@ export class Thread {
   render() {
     const { conversation } = this;
     $("welcome").hidden = conversation.lanes.some((lane) => lane.leaf);
-    conversation.lanes.forEach((lane, index) => {
-      const path = pathTo(conversation, lane.leaf);
-      const busy = this.isBusy;
+    const paths = conversation.lanes.map((lane) => pathTo(conversation, lane.leaf));
+    const busy = this.isBusy;
+    paths.forEach((path, index) => {
+      // What the other lane shows is no version of what this one shows.
+      const beside = new Set(paths[1 - index]);
       place(this.lanes[index], path.map((node) => {
+        const versions = siblings(conversation, node).filter((other) => other === node || !beside.has(other));
         const view = this.viewOf(node, index);
-        view.update(node, { conversation, path, busy });
+        view.update(node, { versions, path, busy });
         return view.node;
       }));
     });
@@ -91,9 +94,12 @@ export class Thread {
   /** Ask all lanes. */
   ask(text, images) {
     this.follows = true;
-    for (const lane of this.conversation.lanes) {
-      lane.leaf = addNode(this.conversation, lane.leaf, { role: "user", text, images }).id;
+    const { lanes } = this.conversation;
+    const leaves = new Map();
+    for (const { leaf } of lanes) {
+      if (!leaves.has(leaf)) leaves.set(leaf, addNode(this.conversation, leaf, { role: "user", text, images }).id);
     }
+    for (const lane of lanes) lane.leaf = leaves.get(lane.leaf);
     for (const lane of this.conversation.lanes) this.answer(lane);
   }
 
