@@ -1,6 +1,6 @@
 """How smoothly the chat page shows a long answer: the gaps between frames, and the tasks that kept it from painting.
 
-    make test-ui && .venv/bin/python benchmarks/page.py
+make test-ui && .venv/bin/python benchmarks/page.py
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def texts(tokens: int) -> dict[str, str]:
 
 def main() -> None:
     from playwright.sync_api import sync_playwright
+
     from support.models import write
     from support.toys import toy_folder
     from ui.conftest import FLAGS, Chat, Servers

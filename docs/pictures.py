@@ -1,7 +1,7 @@
 """Makes the pictures of the chat page: a frontend and a worker are started, Chromium asks, and the page is kept as PNG.
 
-Needs what `make test-ui` installs, and Debian's fonts-inter, fonts-jetbrains-mono and pngquant. The worker's answers are
-written below; all else is the product.
+Needs what `make test-ui` installs, and Debian's fonts-inter, fonts-jetbrains-mono and pngquant. The worker's answers
+are written below; all else is the product.
 
     make test-ui && .venv/bin/python docs/pictures.py
 """
@@ -97,6 +97,7 @@ def serve(folder: Path) -> None:
 
 def take(url: str) -> None:
     from playwright.sync_api import sync_playwright
+
     from ui.conftest import FLAGS, Chat
     from ui.install import chromium
 

@@ -34,7 +34,10 @@ async def test_the_page_and_all_that_it_loads_are_small(live: Live) -> None:
         assert (file.status, file.headers["X-Content-Type-Options"]) == (200, "nosniff")
         assert "immutable" in file.headers["Cache-Control"]
         size += len(body)
-    assert {link.rpartition("/")[2] for link in links} == {path.name for path in STATIC.glob("*.*")} - {"chat.html", "style.css"}
+    assert {link.rpartition("/")[2] for link in links} == {path.name for path in STATIC.glob("*.*")} - {
+        "chat.html",
+        "style.css",
+    }
     assert size < 60_000
 
 

@@ -1,6 +1,7 @@
 """A worker with two models that do what they are asked: `talker` takes tokens, `painter` takes messages with pictures.
 
-Both repeat the last message, unless it begins with a word of `answer`. SLOW goes on until the client leaves, PACED is not sent at once.
+Both repeat the last message, unless it begins with a word of `answer`. SLOW goes on until the client
+leaves, PACED is not sent at once.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,14 @@ def test_settings_are_part_of_the_request(chat: Chat) -> None:
     chat.page.keyboard.press("Escape")
     body = chat.request_of(lambda: chat.send("one two three four"))
     assert body["messages"][0] == {"role": "system", "content": "Be brief."}
-    wanted = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "max_tokens": 2, "seed": 7, "frequency_penalty": 0.1}
+    wanted: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "max_tokens": 2,
+        "seed": 7,
+        "frequency_penalty": 0.1,
+    }
     wanted |= {"presence_penalty": 0.2, "stop": ["END", "FIN"], "min_p": 0.05, "reasoning_effort": "low"}
     assert {name: body[name] for name in wanted} == wanted
     assert "cut at the limit" in chat.complete().locator(".stats").inner_text()
@@ -130,12 +138,12 @@ def test_wrong_tools_are_named_and_nothing_is_lost(chat: Chat) -> None:
 
 
 def test_the_request_as_curl_answers(chat: Chat) -> None:
-    chat.ask("it's \"quoted\" $HOME")
+    chat.ask('it\'s "quoted" $HOME')
     chat.button("Show as curl or Python").click()
     chat.button("Copy", chat.page.locator("#code-text")).click()
     line = clipboard(chat)
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "it's \"quoted\" $HOME"
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"] == 'it\'s "quoted" $HOME'
     chat.page.keyboard.press("Escape")
 
 
@@ -146,7 +154,7 @@ def test_the_request_as_python_is_python(chat: Chat) -> None:
     chat.page.get_by_role("tab", name="Python").click()
     code = chat.page.locator("#code-text code").inner_text()
     compile(code, "snippet", "exec")
-    assert '"a draft\\nwith \'quotes\'"' in code
+    assert "\"a draft\\nwith 'quotes'\"" in code
     assert "temperature=0.25" in code
     chat.page.get_by_role("tab", name="Python").press("ArrowLeft")
     assert chat.page.get_by_role("tab", name="curl").get_attribute("aria-selected") == "true"
@@ -229,7 +237,10 @@ def test_conversations_are_exported_and_imported(chat: Chat, tmp_path: Path) -> 
     chat.page.locator("#question").get_by_role("button", name="Delete all").click()
     chat.page.locator(".entry").wait_for(state="detached")
     (tmp_path / "wrong.json").write_text('{"format": "dynamo-conversations", "conversations": [{"id": 1}]}')
-    for file, notice in (("wrong.json", "The conversations of this file are damaged."), ("all.json", "1 conversation imported")):
+    for file, notice in (
+        ("wrong.json", "The conversations of this file are damaged."),
+        ("all.json", "1 conversation imported"),
+    ):
         with chat.page.expect_file_chooser() as chooser:
             chat.button("Import").click()
         chooser.value.set_files(tmp_path / file)
@@ -323,4 +334,6 @@ def test_nothing_is_wider_than_the_screen(chat: Chat, width: int) -> None:
     chat.page.set_viewport_size({"width": width, "height": 900})
     chat.ask("```\n" + "x" * 500 + "\n```\n\n| a | b |\n|---|---|\n| " + "wide " * 80 + " | 2 |\n\n" + "y" * 500)
     assert chat.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert chat.page.evaluate("document.getElementById('scroller').scrollWidth <= document.getElementById('scroller').clientWidth")
+    assert chat.page.evaluate(
+        "document.getElementById('scroller').scrollWidth <= document.getElementById('scroller').clientWidth"
+    )

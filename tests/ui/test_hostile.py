@@ -24,7 +24,7 @@ ATTACKS = (
     "<javascript:window.hurt=1>",
     "`<script>window.hurt = 1</script>`",
     "```html\n<script>window.hurt = 1</script>\n```",
-    "| <script>window.hurt = 1</script> | b |\n|---|---|\n| <img src=x onerror=window.hurt=1> | \"onmouseover=\"window.hurt=1 |",
+    "| <script>window.hurt = 1</script> | b |\n|---|---|\n| <img src=x onerror=window.hurt=1> | \"onclick=\"hurt=1 |",
     "\u0000\u0007\u001b[31mred\u202eevil\u2066\ufeff\ud7ff",
     "[" * 3000 + "x" + "]" * 3000,
     "*" * 5000 + "a" + "_" * 5000 + "`" * 4999,
@@ -41,17 +41,23 @@ def stream(*deltas: dict[str, Any]) -> str:
 
 
 def answer_with(chat: Chat, body: str) -> None:
-    chat.page.route(
-        "**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body)
-    )
+    chat.page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+
+
+IS_UNHURT = """() => {
+  const within = (selector) => [...document.querySelectorAll(`.message ${selector}`)];
+  const hasHandler = (one) => [...one.attributes].some((attribute) => attribute.name.startsWith("on"));
+  return window.hurt === undefined
+    && !within(":is(script, iframe, object, embed, form:not(.results), link, style)").length
+    && !within("*").some(hasHandler)
+    && !within("a[href]").some((one) => !/^(https?|mailto):/.test(one.href))
+    && !within("img").some((one) => !one.src.startsWith("data:"));
+}"""
 
 
 def is_unhurt(chat: Chat) -> bool:
-    foreign = "document.querySelectorAll('.message :is(script, iframe, object, embed, form:not(.results), link, style)').length"
-    handlers = "[...document.querySelectorAll('.message *')].some((one) => [...one.attributes].some((a) => a.name.startsWith('on')))"
-    links = "[...document.querySelectorAll('.message a[href]')].some((one) => !/^(https?|mailto):/.test(one.href))"
-    away = "[...document.querySelectorAll('.message img')].some((one) => !one.src.startsWith('data:'))"
-    return bool(chat.page.evaluate(f"window.hurt === undefined && !{foreign} && !{handlers} && !{links} && !{away}"))
+    """No script has run, and no node in a message could run one or load something from elsewhere."""
+    return bool(chat.page.evaluate(IS_UNHURT))
 
 
 def test_hostile_markdown_stays_text(chat: Chat) -> None:
@@ -116,7 +122,9 @@ def test_a_megabyte_in_one_line_is_shown(chat: Chat, kind: str) -> None:
     assert chat.said() == ["and on"]
 
 
-@pytest.mark.parametrize("body", ["data: {\n\n", "data: [1\n\ndata: [DONE]\n\n", "", "data: null\n\n", ": \n\nevent: x\n\n"])
+@pytest.mark.parametrize(
+    "body", ["data: {\n\n", "data: [1\n\ndata: [DONE]\n\n", "", "data: null\n\n", ": \n\nevent: x\n\n"]
+)
 def test_a_broken_stream_is_said_to_be_one(chat: Chat, body: str) -> None:
     answer_with(chat, body)
     chat.send("go")
@@ -128,8 +136,19 @@ def test_a_broken_stream_is_said_to_be_one(chat: Chat, body: str) -> None:
 
 
 def test_an_imported_file_cannot_bring_markup(chat: Chat, tmp_path: Any) -> None:
-    node = {"id": "a", "parent": "a", "role": "user", "text": ATTACKS[1], "images": ["javascript:1", "https://example.org/spy.png"]}
-    wild = {"id": ATTACKS[1], "title": ATTACKS[1], "nodes": {"a": node, "b": None, "c": {"id": 3}}, "lanes": [{"leaf": "a"}]}
+    node = {
+        "id": "a",
+        "parent": "a",
+        "role": "user",
+        "text": ATTACKS[1],
+        "images": ["javascript:1", "https://example.org/spy.png"],
+    }
+    wild = {
+        "id": ATTACKS[1],
+        "title": ATTACKS[1],
+        "nodes": {"a": node, "b": None, "c": {"id": 3}},
+        "lanes": [{"leaf": "a"}],
+    }
     file = tmp_path / "wild.json"
     file.write_text(json.dumps({"format": "dynamo-conversations", "conversations": [wild]}))
     chat.button("Settings").click()
