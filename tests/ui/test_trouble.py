@@ -64,7 +64,7 @@ def test_a_model_that_vanishes_mid_answer_is_named_and_its_answer_can_be_retried
         until_text(chat, "#banner", "No model is served")
         chat.page.locator("select.model option", has_text="not served now").wait_for(state="attached")
         with servers.worker():
-            chat.page.locator("#banner").wait_for(state="hidden")
+            chat.page.locator("select.model option", has_text="not served now").wait_for(state="detached")
             chat.ask("are you back?")
             assert chat.said()[-1] == "are you back?"
 

@@ -378,36 +378,65 @@ class ItemsView {
   }
 }
 
+/** A table. Where it grows long it goes on in further ones with columns of the same widths: a browser measures and lays
+ * out all rows of a table again for each new one. */
 class TableView {
   constructor({ header, aligns }) {
-    const cell = (tag, text, index, open) => {
-      const node = el(tag, { dir: "auto", class: aligns[index] || null, scope: tag === "th" ? "col" : null });
-      inline(node, text, open);
-      return node;
-    };
-    this.rows = new ItemsView(el("tbody"), (row, last) => {
-      const parts = cells(row);
-      return el("tr", {}, ...header.map((_, index) => cell("td", parts[index] ?? "", index, last && index === parts.length - 1)));
-    });
-    const head = el("thead", {}, el("tr", {}, ...header.map((text, index) => cell("th", text, index, false))));
+    this.header = header;
+    this.aligns = aligns;
+    const head = el("thead", {}, el("tr", {}, ...header.map((text, index) => this.cell("th", text, index, false))));
+    this.parts = [new ItemsView(el("tbody"), (row, last) => this.row(row, last))];
     this.node = el("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" },
-      el("table", {}, head, this.rows.node));
+      el("table", {}, head, this.parts[0].node));
   }
 
-  update(block, open) {
-    this.rows.update(block, open);
-    if (!this.isFixed && open && block.rows.length > ROWS) this.fix();
+  cell(tag, text, index, open) {
+    const node = el(tag, { dir: "auto", class: this.aligns[index] || null, scope: tag === "th" ? "col" : null });
+    inline(node, text, open);
+    return node;
   }
 
-  /** Keep the columns as wide as they are: otherwise each new row has all others measured again. */
+  row(text, last) {
+    const parts = cells(text);
+    return el("tr", {}, ...this.header.map((_, index) =>
+      this.cell("td", parts[index] ?? "", index, last && index === parts.length - 1)));
+  }
+
+  update({ rows }, open) {
+    // A table that comes at once, or is short, is one.
+    if (!this.widths && open && rows.length > ROWS) this.fix();
+    if (!this.widths) return this.parts[0].update({ rows }, open);
+    const count = Math.ceil(rows.length / ROWS);
+    while (this.parts.length < count) this.addPart();
+    for (let index = Math.max(0, count - 2); index < count; index++) {
+      const part = rows.slice(index * ROWS, (index + 1) * ROWS);
+      this.parts[index].update({ rows: part }, open && index === count - 1);
+    }
+  }
+
   fix() {
-    this.isFixed = true;
     const heads = [...this.node.querySelectorAll("th")];
-    const widths = heads.map((head) => head.getBoundingClientRect().width);
-    heads.forEach((head, index) => { head.style.width = `${widths[index]}px`; });
-    const table = this.node.firstChild;
-    table.style.width = `${widths.reduce((sum, width) => sum + width, 0)}px`;
+    this.widths = heads.map((head) => head.getBoundingClientRect().width);
+    heads.forEach((head, index) => { head.style.width = `${this.widths[index]}px`; });
+    this.fixWidth(this.node.firstChild);
+  }
+
+  fixWidth(table) {
+    table.style.width = `${this.widths.reduce((sum, width) => sum + width, 0)}px`;
     table.classList.add("fixed");
+  }
+
+  addPart() {
+    const part = new ItemsView(el("tbody"), (row, last) => this.row(row, last));
+    const columns = this.widths.map((width) => {
+      const column = el("col");
+      column.style.width = `${width}px`;
+      return column;
+    });
+    const table = el("table", {}, el("colgroup", {}, ...columns), part.node);
+    this.fixWidth(table);
+    this.parts.push(part);
+    this.node.append(table);
   }
 }
 

@@ -41,7 +41,9 @@ class MessageBase {
 class UserView extends MessageBase {
   constructor(node, actions) {
     super(node, actions, "You", "user");
-    this.body = el("div", { class: "bubble", dir: "auto" }, visible(node.text));
+    // A long one scrolls, which the keyboard must be able to do.
+    const scrolls = node.text.length > 400 || node.text.split("\n").length > 8;
+    this.body = el("div", { class: "bubble", dir: "auto", tabindex: scrolls ? "0" : null }, visible(node.text));
     this.pictures = el("div", { class: "pictures" }, ...(node.images ?? []).map((url, index) =>
       el("img", { src: url, alt: `Picture ${index + 1} you sent` })));
     this.node.append(...(node.images?.length ? [this.pictures] : []), ...(node.text ? [this.body] : []), this.foot);
