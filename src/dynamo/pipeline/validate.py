@@ -83,7 +83,7 @@ def validate_chat(request: ChatRequest) -> None:
     for index, message in enumerate(request.messages):
         _message(message, f"messages[{index}]")
         if message.tool_calls:
-            arguments += [call.function.arguments for call in message.tool_calls]
+            arguments += [call.function.arguments for call in message.tool_calls if call.function is not UNSET]
     if arguments:
         # Templates get them as objects.
         check_texts(arguments, _ARGUMENT_LIMITS, "The JSON in the arguments of tool calls")
