@@ -138,7 +138,7 @@ def test_changes_begin_with_what_is_held(store: TierStore) -> None:
     }
     store.store(Segment((9,), 4, b"x" * 1000), 0.0)
     later: list[tuple[Tier, KvChange]] = []
-    until_sync(lambda: later.extend(store.take_changes()) or len(later) == 3)
+    until_sync(lambda: later.__iadd__(store.take_changes()) and len(later) == 3)
     assert later == [
         (Tier.Host, Removed([KEYS[1]])),
         (Tier.Host, Stored([9], 4)),
