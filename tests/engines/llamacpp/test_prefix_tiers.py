@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import generate_latest
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
-from dynamo.protocols.kv import Cleared, KvChange, Stored, Tier
+from dynamo.kv.hashing import prompt_hashes
+from dynamo.protocols.kv import ActiveLoad, Cleared, KvChange, Stored, Tier
+from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
+from dynamo.worker import serve_engine
 from engines.llamacpp.conftest import Starting
 from engines.llamacpp.test_batching import _cached
 from support.asking import answer, asking, chat
+from support.kv_reader import Reader, ask_snapshot, content
 from support.waiting import until
 
 ONE = chat("The first document, which is read with care. " * 60)
@@ -170,3 +176,25 @@ async def test_the_names_of_kvbm_set_the_tiers(starting: Starting, tmp_path: Pat
     assert store.memory is not None
     assert store.folder is not None
     assert (store.memory.limit, store.folder.limit) == (10**8, 2 * 10**8)
+
+
+async def test_a_worker_publishes_the_blocks_of_its_tiers_and_what_they_are_worth(starting: Starting) -> None:
+    engine = await started(starting, kv_offload_gb=0.1)
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=Local())
+    loads: list[ActiveLoad] = []
+    async with runtime:
+        await runtime.events.subscribe(
+            "namespace.ns.component.backend.kv_metrics",
+            lambda _, data: loads.append(msgspec.msgpack.decode(data, type=ActiveLoad)),
+        )
+        reader = await Reader().listen(runtime)
+        serving = asyncio.create_task(serve_engine(runtime.endpoint("ns.backend.generate"), engine))
+        client = await runtime.endpoint("ns.backend.generate").client()
+        await client.wait_for_instances()
+        await asked(engine, ONE)
+        blocks = {(Tier.Host, block) for block in prompt_hashes(ONE, 16)[: HELD // 16]}
+        await until(lambda: blocks <= reader.blocks[runtime.instance_id, 0])
+        await until(lambda: any(load.host_weight == 1.0 for load in loads))
+        assert blocks <= content(await ask_snapshot(runtime, runtime.instance_id))
+        runtime.shutdown()
+        await serving
