@@ -92,7 +92,8 @@ async def working_set(model: Path, texts: list[list[int]], requests: int, tokens
             begun = time.perf_counter()
             sink = await answer(engine, asking(text, max_tokens=1))
             times.append(time.perf_counter() - begun)
-            hits += sink.last.completion_usage.prompt_tokens_details["cached_tokens"]
+            usage = sink.last.completion_usage
+            hits += (usage.prompt_tokens_details or {}).get("cached_tokens", 0) if usage else 0
             await saved(engine)
         share = 100 * hits / sum(map(len, order))
         print(

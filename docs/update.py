@@ -10,9 +10,11 @@ from pathlib import Path
 from dynamo.engines.echo import EchoSettings
 from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
+from dynamo.frontend.measure.request_trace import TraceSettings, TraceSinkSettings
 from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
 from dynamo.model import FetchConfig, HubConfig
+from dynamo.replay.__main__ import ReplaySettings, TrafficSettings
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.run.help import help_text
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
@@ -36,6 +38,8 @@ TABLES = {
     "mocker": (MockerSettings, MockerArgs),
     "nats": (NatsConfig,),
     "network": (NetworkSettings,),
+    "replay": (TrafficSettings, ReplaySettings),
+    "request trace": (TraceSettings, TraceSinkSettings),
     "router": (RouterSettings,),
     "standalone router": (StandaloneSettings,),
     "status": (StatusConfig,),

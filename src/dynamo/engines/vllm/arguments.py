@@ -48,7 +48,7 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
         if name not in known:
             raise EngineError(f"--extra-engine-args: vLLM has no argument '{name}'{nearest(name, known)}")
     asked = _from_flags(spec)
-    parser = EngineArguments.add_cli_args(_Parser(prog="out=vllm --", add_help=True))
+    parser = EngineArguments.add_cli_args(_VllmParser(prog="out=vllm --", add_help=True))
     parser.add_argument("--kv-offload-gb", type=float, default=0.0)
     unconfigured = StructuredOutputsConfig()
     parser.set_defaults(structured_outputs_config=unconfigured)
@@ -73,7 +73,7 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
     return args
 
 
-class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
+class _VllmParser(FlexibleArgumentParser):  # type: ignore[misc]
     def error(self, message: str) -> NoReturn:
         raise EngineError(f"vLLM: {message}")
 
