@@ -28,7 +28,7 @@ from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import LocalModel
 from dynamo.protocols.kv import Tier
-from dynamo.tiers import FolderTier, Segment
+from dynamo.tiers import FolderTier, KvSegment
 from support.asking import answer, asking
 from support.gguf_writer import byte_level_metadata
 from support.tiny_llama import Tensor, gguf_with_tensors, vocabulary_size
@@ -106,7 +106,7 @@ async def working_set(model: Path, texts: list[list[int]], requests: int, tokens
 class SlowFolder(FolderTier):
     seconds = 0.0
 
-    def read(self, key: int) -> Segment | None:
+    def read(self, key: int) -> KvSegment | None:
         time.sleep(self.seconds)
         return super().read(key)
 

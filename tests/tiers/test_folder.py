@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.protocols.kv import KvChange, Removed, Stored
-from dynamo.tiers import DamagedSegment, FolderTier, Segment, TierFolderError
+from dynamo.tiers import DamagedSegment, FolderTier, KvSegment, TierFolderError
 from dynamo.tiers.segment import from_bytes
 
-FIRST = Segment((1, 2), None, b"first" * 100)
-SECOND = Segment((3, 4), 2, b"second" * 100)
+FIRST = KvSegment((1, 2), None, b"first" * 100)
+SECOND = KvSegment((3, 4), 2, b"second" * 100)
 LIMIT = 1 << 20
 
 

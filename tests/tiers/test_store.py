@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dynamo.protocols.kv import KvChange, Removed, Stored, Tier
-from dynamo.tiers import FolderTier, MemoryTier, PrefillCost, Segment, TierStore
+from dynamo.tiers import FolderTier, KvSegment, MemoryTier, PrefillCost, TierStore
 from support.waiting import until_sync
 
-SEGMENTS = [Segment((n,), n - 1 or None, b"x" * 1000) for n in range(1, 5)]
+SEGMENTS = [KvSegment((n,), n - 1 or None, b"x" * 1000) for n in range(1, 5)]
 KEYS = [segment.key for segment in SEGMENTS]
 TOKENS = 256
 
@@ -27,14 +27,14 @@ class GatedFolder(FolderTier):
 
     gate: threading.Event | None = None
 
-    def read(self, key: int) -> Segment | None:
+    def read(self, key: int) -> KvSegment | None:
         if self.gate is not None:
             self.gate.wait()
         return super().read(key)
 
 
 class FullFolder(FolderTier):
-    def put(self, segment: Segment) -> bool:
+    def put(self, segment: KvSegment) -> bool:
         raise OSError(28, "No space left on device")
 
 
@@ -136,7 +136,7 @@ def test_changes_begin_with_what_is_held(store: TierStore) -> None:
         *((Tier.Host, key) for key in KEYS[1:]),
         *((Tier.Disk, key) for key in KEYS),
     }
-    store.store(Segment((9,), 4, b"x" * 1000), 0.0)
+    store.store(KvSegment((9,), 4, b"x" * 1000), 0.0)
     later: list[tuple[Tier, KvChange]] = []
     until_sync(lambda: later.__iadd__(store.take_changes()) and len(later) == 3)
     assert later == [

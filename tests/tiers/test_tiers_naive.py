@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from dynamo.protocols.kv import KvChange, Stored
-from dynamo.tiers import FolderTier, MemoryTier, Segment
+from dynamo.tiers import FolderTier, KvSegment, MemoryTier
 
 BLOCKS = 2
-SEGMENTS = [Segment((2 * n + 1, 2 * n + 2), 2 * n or None, bytes(range(n * 7))) for n in range(8)]
+SEGMENTS = [KvSegment((2 * n + 1, 2 * n + 2), 2 * n or None, bytes(range(n * 7))) for n in range(8)]
 SIZES = sum(segment.size for segment in SEGMENTS)
 
 
@@ -40,7 +40,7 @@ class TiersMachine(RuleBasedStateMachine):
     def begin(self, limit: int) -> None:
         self.limit = limit
         self.place = tempfile.TemporaryDirectory()
-        self.naive: list[Segment] = []
+        self.naive: list[KvSegment] = []
         self.in_memory, self.in_folder = Followed(), Followed()
         self.memory = MemoryTier(limit, self.in_memory)
         self.open()
@@ -53,7 +53,7 @@ class TiersMachine(RuleBasedStateMachine):
         self.place.cleanup()
 
     @rule(segment=st.sampled_from(SEGMENTS))
-    def put(self, segment: Segment) -> None:
+    def put(self, segment: KvSegment) -> None:
         fits = segment.size <= self.limit and segment not in self.naive
         if segment in self.naive:
             self.naive.remove(segment)
@@ -66,7 +66,7 @@ class TiersMachine(RuleBasedStateMachine):
         assert self.folder.put(segment) is fits
 
     @rule(segment=st.sampled_from(SEGMENTS))
-    def get(self, segment: Segment) -> None:
+    def get(self, segment: KvSegment) -> None:
         held = segment if segment in self.naive else None
         if held:
             self.naive.remove(segment)

@@ -3,15 +3,15 @@
 from dynamo.tiers.costs import PrefillCost, TierCosts
 from dynamo.tiers.folder import FolderTier, TierFolderError
 from dynamo.tiers.memory import MemoryTier
-from dynamo.tiers.segment import DamagedSegment, Segment
+from dynamo.tiers.segment import DamagedSegment, KvSegment
 from dynamo.tiers.store import TierFetch, TierStore
 
 __all__ = [
     "DamagedSegment",
     "FolderTier",
+    "KvSegment",
     "MemoryTier",
     "PrefillCost",
-    "Segment",
     "TierCosts",
     "TierFetch",
     "TierFolderError",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from dynamo.protocols.kv import KvChange, Removed, Stored
-from dynamo.tiers.segment import DamagedSegment, Segment, SegmentHeader, from_bytes, header_bytes, read_header
+from dynamo.tiers.segment import DamagedSegment, KvSegment, SegmentHeader, from_bytes, header_bytes, read_header
 
 _SUFFIX, _UNFINISHED = ".kv", ".part"
 
@@ -64,7 +64,7 @@ class FolderTier:
             for header in self._headers.values():
                 changed(Stored(list(header.hashes), header.parent))
 
-    def put(self, segment: Segment) -> bool:
+    def put(self, segment: KvSegment) -> bool:
         """Write a segment; False if it is held already, or larger than the limit.
 
         Raises OSError when it cannot be written: then what gave way is gone, and nothing else has changed.
@@ -93,7 +93,7 @@ class FolderTier:
             self._remember(segment.header)
         return True
 
-    def read(self, key: int) -> Segment | None:
+    def read(self, key: int) -> KvSegment | None:
         """The segment, if its file is whole; otherwise it is forgotten and its file removed. Raises OSError."""
         path = self._path(key)
         try:

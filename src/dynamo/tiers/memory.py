@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from dynamo.protocols.kv import KvChange, Removed, Stored
-from dynamo.tiers.segment import Segment
+from dynamo.tiers.segment import KvSegment
 
 
 class MemoryTier:
@@ -15,7 +15,7 @@ class MemoryTier:
         self.limit = limit
         self._changed = changed
         self.used = 0
-        self._segments: OrderedDict[int, Segment] = OrderedDict()
+        self._segments: OrderedDict[int, KvSegment] = OrderedDict()
 
     def __contains__(self, key: int) -> bool:
         return key in self._segments
@@ -29,13 +29,13 @@ class MemoryTier:
         for segment in self._segments.values():
             changed(Stored(list(segment.hashes), segment.parent))
 
-    def get(self, key: int) -> Segment | None:
+    def get(self, key: int) -> KvSegment | None:
         segment = self._segments.get(key)
         if segment is not None:
             self._segments.move_to_end(key)
         return segment
 
-    def put(self, segment: Segment) -> bool:
+    def put(self, segment: KvSegment) -> bool:
         """Add a segment; False if it is held already, or larger than the limit."""
         if segment.key in self._segments:
             self._segments.move_to_end(segment.key)

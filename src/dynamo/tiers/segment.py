@@ -36,7 +36,7 @@ class SegmentHeader(Struct, frozen=True):
         return self.hashes[-1]
 
 
-class Segment(Struct, frozen=True):
+class KvSegment(Struct, frozen=True):
     hashes: tuple[int, ...]
     parent: int | None
     data: bytes
@@ -73,12 +73,12 @@ def read_header(start: bytes, size: int) -> SegmentHeader:
     return SegmentHeader(struct.unpack_from(f"<{count}Q", start, _FIXED), parent if has_parent else None, size)
 
 
-def from_bytes(whole: bytes) -> Segment:
+def from_bytes(whole: bytes) -> KvSegment:
     header = read_header(whole, len(whole))
     checksum, described = len(MAGIC), len(MAGIC) + _CHECKSUM
     if whole[checksum:described] != _checksum((memoryview(whole)[described:],)):
         raise DamagedSegment("the checksum differs")
-    return Segment(header.hashes, header.parent, whole[_FIXED + 8 * len(header.hashes) :])
+    return KvSegment(header.hashes, header.parent, whole[_FIXED + 8 * len(header.hashes) :])
 
 
 def header_bytes(blocks: int) -> int:

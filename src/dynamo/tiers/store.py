@@ -18,7 +18,7 @@ from dynamo.protocols.kv import KvChange, Tier
 from dynamo.tiers.costs import PrefillCost, TierCosts
 from dynamo.tiers.folder import FolderTier
 from dynamo.tiers.memory import MemoryTier
-from dynamo.tiers.segment import Segment
+from dynamo.tiers.segment import KvSegment
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class TierFetch:
         self.keys = keys
         self.deadline = deadline
         """When computing the tokens would have been done: waiting longer is of no use."""
-        self.read: dict[int, tuple[Segment, float]] = {}
+        self.read: dict[int, tuple[KvSegment, float]] = {}
         """With the seconds that reading took."""
         self.finished = False
         self.abandoned = False
@@ -68,12 +68,12 @@ class TierStore:
         self._clock = clock
         self._hanging: TierFetch | None = None
         """A fetch that missed its deadline and has not returned: the disk is not asked for more."""
-        self._unwritten: dict[int, Segment] = {}
+        self._unwritten: dict[int, KvSegment] = {}
         self._unwritten_bytes = 0
         self._pause_until = 0.0
         self._fetches: SimpleQueue[TierFetch | None] = SimpleQueue()
-        self._writes: SimpleQueue[Segment | Callable[[], None] | None] = SimpleQueue()
-        self._done: deque[tuple[Segment, OSError | None]] = deque()
+        self._writes: SimpleQueue[KvSegment | Callable[[], None] | None] = SimpleQueue()
+        self._done: deque[tuple[KvSegment, OSError | None]] = deque()
         self._returned: deque[TierFetch] = deque()
         targets = () if folder is None else (self._read, self._write)
         self._threads = [threading.Thread(target=target, name="kv-tiers", daemon=True) for target in targets]
@@ -117,7 +117,7 @@ class TierStore:
         if not fetch.finished:
             self._hanging = fetch
 
-    def get(self, key: int, fetch: TierFetch | None = None) -> tuple[Segment, Tier, float] | None:
+    def get(self, key: int, fetch: TierFetch | None = None) -> tuple[KvSegment, Tier, float] | None:
         """A segment that is in memory or was fetched, where it came from and the seconds that took so far."""
         if fetch is not None and key in fetch.read:
             segment, seconds = fetch.read[key]
@@ -126,7 +126,7 @@ class TierStore:
             return found, Tier.Host, 0.0
         return None
 
-    def restored(self, segment: Segment, tier: Tier, tokens: int, seconds: float) -> None:
+    def restored(self, segment: KvSegment, tier: Tier, tokens: int, seconds: float) -> None:
         """It was used; `seconds` counts everything from the tier to the device."""
         self.costs[tier].restored(tokens, segment.size, seconds, self.prefill, self._clock())
         if tier is Tier.Disk and self.memory is not None:
@@ -141,7 +141,7 @@ class TierStore:
             return True
         return self._writes_wanted(key)
 
-    def store(self, segment: Segment, seconds: float) -> None:
+    def store(self, segment: KvSegment, seconds: float) -> None:
         """Store a segment that took `seconds` to copy from the device."""
         if self.memory is not None and self.memory.put(segment):
             self.costs[Tier.Host].stored(self.segment_tokens, segment.size, seconds)
@@ -253,7 +253,7 @@ class TierStore:
     def _write(self) -> None:
         assert self.folder is not None
         while (item := self._writes.get()) is not None:
-            if not isinstance(item, Segment):
+            if not isinstance(item, KvSegment):
                 item()
                 self.wake()
                 continue

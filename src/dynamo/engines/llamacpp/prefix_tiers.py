@@ -18,7 +18,7 @@ from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import DECODED, LlamaDecoder
 from dynamo.engines.llamacpp.job import Job
 from dynamo.protocols.kv import KvChange, Tier
-from dynamo.tiers import Segment, TierStore
+from dynamo.tiers import KvSegment, TierStore
 
 _LEAST_MEASURED = 16
 """Shorter prompts say little about the time per token."""
@@ -118,7 +118,7 @@ class PrefixTiers:
             begun = time.perf_counter()
             start = end - self._segment
             data = self._copy(found[0], start, end)
-            segment = Segment(tuple(hashes[start:end]), hashes[start - 1] if start else None, data)
+            segment = KvSegment(tuple(hashes[start:end]), hashes[start - 1] if start else None, data)
             self.store.store(segment, time.perf_counter() - begun)
             return
 
@@ -187,7 +187,7 @@ class PrefixTiers:
     def _next_end(self, blocks: int) -> int:
         return (blocks // self._segment + 1) * self._segment
 
-    def _put(self, segment: Segment, target: int, start: int, end: int) -> bool:
+    def _put(self, segment: KvSegment, target: int, start: int, end: int) -> bool:
         restored = self._decoder.restore(self._scratch, segment.data) and self._decoder.length(self._scratch) == end
         if restored:
             self._decoder.share(self._scratch, target, end, start)
