@@ -1,6 +1,6 @@
 #!/bin/sh
 # A server and two workers that discover each other on one machine. For several machines, start etcd, set
-# ETCD_ENDPOINTS=http://HOST:2379 on each, and run each command on its machine.
+# ETCD_ENDPOINTS=http://HOST:2379 and one DYN_PLANE_TOKEN on each, and run each command on its machine.
 #
 #   examples/distributed.sh [MODEL]           OUT=echo_full PORT=8081 examples/distributed.sh
 set -eu

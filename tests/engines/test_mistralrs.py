@@ -212,6 +212,13 @@ async def test_with_ignore_eos_only_the_length_ends_the_answer(engine: MistralRs
     assert kept.last.finish_reason == "length"
 
 
+async def test_a_clients_stop_id_ends_an_answer_with_ignore_eos_too(engine: MistralRsEngine) -> None:
+    free = (await run(engine, asking(max_tokens=8, ignore_eos=True))).ids
+    kept = await run(engine, asking(max_tokens=8, ignore_eos=True, stop_token_ids=[free[3]]))
+    assert kept.ids == free[: free.index(free[3]) + 1]
+    assert (kept.last.finish_reason, kept.last.stop_reason) == ("stop", free[3])
+
+
 async def test_min_tokens_keeps_the_model_from_ending(engine: MistralRsEngine) -> None:
     kept = await run(engine, asking(max_tokens=9, min_tokens=4, logit_bias={str(END): 100.0}))
     assert len(kept.ids) == 5
@@ -470,3 +477,15 @@ asyncio.run(main())
 async def test_an_architecture_it_does_not_know_is_refused(folder: Path) -> None:
     with pytest.raises(EngineError, match="Llama"):
         await started(folder, extra_engine_args={"arch": "nonsense"})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_a_guided_answer_is_closed_before_its_limit(engine: MistralRsEngine, temperature: float) -> None:
+    schema = {"type": "array", "items": {"type": "string"}, "minItems": 2}
+    for limit in range(10, 40, 3):
+        asked = asking(max_tokens=limit, temperature=temperature, guided_decoding={"json": schema})
+        kept = await run(engine, asked)
+        assert kept.last.completion_usage
+        assert len(kept.ids) <= kept.last.completion_usage.completion_tokens <= limit
+        assert kept.last.finish_reason == "stop"
+        assert len(json.loads(TOKENIZER.decode([id for id in kept.ids if id != END]))) >= 2

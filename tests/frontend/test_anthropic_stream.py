@@ -12,8 +12,15 @@ from pydantic import TypeAdapter
 from dynamo.frontend.answers.anthropic_stream import PING, AnthropicStream
 from dynamo.protocols.anthropic_answers import AnthropicError, message_of
 from dynamo.protocols.errors import CannotConnect, InvalidRequest, ModelNotFound, ResourceExhausted
-from dynamo.protocols.openai_answers import AnswerMessage, ChatChoice, ChatCompletion, CompletionUsage
-from dynamo.protocols.openai_chat import FunctionCall, ToolCall
+from dynamo.protocols.openai_answers import (
+    AnswerMessage,
+    ChatChoice,
+    ChatCompletion,
+    CompletionUsage,
+    CustomToolCall,
+    FunctionToolCall,
+)
+from dynamo.protocols.openai_chat import FunctionCall
 from support.named_events import named_events
 
 USAGE = CompletionUsage(
@@ -167,9 +174,9 @@ def completion(message: AnswerMessage, finish: Any) -> ChatCompletion:
 
 
 def test_the_whole_answer_is_what_the_client_expects() -> None:
-    calls = [
-        ToolCall(id="t0", function=FunctionCall("weather", '{"city":"Lyon"}')),
-        ToolCall(id="t1", function=FunctionCall("time", '{"cut')),
+    calls: list[FunctionToolCall | CustomToolCall] = [
+        FunctionToolCall(id="t0", function=FunctionCall("weather", '{"city":"Lyon"}')),
+        FunctionToolCall(id="t1", function=FunctionCall("time", '{"cut')),
     ]
     message = AnswerMessage(content="hi", reasoning_content="hm", tool_calls=calls)
     body = msgspec.json.encode(message_of(completion(message, "length"), "msg_1"))

@@ -57,8 +57,8 @@ async def test_functions_of_one_name_are_told_apart(live: Live, toy: Scripted) -
     assert "namespace" not in answer["output"][-1]
 
 
-async def test_tools_that_the_client_runs_are_refused_in_their_own_words(live: Live, toy: Scripted) -> None:
-    for kind in ("custom", "local_shell"):
+async def test_tools_that_only_openai_models_know_are_refused_in_their_own_words(live: Live, toy: Scripted) -> None:
+    for kind in ("shell", "computer"):
         status, answer = await live.post("/v1/responses", {**ASKED, "tools": [{"type": kind, "name": "x"}]})
         assert status == 400
         assert "run by the client" in answer["error"]["message"]

@@ -18,9 +18,10 @@ from dynamo.protocols.openai_answers import (
     ChatLogprob,
     ChatLogprobs,
     CompletionUsage,
+    FunctionToolCall,
     TokenAlternative,
 )
-from dynamo.protocols.openai_chat import FunctionCall, ToolCall
+from dynamo.protocols.openai_chat import FunctionCall
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import response_of
 from support.named_events import named_events
@@ -175,8 +176,8 @@ def test_the_whole_answer_holds_the_same_as_the_stream() -> None:
         content='He said "hi\n☃',
         reasoning_content="Let me think.",
         tool_calls=[
-            ToolCall(id="call_0", function=FunctionCall("weather", '{"city":"Lyon"}')),
-            ToolCall(id="call_1", function=FunctionCall("time", "{}")),
+            FunctionToolCall(id="call_0", function=FunctionCall("weather", '{"city":"Lyon"}')),
+            FunctionToolCall(id="call_1", function=FunctionCall("time", "{}")),
         ],
     )
     choice = ChatChoice(index=0, message=message, finish_reason="tool_calls", logprobs=ChatLogprobs(content=[LOGPROB]))

@@ -65,9 +65,10 @@ def test_stops_are_strings_and_token_ids() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"nvext": {"ignore_eos": True}}])
-def test_with_ignore_eos_only_the_length_ends_an_answer(fields: dict[str, Any]) -> None:
+def test_ignore_eos_ignores_the_end_tokens_and_no_other_stop(fields: dict[str, Any]) -> None:
     request = engine_request(chat(stop=["a", 4], max_tokens=5, min_tokens=1, **fields), [1], MODEL)
-    assert request.stop_conditions == StopConditions(max_tokens=5, min_tokens=1, ignore_eos=True)
+    stops = StopConditions(max_tokens=5, min_tokens=1, ignore_eos=True, stop=["a"], stop_token_ids=[4])
+    assert request.stop_conditions == stops
     assert request.eos_token_ids == []
 
 

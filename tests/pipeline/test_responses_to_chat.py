@@ -125,14 +125,17 @@ TOOL = {"type": "function", "name": "f"}
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"background": True}, "background"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"context_management": []}, "context_management"),
         ({"moderation": {}}, "moderation"),
         ({"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": 1}}}}, "text.format.schema.type"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type"),
-        ({"tools": [{"type": "custom", "name": "patch"}]}, "tools[0].type"),
-        ({"tools": [{"type": "local_shell"}]}, "tools[0].type"),
+        ({"tools": [{"type": "shell"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        (
+            {"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar", "syntax": "lark"}}]},
+            "tools[0].format.definition",
+        ),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{**TOOL, "parameters": {"required": 1}}]}, "tools[0].parameters.required"),

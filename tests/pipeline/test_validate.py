@@ -204,3 +204,57 @@ def test_a_text_model_rejects_images_by_path() -> None:
     with pytest.raises(InvalidRequest, match=r"messages\[1\].content\[1\]: .* not `image_url`"):
         refuse_media(msgspec.convert(messages, list[Message]))
     refuse_media(msgspec.convert(messages[:1], list[Message]))
+
+
+def test_json_in_the_arguments_of_tool_calls_is_bounded() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":[' + "[1]," * 1000 + "1]}"}}
+    few, many = ([{"role": "assistant", "tool_calls": [call] * count}] for count in (60, 70))
+    validate_chat(chat(messages=few))
+    with pytest.raises(InvalidRequest, match="arguments of tool calls has too many"):
+        validate_chat(chat(messages=many))
+
+
+def large_schema(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"property{index}": {"type": "string"} for index in range(count)}}
+
+
+def tool_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_grammar": "start: " + " | ".join(f'"w{index}"' for index in range(20_000))}, "guided_grammar"),
+        ({"guided_regex": "a" * 200_000}, "guided_regex"),
+        ({"guided_choice": ["a"] * 5000}, "guided_choice"),
+        ({"guided_choice": ["a" * 100] * 2000}, "guided_choice"),
+        ({"guided_json": large_schema(5000)}, "guided_json"),
+        ({"guided_json": msgspec.json.encode(large_schema(5000)).decode()}, "guided_json"),
+        ({"structured_outputs": {"choice": ["a"] * 5000}}, "guided_choice"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": large_schema(5000)}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"tools": [tool_of(large_schema(5000))], "tool_choice": "required"}, "tools"),
+        ({"documents": [{"a": [1] * 70_000}]}, "documents"),
+        ({"messages": [USER] * 5000}, "messages"),
+    ],
+)
+def test_what_would_take_long_to_compile_or_render_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        validate_chat(chat(**fields))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [tool_of(large_schema(5000))]},
+        {"tools": [tool_of(large_schema(1000))], "tool_choice": "required"},
+        {"guided_choice": [f"choice {index}" for index in range(4096)]},
+        {"messages": [USER] * 4096},
+    ],
+)
+def test_large_requests_that_do_no_harm_pass(fields: dict[str, Any]) -> None:
+    validate_chat(chat(**fields))

@@ -94,9 +94,9 @@ def test_a_full_body_survives_decoding_and_encoding(kind: type[Any]) -> None:
             "tools[0].function.parameters: expected object or null, got list.",
         ),
         (
-            {"tools": [{"type": "custom", "custom": {"name": "x"}}]},
+            {"tools": [{"type": "magic", "magic": {"name": "x"}}]},
             "tools[0].type",
-            "tools[0].type: 'custom' is not one of 'function'.",
+            "tools[0].type: 'magic' is not one of 'custom', 'function'.",
         ),
         ({"tool_choice": "any"}, "tool_choice", "tool_choice: 'any' is not one of 'auto', 'none', 'required'."),
         (

@@ -18,6 +18,7 @@ from dynamo.protocols.openai_answers import (
     ChatLogprob,
     ChatLogprobs,
     CompletionUsage,
+    FunctionToolCall,
     Model,
     ModelList,
     TextChoice,
@@ -25,7 +26,7 @@ from dynamo.protocols.openai_answers import (
     TextLogprobs,
     TokenAlternative,
 )
-from dynamo.protocols.openai_chat import FunctionCall, ToolCall
+from dynamo.protocols.openai_chat import FunctionCall
 from dynamo.protocols.openai_embeddings import Embedding, EmbeddingList, EmbeddingUsage
 
 USAGE = CompletionUsage.of(Usage(prompt_tokens=3))
@@ -49,7 +50,7 @@ def test_usage_names_every_count_even_when_it_is_zero() -> None:
 def test_a_chat_answer_is_what_the_client_expects() -> None:
     alternative = TokenAlternative(token="b", logprob=-2.0, bytes=[98])
     logprob = ChatLogprob(token="a", logprob=-0.5, bytes=[97], top_logprobs=[alternative])
-    call = ToolCall(id="c", function=FunctionCall("f", "{}"))
+    call = FunctionToolCall(id="c", function=FunctionCall("f", "{}"))
     answer = ChatCompletion(
         id="chatcmpl-1",
         created=1,

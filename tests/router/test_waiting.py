@@ -9,6 +9,8 @@ import pytest
 
 from dynamo.kv.subjects import KV_METRICS, subject
 from dynamo.protocols.card import ModelRuntimeConfig
+from dynamo.protocols.engine import Tenant
+from dynamo.protocols.errors import RouterQueueLimitExceeded
 from dynamo.protocols.kv import ActiveLoad
 from dynamo.router import Placement, Thresholds
 from dynamo.runtime import Local
@@ -166,3 +168,61 @@ async def test_nobody_passes_who_waits_for_a_rank_on_that_rank() -> None:
         assert (await at_once(side, "ABCDEFGHJ")).dp_rank == 0
         assert side.router.waiting == 1
         waiting.cancel()
+
+
+async def served_order(side: RouterSide, waiting: dict[str, asyncio.Task[Placement]], first: Placement) -> list[str]:
+    """The names of the requests in the order in which they are placed, one at a time."""
+    order: list[str] = []
+    placement = first
+    left = dict(waiting)
+    while left:
+        placement.release()
+        async with asyncio.timeout(PATIENCE):
+            done, _ = await asyncio.wait(left.values(), return_when=asyncio.FIRST_COMPLETED)
+        (name,) = [name for name, task in left.items() if task in done]
+        order.append(name)
+        placement = left.pop(name).result()
+    placement.release()
+    return order
+
+
+async def test_a_key_behind_a_flooding_one_is_next() -> None:
+    local = Local()
+    flood, light = Tenant("flood"), Tenant("light")
+    async with ScriptedWorker(local), routing(local, card=SIZED, queue_threshold=0) as side:
+        await side.settled(1)
+        first = await side.router.place(asking("A"))
+        waiting = {f"flood {letter}": await queued(side, letter, tenant=flood) for letter in "BCDEF"}
+        waiting["light"] = await queued(side, "G", tenant=light)
+        assert (await served_order(side, waiting, first)).index("light") <= 1
+
+
+async def test_strict_priority_and_expected_length_order_the_requests_of_a_key() -> None:
+    local = Local()
+    async with ScriptedWorker(local), routing(local, card=SIZED, queue_threshold=0, queue_policy="wspt") as side:
+        await side.settled(1)
+        first = await side.router.place(asking("A"))
+        asked = {
+            "long": asking("B", expected_output_tokens=1000),
+            "short": asking("C", expected_output_tokens=10),
+            "tier": asking("D", expected_output_tokens=9000, strict_priority=1),
+        }
+        waiting = {}
+        for name, request in asked.items():
+            waiting[name] = asyncio.create_task(side.router.place(request))
+            await until(lambda: side.router.waiting == len(waiting))
+        assert await served_order(side, waiting, first) == ["tier", "short", "long"]
+
+
+async def test_in_a_full_queue_the_flooding_key_gives_way() -> None:
+    local = Local()
+    async with ScriptedWorker(local), routing(local, card=SIZED, queue_threshold=0, queue_limit=2) as side:
+        await side.settled(1)
+        first = await side.router.place(asking("A"))
+        flood = [await queued(side, letter, tenant=Tenant("flood")) for letter in "BC"]
+        light = asyncio.create_task(side.router.place(asking("D"), tenant=Tenant("light")))
+        with pytest.raises(RouterQueueLimitExceeded):
+            await flood[1]
+        with pytest.raises(RouterQueueLimitExceeded):
+            await side.router.place(asking("E"), tenant=Tenant("flood"))
+        await served_order(side, {"light": light, "flood": flood[0]}, first)

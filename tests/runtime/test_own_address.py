@@ -27,11 +27,16 @@ def test_it_is_of_the_family_asked_for(family: int, version: int) -> None:
 
 
 def test_the_services_are_the_peers_where_discovery_spans_machines() -> None:
-    environ = {"ETCD_ENDPOINTS": "127.0.0.1:1,http://[::1]:2379", "NATS_SERVER": "user:pw@localhost:4222,127.0.0.1"}
+    environ = {"ETCD_ENDPOINTS": "127.0.0.1:1,http://192.0.2.1", "NATS_SERVER": "user:pw@localhost:4222,127.0.0.1"}
     config = RuntimeConfig.from_env(environ)
-    assert config.tcp.peers == config.events.peers == ("127.0.0.1", "::1", "localhost")
+    assert config.tcp.peers == config.events.peers == ("127.0.0.1", "192.0.2.1", "localhost")
     assert config.tcp.host == config.events.host == own_address()
     assert RuntimeConfig.from_env(environ | {"DYN_DISCOVERY_BACKEND": "file"}).tcp.peers == ()
+
+
+def test_where_all_services_are_on_this_machine_the_planes_stay_on_it() -> None:
+    config = RuntimeConfig.from_env({"ETCD_ENDPOINTS": "127.0.0.1:1,http://[::1]:2379"})
+    assert config.tcp.host == config.events.host == "127.0.0.1"
 
 
 def test_an_address_that_was_chosen_is_kept() -> None:

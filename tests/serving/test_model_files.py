@@ -136,9 +136,11 @@ async def test_a_model_whose_files_could_not_be_had_is_tried_again_when_a_worker
     assert "its checksum is not the one on the model card" in caplog.text
     assert "trying again in 3600 s, or as soon as a worker joins" in caplog.text
     assert not models.served()
+    assert "its checksum is not the one on the model card" in str(models.failures()["toy"])
     sound.send_files()
     await sound.join()
     await until(models.served)
+    assert not models.failures()
 
 
 async def test_a_model_is_served_once_its_worker_sends_sound_files_although_discovery_does_not_change(

@@ -16,6 +16,38 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, key
 
 
+def authority(folder: Path, name: str = "ca") -> tuple[Path, Path]:
+    cert, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj"
+    subprocess.run([*command.split(), f"/CN={name}", "-out", cert, "-keyout", key], check=True, capture_output=True)
+    return cert, key
+
+
+def signed(
+    folder: Path, name: str, by: tuple[Path, Path], addresses: str = "IP:127.0.0.1", *, expired: bool = False
+) -> tuple[Path, Path]:
+    """A certificate of the authority `by` for these addresses, and its key."""
+    cert, key, request, extensions = (folder / f"{name}.{end}" for end in ("pem", "key", "csr", "ext"))
+    ask = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj"
+    subprocess.run([*ask.split(), f"/CN={name}", "-out", request, "-keyout", key], check=True, capture_output=True)
+    extensions.write_text(f"subjectAltName={addresses}\nbasicConstraints=critical,CA:FALSE\n")
+    sign: list[str | Path] = [
+        "openssl",
+        "x509",
+        "-req",
+        "-in",
+        request,
+        "-CA",
+        by[0],
+        "-CAkey",
+        by[1],
+        "-CAcreateserial",
+    ]
+    days = ["-days", "-1" if expired else "2"]
+    subprocess.run([*sign, *days, "-extfile", extensions, "-out", cert], check=True, capture_output=True)
+    return cert, key
+
+
 def renewed(cert: Path, key: Path) -> bytes:
     """Put others in the place of these files, as tools do that renew them; returns the new certificate."""
     new_cert, new_key = certificate(cert.parent, "renewed")

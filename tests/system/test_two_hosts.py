@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from dynamo.model import bundled
+from support.certificates import authority, signed
 from support.hosts import Host, two_hosts
 from support.models import byte_level_model
 from support.running import SOURCE, Process, running
@@ -49,7 +50,7 @@ class Site:
     def _running(self, host: Host, program: list[str], words: tuple[str, ...], environ: dict[str, str]) -> Process:
         place = self._folder / host.name
         place.mkdir(exist_ok=True)
-        return self._stack.enter_context(running(place, *words, program=program, **self._environ, **environ))
+        return self._stack.enter_context(running(place, *words, program=program, **(self._environ | environ)))
 
 
 @pytest.fixture
@@ -62,7 +63,11 @@ def site(tmp_path: Path) -> Iterator[Site]:
         for server in servers:
             stack.callback(server.stop)
             server.start()
-        environ = {"ETCD_ENDPOINTS": f"{a.address}:2379", "NATS_SERVER": f"nats://{a.address}:4222"}
+        environ = {
+            "ETCD_ENDPOINTS": f"{a.address}:2379",
+            "NATS_SERVER": f"nats://{a.address}:4222",
+            "DYN_PLANE_TOKEN": "of these hosts",
+        }
         yield Site(tmp_path, a, b, environ, stack)
 
 
@@ -141,6 +146,63 @@ def test_a_worker_on_every_address_is_known_by_the_one_that_leads_to_etcd(site: 
     door.line_with("model 'tiny' can be served")
     (address,) = instances(site.a, url).values()
     assert address.startswith(f"{site.b.address}:")
+    assert "Paris" in capital(site.a, url)
+
+
+def test_without_a_secret_a_worker_does_not_open_its_planes(site: Site) -> None:
+    worker = site.start(site.b, *WORKER, DYN_PLANE_TOKEN="")
+    refusal = worker.line_with("error: other hosts could use")
+    assert "DYN_PLANE_TOKEN" in refusal
+    assert "--insecure-plane" in refusal
+    assert worker.popen.wait(PATIENCE) == 1
+
+
+def test_what_is_allowed_by_a_flag_works_without_a_secret(site: Site) -> None:
+    door = site.start(site.a, "in=http", "out=dyn", "--insecure-plane", DYN_PLANE_TOKEN="")
+    url = door.url()
+    site.start(site.b, *WORKER, "--insecure-plane", DYN_PLANE_TOKEN="").line_with("without a secret")
+    door.line_with("model 'tiny' can be served")
+    assert "Paris" in capital(site.a, url)
+
+
+STRANGER = """
+import socket, ssl, sys
+host, port = sys.argv[1].split(":")
+for context in (None, ssl._create_unverified_context()):
+    with socket.create_connection((host, int(port)), 10) as link:
+        try:
+            link = context.wrap_socket(link) if context else link
+            link.sendall(bytes.fromhex("0000000c01") + b"\\x92\\xa6dynamo\\x02" + bytes(3))
+            print(link.recv(1000).hex())
+        except OSError as error:
+            print(type(error).__name__)
+"""
+
+
+def test_two_hosts_with_certificates_serve_each_other_and_no_stranger(site: Site, tmp_path: Path) -> None:
+    ca = authority(tmp_path)
+
+    def files(host: Host) -> dict[str, str]:
+        cert, key = signed(tmp_path, host.name, ca, f"IP:{host.address}")
+        return {
+            "DYN_TCP_TLS_CERT_PATH": str(cert),
+            "DYN_TCP_TLS_KEY_PATH": str(key),
+            "DYN_TCP_TLS_CA_CERT_PATH": str(ca[0]),
+        }
+
+    door = site.start(site.a, "in=http", "out=dyn", "--router-mode", "kv", **files(site.a))
+    url = door.url()
+    worker = site.start(site.b, *WORKER, **files(site.b))
+    worker.line_with("protected by mutual TLS and a token")
+    door.line_with("model 'tiny' can be served")
+    assert "Paris" in capital(site.a, url)
+    (address,) = instances(site.a, url).values()
+    stranger = site.a.inside(sys.executable, "-c", STRANGER, address)
+    done = subprocess.run(stranger, capture_output=True, timeout=PATIENCE, check=True)
+    heard = done.stdout.decode().split()
+    # At most a TLS alert (0x15) of seven bytes, never a frame.
+    assert all(one.endswith("Error") or one == "" or (one.startswith("15") and len(one) == 14) for one in heard), heard
+    worker.line_with("TLS failed")
     assert "Paris" in capital(site.a, url)
 
 

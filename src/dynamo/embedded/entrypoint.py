@@ -20,7 +20,7 @@ MockEngineArgs = MockerArgs
 
 
 class EngineType(enum.Enum):
-    """Who answers; `Dynamic` means the workers on the network."""
+    """What answers; `Dynamic` means the workers on the network."""
 
     Echo = "echo_full"
     Dynamic = "dyn"

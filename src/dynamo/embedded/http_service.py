@@ -73,7 +73,7 @@ class HttpService:
         return [name for name, (kind, _) in self._models.items() if kind is ModelType.Completions]
 
     def enable_endpoint(self, endpoint: str, enabled: bool = True) -> None:
-        """All routes are on; one that no model serves answers that it does not."""
+        """All routes are always on; a route for which no model is served answers with an error."""
         if endpoint not in _ENDPOINTS:
             raise ValueError(f"there is no endpoint '{endpoint}' to enable; there are {', '.join(_ENDPOINTS)}")
         if not enabled:

@@ -22,12 +22,10 @@ def refuse_search(engine: str, request: PreprocessedRequest) -> None:
 
 
 def end_ids(request: PreprocessedRequest) -> list[int]:
-    """Every token id that ends the answer, without repeats; none with `ignore_eos`."""
+    """Every token id that ends the answer, without repeats; with `ignore_eos` only those that the client named."""
     stops = request.stop_conditions
-    if stops.ignore_eos:
-        return []
-    ids = (*request.eos_token_ids, *(stops.stop_token_ids_hidden or ()), *(stops.stop_token_ids or ()))
-    return list(dict.fromkeys(ids))
+    own = () if stops.ignore_eos else (*request.eos_token_ids, *(stops.stop_token_ids_hidden or ()))
+    return list(dict.fromkeys((*own, *(stops.stop_token_ids or ()))))
 
 
 def choice_seed(request: PreprocessedRequest, *, low: int, high: int) -> int | None:

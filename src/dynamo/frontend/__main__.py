@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import uvloop
 
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.greeting import no_workers_hint
+from dynamo.frontend.greeting import nothing_served_hint
 from dynamo.frontend.measure.request_trace import request_trace_from_env
 from dynamo.frontend.measure.tracing import tracing_from_env
 from dynamo.frontend.processes import Parent, supervise
@@ -117,7 +117,7 @@ async def serve(
                 if server.grpc:
                     print(f"serving gRPC on {server.grpc.address}", file=sys.stderr, flush=True)
                 if not server.models.served():
-                    print(no_workers_hint(config, network), file=sys.stderr, flush=True)
+                    print(nothing_served_hint(config, network, server.models.failures()), file=sys.stderr, flush=True)
                 report_ready(os.environ)
                 await server.serve()
             else:

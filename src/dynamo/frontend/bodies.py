@@ -8,10 +8,14 @@ from typing import Generic
 from aiohttp import web
 
 from dynamo.frontend import headers
+from dynamo.frontend.arriving import ArrivingBodies
 from dynamo.frontend.call import Body
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.content_encoding import TooLong, unpack
+from dynamo.frontend.keys import OWNER
+from dynamo.model import CLIENT
 from dynamo.protocols.body import BodyDecoder
+from dynamo.protocols.body_shape import SMALL, BodyLimits, check_shape
 from dynamo.protocols.errors import HttpError
 from dynamo.serving.request_template import fill_body
 
@@ -27,9 +31,13 @@ async def no_body(request: web.Request) -> tuple[None, bytes]:
 class BodyReader(Generic[Body]):
     """Reads the bodies of one route."""
 
-    def __init__(self, kind: type[Body], config: FrontendConfig, *, only_json: bool = True) -> None:
+    def __init__(
+        self, kind: type[Body], config: FrontendConfig, arriving: ArrivingBodies, *, only_json: bool = True
+    ) -> None:
         self._decoder = BodyDecoder(kind)
         self._config = config
+        self._arriving = arriving
+        self._limits = BodyLimits(config.body_items, config.body_fields)
         self._only_json = only_json
 
     async def read(self, request: web.Request) -> tuple[Body, bytes]:
@@ -42,22 +50,26 @@ class BodyReader(Generic[Body]):
         limit = config.body_limit_mb << 20
         if (request.content_length or 0) > limit:
             raise web.HTTPRequestEntityTooLarge(limit, request.content_length or 0)
-        body = await request.read() if request.content.is_eof() else await self._rest(request)
+        body = await request.read() if request.content.is_eof() else await self._rest(request, limit)
         if encoding := request.headers.get("Content-Encoding"):
             body = await self._unpacked(body, encoding, limit)
         body = body.removeprefix(BOM)
         if config.request_template:
             body = fill_body(config.request_template, body, self._decoder.kind)
+        if len(body) > SMALL:
+            CLIENT.set((request.get(OWNER), request.remote))
+            for _ in check_shape(body, self._limits):
+                await asyncio.sleep(0)
         ignored: list[str] | None = [] if config.ignores_unknown_fields else None
         decoded = self._decoder.decode(body, ignored)
         if ignored:
             request[headers.WARNINGS] = [headers.ignored("unknown fields", ignored)]
         return decoded, body
 
-    async def _rest(self, request: web.Request) -> bytes:
+    async def _rest(self, request: web.Request, limit: int) -> bytes:
         try:
             async with asyncio.timeout(self._config.body_timeout or None):
-                return await request.read()
+                return await self._arriving.read(request.content, limit)
         except TimeoutError:
             raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None
 

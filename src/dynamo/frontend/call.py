@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from aiohttp import web
 
 from dynamo.frontend import headers
-from dynamo.frontend.keys import OWNER
+from dynamo.frontend.keys import OWNER, TENANT
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -40,9 +40,11 @@ class HttpCall(Generic[Body]):
         """Read the headers: `nvext` fields are added to `request`; id, metadata and trace become the context."""
         sent = self.request.headers
         request.nvext = headers.nvext(sent, request.nvext)
-        return Context(
+        context = Context(
             headers.context_id(sent, self.request_id), headers.metadata(sent), traceparent=self.record.traceparent
         )
+        context.tenant = self.request.get(TENANT)
+        return context
 
     def warn(self, what: str, names: Sequence[str]) -> None:
         """Name in the answer's headers what was left out of the request."""

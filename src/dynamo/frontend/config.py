@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec import structs
+
 from dynamo.frontend.connection import ConnectionLimits
+from dynamo.frontend.keys import ApiKeys, KnownKey, digest
+from dynamo.frontend.keys_file import KeyEntry, read_keys
+from dynamo.frontend.limits import KeyLimits
 from dynamo.frontend.measure.metrics import clean_prefix
 from dynamo.router import RoutingConfig
 from dynamo.runtime.names import NamespaceFilter
@@ -19,6 +24,8 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
     router: RoutingConfig = RoutingConfig()
     request_template: RequestTemplate | None = None
+    filed_keys: tuple[KeyEntry, ...] = ()
+    """Of `api_keys_file`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,6 +47,24 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
         return self.ignore_unknown_fields and not self.refuse_unknown_fields
 
     @property
+    def default_key_limits(self) -> KeyLimits:
+        return KeyLimits(
+            requests_per_second=self.key_requests_per_second,
+            tokens_per_second=self.key_tokens_per_second,
+            concurrent=self.key_concurrent_requests,
+        )
+
+    def keys(self) -> ApiKeys:
+        default = self.default_key_limits
+        return ApiKeys(
+            (
+                *(KnownKey(digest=digest(key), limits=default) for key in self.api_keys),
+                *(KnownKey(digest=digest(key), admin=True) for key in self.admin_keys),
+                *(_known(entry, default) for entry in self.filed_keys),
+            )
+        )
+
+    @property
     def is_local(self) -> bool:
         return self.host in LOOPBACK or self.host.startswith("127.")
 
@@ -57,4 +82,12 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
         values = read(cls, environ, {name: flags[name] for name in flags if name not in routing})
         if "metrics_prefix" in values:
             values["metrics_prefix"] = clean_prefix(values["metrics_prefix"])
-        return cls(**values, router=router, request_template=request_template)
+        keys_file = values.get("api_keys_file")
+        filed_keys = tuple(read_keys(keys_file).values()) if keys_file else ()
+        return cls(**values, router=router, request_template=request_template, filed_keys=filed_keys)
+
+
+def _known(entry: KeyEntry, default: KeyLimits) -> KnownKey:
+    given = {name: value for name in KeyLimits.__struct_fields__ if (value := getattr(entry, name)) is not None}
+    limits = KeyLimits() if entry.admin and not given else structs.replace(default, **given)
+    return KnownKey(digest=digest(entry.key), admin=entry.admin, weight=entry.weight, limits=limits)

@@ -9,6 +9,12 @@ from aiohttp import web
 from dynamo.frontend.headers import Headers
 
 MAX_AGE = "600"
+EXPOSED = ", ".join(
+    (
+        "x-request-id, request-id, retry-after, retry-after-ms, x-dynamo-warning",
+        *(f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+    )
+)
 
 
 class Cors:
@@ -20,6 +26,10 @@ class Cors:
     def __bool__(self) -> bool:
         return bool(self._origins)
 
+    def allows(self, origin: str) -> bool:
+        """Whether the operator named this page; `*` names none in particular."""
+        return origin in self._origins
+
     def headers(self, sent: Headers) -> dict[str, str]:
         """The headers of an answer to this request."""
         origin = sent.get("Origin")
@@ -30,7 +40,7 @@ class Cors:
             allowed = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
         else:
             return {"Vary": "Origin"}
-        return allowed | {"Access-Control-Expose-Headers": "x-request-id, request-id, retry-after, x-dynamo-warning"}
+        return allowed | {"Access-Control-Expose-Headers": EXPOSED}
 
     def preflight(self, request: web.Request) -> web.Response | None:
         """The answer to a browser's preflight request; None for any other."""

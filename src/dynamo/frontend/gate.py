@@ -11,15 +11,17 @@ from aiohttp import web
 
 from dynamo.frontend import headers
 from dynamo.frontend.answers.errors import error_response
+from dynamo.frontend.arriving import ArrivingBodies
 from dynamo.frontend.bodies import BodyReader, no_body
 from dynamo.frontend.call import HttpCall
+from dynamo.frontend.callers import tokens_reserved
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
-from dynamo.frontend.keys import OWNER, ApiKeys
+from dynamo.frontend.limits import KeyMeter, MeteredRequest
 from dynamo.frontend.measure.request_record import RECORD, RequestRecord, one_line
 from dynamo.frontend.measure.tracing import Tracing
-from dynamo.frontend.route import Access, HttpRoute
+from dynamo.frontend.route import HttpRoute
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import DynamoException, HttpError, ResourceExhausted, Unavailable, Unknown
 
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 CLIENT_LEFT = 499
 BUSY = (Unavailable, ResourceExhausted)
 """Expected under load or before workers join: the one line that every request gets in the log is enough."""
+METER = web.RequestKey("meter", KeyMeter)
+"""Where a request keeps the limits of its key, if there are any."""
 UNREAD = frozenset((408, 413))
 """Statuses of answers given before the whole body has arrived."""
 
@@ -39,18 +43,22 @@ class Gate:
         self._requests = frontend.requests
         self._idle = asyncio.Event()
         self._config = config
-        self._keys = ApiKeys(config.api_keys)
+        self._callers = frontend.callers
         self._cors = Cors(config.cors_allow_origins)
         self._tracing = tracing
+        self._arriving = ArrivingBodies(config.arriving_bodies_mb << 20)
 
     def guard(self, route: HttpRoute[Any]) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Wrap the route's handler: its failures become answers with the request's id, which is also in the log."""
-        any_type = route.any_content_type
-        read = BodyReader(route.body, self._config, only_json=not any_type).read if route.body else no_body
+        read = no_body
+        if route.body:
+            only_json = not route.any_content_type
+            read = BodyReader(route.body, self._config, self._arriving, only_json=only_json).read
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             record = self._arrived(request, route)
             status = CLIENT_LEFT
+            metered: MeteredRequest | None = None
             try:
                 response: web.StreamResponse | None = self._cors.preflight(request) if self._cors else None
                 if response is None:
@@ -59,6 +67,8 @@ class Gate:
                     if route.endpoint:
                         # Only now: clients that send no more than a part of their body must not use up the limit.
                         self._refuse_too_many()
+                        if self._callers.has_limits and (meter := self._callers.meter(request)):
+                            metered = meter.admit(tokens_reserved(body, raw_body))
                         self._requests.run(record)
                     response = await route.handler(self._frontend, HttpCall(request, record, body, raw_body))
                 status = response.status
@@ -74,6 +84,8 @@ class Gate:
                 response = self._failed(route, record, error)
                 status = response.status
             finally:
+                if metered:
+                    metered.end(record.input_tokens + record.output_tokens)
                 self._ended(request, record, status)
             return response
 
@@ -98,6 +110,8 @@ class Gate:
         response.headers["Server"] = "dynamo"
         if self._cors:
             response.headers.update(self._cors.headers(request.headers))
+        if meter := request.get(METER):
+            response.headers.update(meter.headers())
         if self._frontend.draining or response.status in UNREAD:
             response.headers["Connection"] = "close"
             response.force_close()
@@ -120,15 +134,17 @@ class Gate:
         return record
 
     def _admit(self, request: web.Request, route: HttpRoute[Any]) -> None:
-        access = route.access
-        if access is Access.KEY or (access is Access.METRICS and self._config.protect_metrics):
-            request[OWNER] = self._keys.check(request.headers)
+        self._callers.admit(request, route.access)
         if route.is_probe:
             return
         if self._frontend.draining:
             raise Unavailable("The service is shutting down.")
         if route.endpoint:
             self._refuse_too_many()
+            if self._callers.has_limits and (meter := self._callers.meter(request)):
+                # Its headers are in every answer; a request that is over a limit is refused before its body is read.
+                request[METER] = meter
+                meter.check()
 
     def _refuse_too_many(self) -> None:
         limit = self._config.max_concurrent_requests

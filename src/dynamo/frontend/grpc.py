@@ -10,7 +10,6 @@ from multidict import CIMultiDict
 
 from dynamo.frontend import headers
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.keys import ApiKeys
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import DynamoException, ResourceExhausted, StartError, Unavailable
@@ -27,7 +26,7 @@ class GrpcAdmission:
     def __init__(self, frontend: Frontend, config: FrontendConfig) -> None:
         self._frontend = frontend
         self._config = config
-        self._keys = ApiKeys(config.api_keys)
+        self._keys = config.keys()
 
     def begin(self, method: str, metadata: Mapping[str, str], request_id: str | None) -> RequestRecord | None:
         if method not in _PROBES:

@@ -24,8 +24,9 @@ MAX_METADATA_BYTES = 64 * 1024
 _INSTANCE = ("x-dynamo-worker-instance-id", "x-worker-instance-id")
 _RANK = ("x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank")
 _PRIORITY = ("x-dynamo-request-priority",)
+_STRICT_PRIORITY = ("x-dynamo-request-strict-priority",)
 _TENANT = "x-tenant-id"
-_NVEXT = frozenset((*_INSTANCE, *_RANK, *_PRIORITY, _TENANT))
+_NVEXT = frozenset((*_INSTANCE, *_RANK, *_PRIORITY, *_STRICT_PRIORITY, _TENANT))
 WARNING = "x-dynamo-warning"
 WARNINGS = web.RequestKey("warnings", list[str])
 """What was left out of a request, if anything was."""
@@ -91,12 +92,16 @@ def nvext(headers: Headers, body: NvExt | None) -> NvExt | None:
         "cache_salt": headers.get(_TENANT) or None,
     }
     fields = {name: value for name, value in fields.items() if value is not None}
-    priority = _number(headers, _PRIORITY, -(2**31), 2**31 - 1)
-    if not fields and priority is None:
+    hints = {
+        "priority": _number(headers, _PRIORITY, -(2**31), 2**31 - 1),
+        "strict_priority": _number(headers, _STRICT_PRIORITY, 0, 2**32 - 1),
+    }
+    hints = {name: value for name, value in hints.items() if value is not None}
+    if not fields and not hints:
         return body
     body = body or NvExt()
-    if priority is not None:
-        fields["agent_hints"] = structs.replace(body.agent_hints or AgentHints(), priority=priority)
+    if hints:
+        fields["agent_hints"] = structs.replace(body.agent_hints or AgentHints(), **hints)
     return structs.replace(body, **fields)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from dynamo.frontend.answers.errors import error_answer
+from dynamo.frontend.background import BackgroundResponses
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.keys import ApiKeys
 from dynamo.frontend.siblings import Siblings
 from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.serving import batches
@@ -42,6 +42,7 @@ class OwnedState:
         enabled = config.stored_responses > 0
         self.conversations = Conversations(records, enabled=enabled)
         self.responses = ResponseStore(records, self.conversations, enabled=enabled)
+        self.background = BackgroundResponses(self.responses, config.background_responses)
         self.files = Files(records, folder, config.stored_files_mb << 20)
         self.batches = Batches(
             records,
@@ -75,8 +76,15 @@ class KeptState:
         for owned in self._owned.values():
             await owned.batches.close()
 
+    async def background_idle(self) -> None:
+        """Wait until no response runs in the background."""
+        for owned in self._owned.values():
+            await owned.background.idle()
+
     async def close(self) -> None:
         await self.stop_batches()
+        for owned in self._owned.values():
+            await owned.background.close()
         await self._records.close()
         for owned in self._owned.values():
             owned.files.close()
@@ -95,7 +103,7 @@ async def open_state(
         records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
     owned = {
         owner: OwnedState(OwnedRecords(records, owner), folder, config, models, is_stopping)
-        for owner in ApiKeys(config.api_keys).owners
+        for owner in config.keys().owners
     }
     return KeptState(records, folder, owned)
 

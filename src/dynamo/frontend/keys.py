@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from aiohttp import web
+from msgspec import Struct
 
 from dynamo.frontend.headers import Headers
+from dynamo.frontend.limits import KeyLimits
+from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException
 
 OWNER = web.RequestKey("owner", str)
 """Where a request keeps the owner of its key."""
+TENANT = web.RequestKey("tenant", Tenant)
+"""Where a request keeps who it is for other queues, where the server has keys."""
 ANYBODY = "-"
 """The one owner of a server without keys."""
 
@@ -22,31 +27,65 @@ class Unauthorized(DynamoException):
     status = 401
 
 
-class ApiKeys:
-    """Without any key all requests are accepted."""
+class KnownKey(Struct, frozen=True, kw_only=True):
+    """A key without the key."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
+    digest: bytes
+    admin: bool = False
+    weight: float = 1.0
+    limits: KeyLimits = KeyLimits()
+
+    @property
+    def owner(self) -> str:
+        return self.digest.hex()[:32]
+
+    @property
+    def tenant(self) -> Tenant:
+        return Tenant(self.owner, self.weight)
+
+
+class ApiKeys:
+    """Without any key all requests are accepted; a server that has only keys of administrators accepts all too."""
+
+    def __init__(self, keys: Iterable[str | KnownKey]) -> None:
         # Digests have equal lengths, so the time of a comparison does not reveal even the length of a key.
-        self._digests = [_digest(key) for key in keys]
+        known = [key if isinstance(key, KnownKey) else KnownKey(digest=digest(key)) for key in keys]
+        self._keys = {key.digest: key for key in known}
+        self.closed = any(not key.admin for key in known)
+        """Requests need a key."""
+        self.has_admins = any(key.admin for key in known)
 
     def check(self, headers: Headers) -> str:
         """The owner of the key sent as `Authorization: Bearer KEY` or `x-api-key: KEY`; raises Unauthorized."""
-        if not self._digests:
-            return ANYBODY
+        return self.find(headers).owner if self.closed else ANYBODY
+
+    def find(self, headers: Headers) -> KnownKey:
+        """The key that was sent; raises Unauthorized if it is not one of ours."""
         sent = _sent(headers)
         if sent is None:
             raise Unauthorized("No API key was sent. Send it as 'Authorization: Bearer KEY' or as 'x-api-key: KEY'.")
-        digest, known = _digest(sent), False
-        for each in self._digests:
-            known |= hmac.compare_digest(each, digest)
-        if not known:
+        sent_digest, found = digest(sent), None
+        for each in self._keys:
+            if hmac.compare_digest(each, sent_digest):
+                found = self._keys[each]
+        if found is None:
             raise Unauthorized("The API key is not one of this server's.")
-        return _owner(digest)
+        return found
+
+    def is_known(self, headers: Headers) -> bool:
+        try:
+            self.find(headers)
+        except Unauthorized:
+            return False
+        return True
 
     @property
     def owners(self) -> list[str]:
         """All that `check` can return."""
-        return [_owner(digest) for digest in self._digests] or [ANYBODY]
+        return [key.owner for key in self._keys.values()] if self.closed else [ANYBODY]
+
+    def __iter__(self) -> Iterator[KnownKey]:
+        return iter(self._keys.values())
 
 
 def _sent(headers: Headers) -> str | None:
@@ -56,9 +95,5 @@ def _sent(headers: Headers) -> str | None:
     return headers.get("x-api-key", "").strip() or None
 
 
-def _owner(digest: bytes) -> str:
-    return digest.hex()[:32]
-
-
-def _digest(key: str) -> bytes:
+def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -15,9 +15,11 @@ TITLE = "Dynamo"
 _REASONS = {
     400: "The request is wrong; the message names the field.",
     401: "The API key is missing or wrong.",
+    403: "The key is not an administrator's.",
     404: "There is no such model.",
     413: "The body is too large.",
     415: "The body is not JSON.",
+    429: "The key is over one of its limits; try again later.",
     500: "The engine failed.",
     502: "The worker was lost and no other could take over.",
     503: "No worker is free or ready; try again later.",

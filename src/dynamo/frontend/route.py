@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic
 
 from aiohttp import web
 from msgspec import Struct
 
+from dynamo.frontend.access import Access
 from dynamo.frontend.answers.errors import ErrorShape
 from dynamo.frontend.call import Body, HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.openai_answers import ErrorAnswer
 
 Handler = Callable[[Frontend, HttpCall[Body]], Awaitable[web.StreamResponse]]
-
-
-class Access(enum.Enum):
-    """Who may call a route. Probes and metrics are polled by machines: they are answered while the server drains, and
-    logged at debug level only."""
-
-    KEY = enum.auto()
-    """Clients with an API key, where the server has keys."""
-    PROBE = enum.auto()
-    """Anyone."""
-    METRICS = enum.auto()
-    """Anyone, unless `--protect-metrics` requires a key."""
 
 
 class HttpRoute(Struct, Generic[Body], frozen=True):
@@ -56,4 +44,4 @@ class HttpRoute(Struct, Generic[Body], frozen=True):
 
     @property
     def is_probe(self) -> bool:
-        return self.access is not Access.KEY
+        return self.access in (Access.PROBE, Access.METRICS)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from dynamo.frontend.app import application
+from dynamo.frontend.callers import Callers
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
@@ -69,6 +70,7 @@ class Server:
             self.models,
             RunningRequests(metrics, request_trace.ended if request_trace else None),
             self._loop_delay,
+            Callers(config, config.keys()),
             siblings,
         )
         self._gate = Gate(self._frontend, config, tracing)
@@ -181,6 +183,8 @@ class Server:
         try:
             async with asyncio.timeout(self._config.graceful_shutdown_timeout):
                 await self._gate.idle()
+                if self._state:
+                    await self._state.background_idle()
         except TimeoutError:
             log.warning("%d requests did not finish in time and are ended now", self._gate.open_requests)
 

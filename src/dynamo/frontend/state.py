@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dynamo.frontend.callers import Callers
 from dynamo.frontend.kept_state import KeptState
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.request_record import RunningRequests
@@ -19,8 +20,14 @@ class Frontend:
     """Opened when the server starts."""
 
     def __init__(
-        self, models: Models, requests: RunningRequests, loop_delay: LoopDelay, siblings: Siblings | None = None
+        self,
+        models: Models,
+        requests: RunningRequests,
+        loop_delay: LoopDelay,
+        callers: Callers,
+        siblings: Siblings | None = None,
     ) -> None:
+        self.callers = callers
         self.models = models
         self.requests = requests
         self.draining = False
@@ -47,7 +54,7 @@ class Frontend:
         """The metrics of all processes on this port."""
         return self.snapshot() if self._siblings is None else await self._siblings.all_families()
 
-    async def set_thresholds(self, model: str, values: Mapping[str, int | float]) -> None:
+    async def set_thresholds(self, model: str, values: Mapping[str, int | float | None]) -> None:
         """Set thresholds in all processes on this port."""
         self.models.set_thresholds(model, values)
         if self._siblings:

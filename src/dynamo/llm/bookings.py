@@ -1,4 +1,4 @@
-"""What a program has booked and not yet freed; what it never frees expires."""
+"""The bookings that a program has not freed yet; those it never frees expire."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class RadixTree:
 
 
 def _prune(node: _Node) -> None:
-    """Take nodes out that nobody holds and nothing follows."""
+    """Remove nodes that no worker holds and that have no children."""
     while node.parent is not None and not node.holders and not node.children:
         node.parent.children.pop(node.tokens_hash, None)
         node = node.parent

@@ -92,7 +92,7 @@ async def fetch_llm(model: str, ignore_weights: bool = False) -> str:
 
 
 def _arguments(args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name, whichever of the published forms it was written in."""
+    """The call's arguments by name, for each of the published signatures."""
     with_input = (bool(args) and isinstance(args[0], ModelInput)) or "model_input" in options
     names = ["model_type", "endpoint", "model_path", "model_name"]
     if with_input:

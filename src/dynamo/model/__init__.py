@@ -4,6 +4,7 @@ from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled
 from dynamo.model.card import LoadedModel, build_card, card_template, open_card
 from dynamo.model.detokenize import Decoder, json_escaped, json_unescaped
+from dynamo.model.encoding_pool import CLIENT
 from dynamo.model.errors import FileError, ModelError, TemplateError
 from dynamo.model.fetch import CardReader
 from dynamo.model.offer import offer_files, withdraw_files
@@ -13,6 +14,7 @@ from dynamo.model.tokenizer import Tokenizer
 
 __all__ = [
     "BUNDLED",
+    "CLIENT",
     "CardReader",
     "ChatTemplate",
     "Decoder",

@@ -18,7 +18,15 @@ from dynamo.model.gguf import Gguf, read_gguf
 from dynamo.model.source import HubConfig, LocalModel, resolve
 from dynamo.model.template import ChatTemplate, load_template
 from dynamo.model.tokenizer import Tokenizer
-from dynamo.protocols.card import CardFile, ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
+from dynamo.protocols.card import (
+    CardFile,
+    ModelCard,
+    ModelInput,
+    ModelRuntimeConfig,
+    ModelType,
+    WorkerType,
+    check_model_name,
+)
 from dynamo.protocols.engine import SamplingOptions
 
 GGUF = "gguf"
@@ -51,8 +59,10 @@ def build_card(
     custom_template_path: str | Path | None = None,
 ) -> ModelCard:
     """The card of a model on this machine; `context_length` may only reduce the model's own."""
-    if not name:
-        raise ModelError("a model needs a name")
+    try:
+        check_model_name(name)
+    except ValueError as error:
+        raise ModelError(str(error)) from None
     paths = {GGUF: local.path} if local.is_gguf else find_files(local.path)
     if custom_template_path is not None:
         paths[_CUSTOM_TEMPLATE] = Path(custom_template_path).expanduser().resolve()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,10 @@ import msgspec
 import tokenizers
 
 from dynamo.model.detokenize import ByteDecoder, ByteTables, Decoder, StreamDecoder, byte_pieces
+from dynamo.model.encoding_pool import EncodingPool
 from dynamo.model.errors import ModelError
 from dynamo.model.files import read_text
+from dynamo.model.token_width import characters_per_token
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class Tokenizer:
         self._tokens = tokens
         self._id_limit = max(padded_size, self.vocab_size, max(tokens, default=-1) + 1)
         self._tables = self._proven_tables(json)
+        self.characters_per_token = characters_per_token(json, set(tokens.values()))
+        self._pool = EncodingPool()
 
     @classmethod
     def from_file(cls, path: Path, padded_size: int = 0) -> Tokenizer:
@@ -101,7 +104,22 @@ class Tokenizer:
         """As `encode`, but long text is encoded in a thread, where the libraries release the GIL."""
         if len(text) <= (_LONG_FOR_HF if self._fast is None else _LONG_FOR_FASTOKENS):
             return self.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.encode, text, add_special_tokens)
+        return await self._pool.run(lambda: self.encode(text, add_special_tokens))
+
+    def fewest_tokens(self, text: str) -> int:
+        """A number of tokens that the text has at least, without encoding it; 0 where none is known."""
+        if self.characters_per_token is None:
+            return 0
+        # NUL characters are dropped, and two surrogates may become one character.
+        return -(-len(_without_surrogates(text.replace("\0", ""))) // self.characters_per_token)
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Whether the text is known to have more tokens, without encoding it."""
+        return (
+            self.characters_per_token is not None
+            and len(text) > tokens * self.characters_per_token
+            and self.fewest_tokens(text) > tokens
+        )
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         known = [id for id in ids if id in self._tokens]

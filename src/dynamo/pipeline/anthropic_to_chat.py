@@ -29,6 +29,7 @@ from dynamo.protocols.anthropic import (
 )
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
+    AnyTool,
     ChatRequest,
     FunctionCall,
     FunctionDefinition,
@@ -123,9 +124,9 @@ def _response_format(request: PromptFields) -> ResponseFormat | None:
     return JsonSchemaFormat(JsonSchema(name="answer", schema=form.schema))
 
 
-def _tools(request: PromptFields, tools: list[AnthropicTool]) -> list[Tool]:
+def _tools(request: PromptFields, tools: list[AnthropicTool]) -> list[AnyTool]:
     may_drop = request.tool_choice is None or request.tool_choice.type in ("auto", "none")
-    translated = []
+    translated: list[AnyTool] = []
     for index, tool in enumerate(tools):
         if tool.type not in (None, "custom"):
             client_side = tool.type.startswith(_CLIENT_TOOLS)
@@ -142,7 +143,7 @@ def _tools(request: PromptFields, tools: list[AnthropicTool]) -> list[Tool]:
             raise InvalidRequest.missing(f"tools[{index}].input_schema")
         check_schema(tool.input_schema, f"tools[{index}].input_schema")
         definition = FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.input_schema)
-        translated.append(Tool(type="function", function=definition))
+        translated.append(Tool(function=definition))
     return translated
 
 

@@ -10,11 +10,14 @@ from msgspec import structs
 from dynamo.pipeline.parse import CallForm
 from dynamo.pipeline.schema import check_schema
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest, NamedToolChoice, Tool
+from dynamo.protocols.openai_chat import AnyTool, ChatRequest, NamedToolChoice
 from dynamo.protocols.openai_fields import GenerationFields, JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 
 MAX_CALLS = 32
 """With `parallel_tool_calls` a forced choice may call this often: a small model might never stop."""
+MAX_BYTES = 128 * 1024
+"""Of a constraint: llguidance compiles that many in a fifth of a second, and four times as many in three seconds."""
+MAX_GUIDED_CHOICES = 4096
 GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
 
@@ -32,7 +35,7 @@ def guided_decoding(request: GenerationFields) -> dict[str, Any] | None:
 
 def guided_calls(request: ChatRequest, form: CallForm) -> dict[str, Any] | None:
     """A forced tool choice in the form in which the model itself writes calls, for engines that can follow it."""
-    forced = _choosable_tools(request)
+    forced = choosable_tools(request)
     if not forced:
         return None
     schema = _calls_schema(forced, "arguments", limit=1)
@@ -104,16 +107,31 @@ def check_guidance(request: GenerationFields) -> None:
     if request.guided_whitespace_pattern and not json_format and given != ["guided_json"]:
         message = "`guided_whitespace_pattern` needs `guided_json` or a JSON `response_format`."
         raise InvalidRequest(message, "guided_whitespace_pattern", "invalid_value")
+    for name in given:
+        if isinstance(value := getattr(request, name), str | list):
+            check_size(value, name)
+    if request.guided_choice is not None and len(request.guided_choice) > MAX_GUIDED_CHOICES:
+        why = f"at most {MAX_GUIDED_CHOICES} choices are allowed, got {len(request.guided_choice)}"
+        raise InvalidRequest.bad_value("guided_choice", why)
     schema = guided_json(request)
     if schema is not None:
         check_schema(schema, "guided_json")
+        check_size(schema, "guided_json")
     if isinstance(request.response_format, JsonSchemaFormat):
         where = "response_format.json_schema.schema"
         if request.response_format.json_schema.schema is None:
             raise InvalidRequest.missing(where)
         check_schema(request.response_format.json_schema.schema, where)
+        check_size(request.response_format.json_schema.schema, where)
     for name in ("guided_regex", "guided_grammar"):
         _check_brackets(getattr(request, name) or "", name)
+
+
+def check_size(constraint: object, param: str) -> None:
+    """Limit what an engine must compile: some take quadratic time, and one of them stops all its answers meanwhile."""
+    size = len(msgspec.json.encode(constraint))
+    if size > MAX_BYTES:
+        raise InvalidRequest.bad_value(param, f"at most {MAX_BYTES} bytes of JSON are allowed, got {size}")
 
 
 def _check_brackets(text: str, param: str) -> None:
@@ -149,14 +167,14 @@ def _response_format(request: GenerationFields) -> dict[str, Any] | None:
 
 
 def _forced_tools(request: GenerationFields) -> dict[str, Any] | None:
-    if not isinstance(request, ChatRequest) or not (tools := _choosable_tools(request)):
+    if not isinstance(request, ChatRequest) or not (tools := choosable_tools(request)):
         return None
     if forced_tool(request) is not None:
         return {"json": _parameters(tools[0])}
     return {"json": _calls_schema(tools, "parameters", _most_calls(request))}
 
 
-def _choosable_tools(request: ChatRequest) -> list[Tool]:
+def choosable_tools(request: ChatRequest) -> list[AnyTool]:
     """The tools one of which must be called; none if the model may also answer with text."""
     if (name := forced_tool(request)) is not None:
         return [tool for tool in request.tools or () if tool.function.name == name]
@@ -167,11 +185,11 @@ def _most_calls(request: ChatRequest) -> int:
     return MAX_CALLS if request.parallel_tool_calls and forced_tool(request) is None else 1
 
 
-def _parameters(tool: Tool) -> dict[str, Any]:
+def _parameters(tool: AnyTool) -> dict[str, Any]:
     return tool.function.parameters or {"type": "object", "properties": {}}
 
 
-def _calls_schema(tools: list[Tool], key: str, limit: int) -> dict[str, Any]:
+def _calls_schema(tools: list[AnyTool], key: str, limit: int) -> dict[str, Any]:
     """The schema of a list of calls of any of the tools, each an object of a name and, under `key`, arguments."""
     shared: dict[str, Any] = {}
     variants = []

@@ -31,7 +31,7 @@ def ollama_to_chat(request: OllamaChatRequest | OllamaGenerateRequest, model: st
     chat = ChatRequest(
         model=model,
         messages=_messages(request) if isinstance(request, OllamaChatRequest) else _turns(request),
-        tools=(request.tools or None) if isinstance(request, OllamaChatRequest) else None,
+        tools=[*request.tools] if isinstance(request, OllamaChatRequest) and request.tools else None,
         stream=request.stream or None,
         max_tokens=options.num_predict if options.num_predict and options.num_predict > 0 else None,
         temperature=options.temperature,

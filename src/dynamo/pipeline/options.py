@@ -52,15 +52,15 @@ def ignores_eos(request: GenerationFields) -> bool:
 
 
 def stop_conditions(request: GenerationFields, defaults: ModelDefaults, prompt_tokens: int) -> StopConditions:
-    """With `ignore_eos` only the length ends the answer: stop strings and ids are dropped too."""
+    """With `ignore_eos` the model's own end tokens do not end the answer; the client's stops do."""
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     texts = [each for each in stop if isinstance(each, str)]
     ids = [each for each in stop if isinstance(each, int)] + (request.stop_token_ids or [])
     ignore_eos = ignores_eos(request)
     return StopConditions(
         max_tokens=max_tokens(request, defaults.context_length, prompt_tokens),
-        stop=texts if texts and not ignore_eos else None,
-        stop_token_ids=list(dict.fromkeys(ids)) if ids and not ignore_eos else None,
+        stop=texts or None,
+        stop_token_ids=list(dict.fromkeys(ids)) or None,
         stop_token_ids_hidden=list(defaults.eos_token_ids) if defaults.eos_token_ids and not ignore_eos else None,
         min_tokens=request.min_tokens,
         ignore_eos=True if ignore_eos else request.ignore_eos,
@@ -80,13 +80,7 @@ def max_tokens(request: GenerationFields, context_length: int | None, prompt_tok
     chat = isinstance(request, ChatRequest)
     if prompt_tokens >= context_length:
         field = "messages" if chat else "prompt"
-        raise ContextLengthExceeded(
-            f"This model's maximum context length is {context_length} tokens. However, your {field} resulted in "
-            f"{prompt_tokens} tokens. Please reduce the length of the {field}.",
-            field,
-            prompt_tokens,
-            context_length,
-        )
+        raise too_long(field, prompt_tokens, context_length)
     left = context_length - prompt_tokens
     if request.min_tokens and request.min_tokens > left:
         raise InvalidRequest(
@@ -96,6 +90,17 @@ def max_tokens(request: GenerationFields, context_length: int | None, prompt_tok
             "context_length_exceeded",
         )
     return left if asked is None else min(asked, left)
+
+
+def too_long(field: str, tokens: int, limit: int, *, at_least: bool = False) -> ContextLengthExceeded:
+    count = f"at least {tokens}" if at_least else str(tokens)
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {limit} tokens. However, your {field} resulted in {count} tokens. "
+        f"Please reduce the length of the {field}.",
+        field,
+        tokens,
+        limit,
+    )
 
 
 def sampling_options(request: GenerationFields, defaults: SamplingOptions) -> SamplingOptions:
@@ -158,6 +163,8 @@ def routing(request: GenerationFields) -> Routing | None:
         dp_rank=nvext.dp_rank if nvext else None,
         cache_salt=_first(request.cache_salt, nvext and nvext.cache_salt),
         priority=_first(request.priority, hints and hints.priority),
+        strict_priority=hints.strict_priority if hints else None,
+        expected_output_tokens=hints.osl if hints else None,
     )
     return None if chosen == Routing() else chosen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import perf_counter
 from typing import Any
 
@@ -10,16 +11,20 @@ from msgspec import Struct, structs
 
 from dynamo.model import Decoder, LoadedModel, TemplateError
 from dynamo.pipeline import parse
+from dynamo.pipeline.custom_tools import as_functions
 from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
-from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments
+from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments, too_long
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import refuse_media
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import ContextLengthExceeded, InvalidRequest
-from dynamo.protocols.openai_chat import ChatRequest, Tool
+from dynamo.protocols.errors import InvalidRequest
+from dynamo.protocols.openai_chat import AnyTool, ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
+
+MAX_CHARACTERS = 8 << 20
+"""Of a text that is encoded however many tokens it has."""
 
 
 class Prepared(Struct):
@@ -49,6 +54,9 @@ class Preprocessor:
             sampling=model.sampling, eos_token_ids=tuple(model.eos_token_ids), context_length=model.context_length
         )
         self._times = times or PromptTimes()
+        widest, context = model.tokenizer.characters_per_token, model.context_length
+        self._fitting_characters = min(MAX_CHARACTERS, widest * context) if widest and context else MAX_CHARACTERS
+        """Texts of so many characters are never refused for their length before they are encoded."""
 
     async def chat(self, request: ChatRequest) -> Prepared:
         given = request.nvext.token_data if request.nvext else None
@@ -58,6 +66,8 @@ class Preprocessor:
         began = perf_counter()
         prompt = self.prompt(request)
         rendered = perf_counter()
+        if len(prompt) > self._fitting_characters:
+            self._refuse_too_long(prompt, "messages", request.truncate_prompt_tokens)
         ids = await self.model.tokenizer.encode_async(prompt, bool(request.add_special_tokens))
         self._times.template.observe(rendered - began)
         self._times.tokenize.observe(perf_counter() - rendered)
@@ -77,14 +87,20 @@ class Preprocessor:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """The length of the prompt, even if it exceeds the model's context."""
-        return len(await self._encode(self.render(request)))
+        text = self.render(request)
+        refuse_characters(text, "messages")
+        return len(await self._encode(text))
 
     async def embedding(self, request: EmbeddingRequest, *, truncate: bool = False) -> list[list[int]]:
         """The token ids of each input; one that is too long for the model is refused, or cut at its end."""
         inputs = []
         for index, each in enumerate(request.inputs()):
             where = "input" if len(request.inputs()) == 1 else f"input[{index}]"
+            if index:
+                # Short texts are encoded at once: other requests have their turn between them.
+                await asyncio.sleep(0)
             if isinstance(each, str):
+                self._refuse_too_long(each, where, 1 if truncate else None)
                 # Embedding models pool over the special tokens around the text, so here they are needed.
                 ids = await self._encode(each, add_special_tokens=True)
             else:
@@ -96,13 +112,7 @@ class Preprocessor:
             if not ids:
                 raise InvalidRequest.bad_value(where, "there is no token in it")
             if limit is not None and len(ids) > limit:
-                raise ContextLengthExceeded(
-                    f"This model's maximum context length is {limit} tokens. However, your {where} resulted in "
-                    f"{len(ids)} tokens. Please reduce the length of the {where}.",
-                    where,
-                    len(ids),
-                    limit,
-                )
+                raise too_long(where, len(ids), limit)
             inputs.append(ids)
         return inputs
 
@@ -113,8 +123,11 @@ class Preprocessor:
             self.check_ids(given, "nvext.token_data")
             return [self._prepared(request, list(given), None)]
         prepared = []
-        for prompt in request.prompts():
+        for index, prompt in enumerate(request.prompts()):
+            if index:
+                await asyncio.sleep(0)
             if isinstance(prompt, str):
+                self._refuse_too_long(prompt, "prompt", request.truncate_prompt_tokens)
                 ids = await self._encode(prompt, bool(request.add_special_tokens))
                 if not ids:
                     raise InvalidRequest.bad_value("prompt", "there is no token in it")
@@ -136,7 +149,7 @@ class Preprocessor:
         try:
             return self.model.template.render(
                 messages,
-                tools=msgspec.to_builtins(request.tools) if request.tools and not hidden else None,
+                tools=msgspec.to_builtins(as_functions(request.tools)) if request.tools and not hidden else None,
                 documents=request.documents,
                 add_generation_prompt=request.add_generation_prompt is not False,
                 continue_final_message=bool(request.continue_final_message),
@@ -168,6 +181,14 @@ class Preprocessor:
             tool_schemas={function.name: function.parameters for function in functions if function.parameters},
             guided=guiding_field(request) is not None,
         )
+
+    def _refuse_too_long(self, text: str, field: str, truncated_to: int | None = None) -> None:
+        """Reject a text that cannot fit into the context, before the time is spent to encode it."""
+        limit, tokenizer = self.model.context_length, self.model.tokenizer
+        if limit is not None and truncated_to is None and tokenizer.exceeds(text, limit):
+            raise too_long(field, tokenizer.fewest_tokens(text), limit, at_least=True)
+        if truncated_to is not None or limit is None or tokenizer.characters_per_token is None:
+            refuse_characters(text, field)
 
     async def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         began = perf_counter()
@@ -203,15 +224,21 @@ class Preprocessor:
         """Some formats mark calls and reasoning with special tokens, which the parser must see."""
         if self.card.runtime_config.runtime_data.get(SHOW_SPECIAL_TOKENS):
             return True
-        tools: list[Tool] | None = request.tools if isinstance(request, ChatRequest) else None
+        tools: list[AnyTool] | None = request.tools if isinstance(request, ChatRequest) else None
         reasoning = self._reasoning_format if isinstance(request, ChatRequest) else None
         return not parse.skip_special_tokens(self._tool_format if tools else None, reasoning)
 
     def check_ids(self, ids: list[int], param: str) -> None:
         size = self.model.tokenizer.vocab_size
-        wrong = next((id for id in ids if id >= size), None)
-        if wrong is not None:
+        if max(ids, default=0) >= size:
+            wrong = next(id for id in ids if id >= size)
             raise InvalidRequest.bad_value(param, f"token id {wrong} is outside the model's vocabulary of {size}")
+
+
+def refuse_characters(text: str, field: str) -> None:
+    """Limit a text that is encoded however many tokens it has."""
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidRequest.bad_value(field, f"at most {MAX_CHARACTERS} characters are allowed, got {len(text)}")
 
 
 def refuse_guidance(card: ModelCard, request: ChatRequest | CompletionRequest) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
+import msgspec
+
+from dynamo.pipeline.custom_tools import called_function
 from dynamo.pipeline.schema import check_schema
 from dynamo.pipeline.validate import check_tool_name
 from dynamo.protocols.errors import InvalidRequest
@@ -12,12 +16,18 @@ from dynamo.protocols.openai_chat import (
     AllowedTool,
     AllowedToolChoice,
     AllowedTools,
+    AnyTool,
     ChatRequest,
+    CustomCall,
+    CustomDefinition,
+    CustomTool,
     FunctionCall,
     FunctionDefinition,
     FunctionName,
+    GrammarFormat,
     ImagePart,
     ImageUrl,
+    InputGrammar,
     Message,
     NamedToolChoice,
     Part,
@@ -27,22 +37,50 @@ from dynamo.protocols.openai_chat import (
     ToolCall,
     ToolChoice,
 )
-from dynamo.protocols.openai_fields import ENGINE_FIELDS, JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
+from dynamo.protocols.openai_fields import (
+    ENGINE_FIELDS,
+    JsonObject,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    ResponseFormat,
+)
 from dynamo.protocols.openai_responses import (
+    LOCAL_SHELL,
     FlatJsonSchemaFormat,
     InputItem,
     InputPart,
     ResponsesRequest,
+    ResponsesTool,
+    ShellAction,
     TextConfig,
 )
 
 _UNSUPPORTED = {
-    "background": "the answer comes on the connection that asked for it",
     "prompt": "prompts are not stored on this server",
     "context_management": "the whole conversation is read",
     "moderation": "moderation is not supported",
 }
-_CLIENT_TOOLS = ("custom", "local_shell", "shell", "apply_patch", "computer", "computer_use_preview")
+_CLIENT_TOOLS = ("shell", "apply_patch", "computer", "computer_use_preview")
+_KNOWN = ("function", "custom", LOCAL_SHELL)
+_CALL_FIELDS = {
+    "function_call": ("call_id", "name", "arguments"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "local_shell_call": ("call_id", "action"),
+}
+"""What each kind of call must have."""
+_SHELL_ARGUMENTS: JsonObject = {
+    "command": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+    "working_directory": {"type": "string"},
+    "timeout_ms": {"type": "integer"},
+}
+_SHELL = Tool(
+    function=FunctionDefinition(
+        name=LOCAL_SHELL,
+        description="Run a command on the user's machine: a program and its arguments.",
+        parameters={"type": "object", "properties": _SHELL_ARGUMENTS, "required": ["command"]},
+    )
+)
 _LOGPROBS = "message.output_text.logprobs"
 _RESPONSES_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
 """By the names of the same fields in a chat request."""
@@ -103,7 +141,7 @@ def with_responses_names(error: InvalidRequest) -> InvalidRequest:
 
 def hosted_tools(request: ResponsesRequest) -> list[str]:
     """The types of those tools of a translated request that OpenAI would run; its chat request is without them."""
-    return [each.tool.type for each in request.functions() if each.tool.type != "function"] if request.tools else []
+    return [each.tool.type for each in request.functions() if each.tool.type not in _KNOWN] if request.tools else []
 
 
 def _response_format(text: TextConfig | None) -> ResponseFormat | None:
@@ -118,23 +156,38 @@ def _response_format(text: TextConfig | None) -> ResponseFormat | None:
     return None
 
 
-def _tools(request: ResponsesRequest) -> list[Tool]:
-    translated = []
+def _tools(request: ResponsesRequest) -> list[AnyTool]:
+    translated: list[AnyTool] = []
     for function in request.functions():
         tool, where = function.tool, function.where
-        if tool.type != "function":
+        if tool.type not in _KNOWN:
             if tool.type not in _CLIENT_TOOLS and request.tool_choice in (None, "auto", "none"):
                 continue  # OpenAI's service would run it; without it the model answers as well as it can
             raise InvalidRequest.unsupported(f"{where}.type", _why_not(tool.type[:64]))
         if function.name is None:
             raise InvalidRequest.missing(f"{where}.name")
+        if tool.type == LOCAL_SHELL:
+            translated.append(_SHELL)
+            continue
+        if tool.type == "custom":
+            translated.append(_custom(function.name, tool, where))
+            continue
         if tool.parameters is not None:
             check_schema(tool.parameters, f"{where}.parameters")
         definition = FunctionDefinition(
             name=function.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
         )
-        translated.append(Tool(type="function", function=definition))
+        translated.append(Tool(function=definition))
     return translated
+
+
+def _custom(name: str, tool: ResponsesTool, where: str) -> CustomTool:
+    given, form = tool.format, None
+    if given is not None and given.type == "grammar":
+        if given.syntax is None or given.definition is None:
+            raise InvalidRequest.missing(f"{where}.format.{'definition' if given.syntax else 'syntax'}")
+        form = GrammarFormat(grammar=InputGrammar(syntax=given.syntax, definition=given.definition))
+    return CustomTool(custom=CustomDefinition(name=name, description=tool.description, format=form))
 
 
 def _why_not(kind: str) -> str:
@@ -142,7 +195,7 @@ def _why_not(kind: str) -> str:
         return (
             f"{kind!r} tools are run by the client, but only OpenAI's models know how to call them; offer a 'function'"
         )
-    return f"{kind!r} tools run at OpenAI; only 'function' is known"
+    return f"{kind!r} tools run at OpenAI; only {', '.join(map(repr, _KNOWN))} are known"
 
 
 def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
@@ -150,12 +203,14 @@ def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
     if choice is None or isinstance(choice, str):
         return choice
     if choice.type == "allowed_tools":
-        allowed = [AllowedTool(function=FunctionName(tool.name)) for tool in choice.tools or () if tool.name]
+        names = [LOCAL_SHELL if tool.type == LOCAL_SHELL else tool.name for tool in choice.tools or ()]
+        allowed = [AllowedTool(function=FunctionName(name)) for name in names if name]
         return AllowedToolChoice(allowed_tools=AllowedTools(mode=choice.mode or "auto", tools=allowed))
-    if choice.type != "function":
-        why = f"{choice.type[:64]!r} is unknown; only 'function' can be named"
+    if choice.type not in _KNOWN:
+        why = f"{choice.type[:64]!r} is unknown; only {', '.join(map(repr, _KNOWN))} can be named"
         raise InvalidRequest.unsupported("tool_choice.type", why)
-    name = check_tool_name(choice.name, [each.name for each in request.functions()], "tool_choice.name")
+    chosen = LOCAL_SHELL if choice.type == LOCAL_SHELL else choice.name
+    name = check_tool_name(chosen, [each.name for each in request.functions()], "tool_choice.name")
     return NamedToolChoice(function=FunctionName(name))
 
 
@@ -180,10 +235,10 @@ def _chat_messages(messages: list[Message], history: Sequence[InputItem], given:
                 # Reasoning, text and calls are separate items in this API, but one message in a chat.
                 turn = _assistant(messages, turn if turn is not None and _only_reasoning(turn) else None)
                 turn.reasoning_content = (turn.reasoning_content or "") + _reasoning(item)
-            case "function_call":
+            case "function_call" | "custom_tool_call" | "local_shell_call":
                 turn = _assistant(messages, turn)
                 turn.tool_calls = [*(turn.tool_calls or ()), _call(item, where)]
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
                 turn = None
                 messages.append(_call_output(item, where))
             case None | "message" if item.role == "assistant":
@@ -215,16 +270,29 @@ def _reasoning(item: InputItem) -> str:
 
 
 def _call(item: InputItem, where: str) -> ToolCall:
-    for name in ("call_id", "name", "arguments"):
+    for name in _CALL_FIELDS[item.type or ""]:
         if getattr(item, name) is None:
             raise InvalidRequest.missing(f"{where}.{name}")
-    return ToolCall(id=item.call_id or "", function=FunctionCall(item.name or "", item.arguments or ""))
+    if item.type == "custom_tool_call":
+        called = called_function(CustomCall(item.name or "", item.input or ""))
+    elif item.type == "local_shell_call":
+        try:
+            action = msgspec.convert(item.action, ShellAction)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest.bad_value(f"{where}.action", str(error)) from None
+        arguments = {name: value for name in _SHELL_ARGUMENTS if (value := getattr(action, name))}
+        called = FunctionCall(LOCAL_SHELL, json.dumps(arguments, ensure_ascii=False))
+    else:
+        called = FunctionCall(item.name or "", item.arguments or "")
+    return ToolCall(id=item.call_id or "", function=called)
 
 
 def _call_output(item: InputItem, where: str) -> Message:
-    if not item.call_id:
+    # OpenAI's types of a shell's output have the id of the call in `id`.
+    call_id = item.call_id or (item.id if item.type == "local_shell_call_output" else None)
+    if not call_id:
         raise InvalidRequest.missing(f"{where}.call_id")
-    return Message(role="tool", tool_call_id=item.call_id, content=_content(item.output, f"{where}.output"))
+    return Message(role="tool", tool_call_id=call_id, content=_content(item.output, f"{where}.output"))
 
 
 def _content(content: str | list[InputPart] | None, where: str) -> str | list[Part]:

@@ -9,6 +9,9 @@ from dynamo.protocols.errors import InvalidRequest
 MAX_NESTING = 100
 """Deeper values would hit the recursion limits of encoders and grammar compilers."""
 
+MAX_VALUES = 65_536
+"""More values in one take the checks and the template too long."""
+
 _TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 _ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -16,8 +19,8 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def check_value(value: Any, param: str) -> None:
-    """Free-form JSON must be encodable for an engine: bounded nesting, and integers that fit in 64 bits."""
-    layer = [value]
+    """Free-form JSON must be encodable for an engine: bounded nesting and size, and integers that fit in 64 bits."""
+    layer, values = [value], 1
     for _ in range(MAX_NESTING):
         below: list[Any] = []
         for node in layer:
@@ -29,6 +32,9 @@ def check_value(value: Any, param: str) -> None:
                 raise InvalidRequest.bad_value(param, "an integer in it does not fit in 64 bits")
         if not below:
             return
+        values += len(below)
+        if values > MAX_VALUES:
+            raise InvalidRequest.bad_value(param, f"at most {MAX_VALUES} values are allowed in it")
         layer = below
     raise InvalidRequest.bad_value(param, f"nested more than {MAX_NESTING} levels deep")
 

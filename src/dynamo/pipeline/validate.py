@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dynamo.pipeline.guidance import GUIDED_FIELDS, apply_structured_outputs, check_guidance
+from msgspec import UNSET
+
+from dynamo.pipeline.custom_tools import called_function
+from dynamo.pipeline.guidance import (
+    GUIDED_FIELDS,
+    apply_structured_outputs,
+    check_guidance,
+    check_size,
+    choosable_tools,
+)
 from dynamo.pipeline.schema import check_schema, check_value
+from dynamo.protocols.body_shape import BodyLimits, check_texts
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import (
     AllowedToolChoice,
     AllowedTools,
     ChatRequest,
     Message,
+    NamedCustomChoice,
     NamedToolChoice,
     RefusalPart,
     TextPart,
@@ -23,10 +34,13 @@ from dynamo.protocols.openai_fields import GenerationFields, NvExt
 
 MAX_CHOICES = 128
 MAX_INPUTS = 2048
+MAX_MESSAGES = 4096
+"""Rendering that many takes 50 ms, in which no other request has its turn."""
 MAX_BIASES = 1 << 18
 """Logit biases of all choices together: every choice is sent to a worker with its own copy."""
 MAX_STOP_CHARACTERS = 8192
 """Of all stop strings together."""
+_ARGUMENT_LIMITS = BodyLimits(items=65_536, fields=65_536)
 EXTRA_FIELDS = ("worker_id", "routing", "timing", "stop_reason")
 _UNSUPPORTED = {
     "audio": "audio output is not supported",
@@ -41,8 +55,11 @@ _RESERVED_TEMPLATE_NAMES = ("chat_template", "messages", "tools", "tokenize")
 
 
 def validate_chat(request: ChatRequest) -> None:
-    if isinstance(request.tool_choice, AllowedToolChoice):
-        _keep_allowed_tools(request, request.tool_choice.allowed_tools)
+    match request.tool_choice:
+        case AllowedToolChoice(allowed_tools=allowed):
+            _keep_allowed_tools(request, allowed)
+        case NamedCustomChoice(custom=chosen):
+            request.tool_choice = NamedToolChoice(function=chosen)
     _generation(request, request.max_completion_tokens or request.max_tokens)
     for name, why in _UNSUPPORTED.items():
         if getattr(request, name) not in _MEANS_NOTHING:
@@ -58,8 +75,18 @@ def validate_chat(request: ChatRequest) -> None:
     if request.add_generation_prompt and request.continue_final_message:
         raise InvalidRequest.bad_value("continue_final_message", "excludes `add_generation_prompt`")
     _template_arguments(request)
+    if len(request.messages) > MAX_MESSAGES:
+        raise InvalidRequest.bad_value(
+            "messages", f"at most {MAX_MESSAGES} messages are allowed, got {len(request.messages)}"
+        )
+    arguments: list[str] = []
     for index, message in enumerate(request.messages):
         _message(message, f"messages[{index}]")
+        if message.tool_calls:
+            arguments += [call.function.arguments for call in message.tool_calls]
+    if arguments:
+        # Templates get them as objects.
+        check_texts(arguments, _ARGUMENT_LIMITS, "The JSON in the arguments of tool calls")
     if request.tools or request.tool_choice is not None:
         _tools(request)
 
@@ -203,6 +230,11 @@ def _message(message: Message, where: str) -> None:
         raise InvalidRequest.bad_value(f"{where}.content", "must not be empty")
     if message.role == "tool" and not message.tool_call_id:
         raise InvalidRequest.missing(f"{where}.tool_call_id")
+    for index, call in enumerate(message.tool_calls or ()):
+        if call.custom:
+            call.type, call.function, call.custom = "function", called_function(call.custom), UNSET
+        elif not call.function:
+            raise InvalidRequest.missing(f"{where}.tool_calls[{index}].function")
 
 
 def check_tool_name(name: str | None, names: Collection[str | None], param: str) -> str:
@@ -218,7 +250,8 @@ def _keep_allowed_tools(request: ChatRequest, allowed: AllowedTools) -> None:
     """The request as if the client had offered the allowed tools only."""
     offered = {tool.function.name: tool for tool in request.tools or ()}
     where = "tool_choice.allowed_tools.tools"
-    names = [check_tool_name(each.function.name, offered, where) for each in allowed.tools]
+    chosen = [each.function or each.custom for each in allowed.tools]
+    names = [check_tool_name(each.name if each else None, offered, where) for each in chosen]
     request.tools = [offered[name] for name in dict.fromkeys(names)]
     request.tool_choice = allowed.mode
 
@@ -226,7 +259,7 @@ def _keep_allowed_tools(request: ChatRequest, allowed: AllowedTools) -> None:
 def _tools(request: ChatRequest) -> None:
     names = set()
     for index, tool in enumerate(request.tools or ()):
-        where = f"tools[{index}].function"
+        where = f"tools[{index}].{tool.__struct_config__.tag}"
         if tool.function.name in names:
             raise InvalidRequest.bad_value(f"{where}.name", f"there are two tools named {tool.function.name!r}")
         names.add(tool.function.name)
@@ -238,6 +271,8 @@ def _tools(request: ChatRequest) -> None:
         raise InvalidRequest.bad_value("tool_choice", "needs `tools`")
     if isinstance(request.tool_choice, NamedToolChoice):
         check_tool_name(request.tool_choice.function.name, names, "tool_choice.function.name")
+    # The answer is held to the schemas of the tools, so they are compiled.
+    check_size([tool.function.parameters for tool in choosable_tools(request)], "tools")
     for name in GUIDED_FIELDS:
         if getattr(request, name) is not None:
             raise InvalidRequest.bad_value(name, "excludes a `tool_choice` that forces a call")
@@ -247,7 +282,7 @@ def _inputs(value: str | list[Any], param: str) -> None:
     items = [value] if isinstance(value, str) else value
     if not items:
         raise InvalidRequest.bad_value(param, "must not be empty")
-    kinds = {type(item) for item in items}
+    kinds = set(map(type, items))
     if len(kinds) > 1:
         raise InvalidRequest.bad_value(param, "strings, token ids and lists of token ids cannot be mixed")
     if int in kinds:

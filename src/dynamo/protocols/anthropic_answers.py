@@ -100,7 +100,7 @@ class AnthropicError(Struct, kw_only=True):
 
     @staticmethod
     def of(error: DynamoException, request_id: str | None = None) -> AnthropicError:
-        message, code = error.message, None
+        message, code = error.public_message, None
         if isinstance(error, ContextLengthExceeded) and error.limit:
             message = f"prompt is too long: {error.tokens} tokens > {error.limit} maximum"
         if isinstance(error, InvalidRequest):
@@ -153,7 +153,7 @@ def message_of(
     if answer.content:
         content.append(TextAnswer(text=answer.content))
     content += [
-        ToolUseAnswer(id=call.id, name=call.function.name, input=_parsed_arguments(call.function.arguments))
+        ToolUseAnswer(id=call.id, name=call.name, input=_parsed_arguments(call.arguments))
         for call in answer.tool_calls or ()
     ]
     reason = stop_reason(choice.finish_reason, stop_sequence)

@@ -19,6 +19,8 @@ _BOUND = re.compile(r"Expected `\w+` (?P<length>of length )?(?P<op>>=|<=|>|<|==)
 _UNPAIRED = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
 )
+_SEARCHED = 1 << 20
+"""Bytes in which an unpaired surrogate is looked for: each megabyte takes 30 ms."""
 _WORDS = {
     "str": "string",
     "int": "integer",
@@ -117,7 +119,7 @@ def _malformed(body: bytes, error: Exception) -> InvalidRequest:
         line = body.count(b"\n", 0, offset) + 1
         column = offset - (body.rfind(b"\n", 0, offset) + 1) + 1
         message = f"The request body is not valid JSON: {found[1]} at line {line}, column {column} (byte {offset})."
-    elif "truncated" in text and (pair := _UNPAIRED.search(body)):
+    elif "truncated" in text and (pair := _UNPAIRED.search(body, 0, _SEARCHED)):
         message = f"The request body is not valid JSON: unpaired surrogate escape at byte {pair.start()}."
     elif "truncated" in text:
         message = f"The request body is not valid JSON: it ends too early, after {len(body)} bytes."

@@ -50,6 +50,12 @@ class WorkerType(enum.Enum):
     Encode = "encode"
 
 
+def check_model_name(name: str) -> None:
+    """A ValueError for a name that would garble logs, headers and lists."""
+    if not name or not name.isprintable():
+        raise ValueError(f"{name!a} cannot be a model's name: use printable characters")
+
+
 class CardFile(Struct, kw_only=True, frozen=True):
     """A file of the model: its path on the worker, and the checksum every copy must have."""
 
@@ -134,6 +140,9 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     tensor_model_config: dict[str, Any] | None = None
     """The inputs and outputs of a model that takes tensors."""
     runtime_config: ModelRuntimeConfig = msgspec.field(default_factory=ModelRuntimeConfig)
+
+    def __post_init__(self) -> None:
+        check_model_name(self.name)
 
     @property
     def type(self) -> ModelType:

@@ -47,6 +47,13 @@ class OutputOptions(Struct, kw_only=True):
     formatted_prompt: bool | None = None
 
 
+class Tenant(Struct, frozen=True):
+    """On whose behalf a request is made; tenants share what is scarce by their weights."""
+
+    name: str
+    weight: float = 1.0
+
+
 class Routing(Struct, kw_only=True, omit_defaults=True):
     """What the client asked of the router, and the part of the router's choice that the worker must know."""
 
@@ -55,6 +62,9 @@ class Routing(Struct, kw_only=True, omit_defaults=True):
     lora_name: str | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    strict_priority: int | None = None
+    """The tier in the router's queue: a higher one goes first, whatever the policy."""
+    expected_output_tokens: int | None = None
 
 
 class PreprocessedRequest(Struct, kw_only=True):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 MAX_MESSAGE = 8192
@@ -15,6 +16,11 @@ class StartError(Exception):
     """A process cannot start; the message says what was tried and how to fix it."""
 
 
+_ADDRESS = re.compile(
+    r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}:\d+|\[[0-9a-fA-F:.]+\]:\d+|dynamo\.(?:requests|streams)\.[0-9a-f.]+"
+)
+
+
 class DynamoException(Exception):
     kind: ClassVar[str] = "dynamo"
     status: int = 500
@@ -23,6 +29,11 @@ class DynamoException(Exception):
     @property
     def message(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
+
+    @property
+    def public_message(self) -> str:
+        """The message for a client: without the addresses of machines behind the server."""
+        return _ADDRESS.sub("a worker", self.message) if self.status >= 500 else self.message
 
 
 class Unknown(DynamoException):

@@ -141,4 +141,4 @@ class OllamaError(Struct, kw_only=True):
 
     @staticmethod
     def of(error: DynamoException) -> OllamaError:
-        return OllamaError(error=error.message)
+        return OllamaError(error=error.public_message)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from msgspec import UNSET, Struct, UnsetType
 
 from dynamo.protocols.engine import Usage
-from dynamo.protocols.openai_chat import ToolCall
+from dynamo.protocols.openai_chat import CustomCall, FunctionCall
 
 ChatFinish = Literal["stop", "length", "tool_calls", "content_filter"]
 TextFinish = Literal["stop", "length", "content_filter"]
@@ -57,12 +57,49 @@ class ChatLogprobs(Struct, kw_only=True):
     refusal: None = None
 
 
+class FunctionToolCall(Struct, kw_only=True, tag_field="type", tag="function"):
+    id: str
+    function: FunctionCall
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
+    def arguments(self) -> str:
+        return self.function.arguments
+
+    def add(self, fragment: str) -> None:
+        self.function.arguments += fragment
+
+
+class CustomToolCall(Struct, kw_only=True, tag_field="type", tag="custom"):
+    """Its arguments are text."""
+
+    id: str
+    custom: CustomCall
+
+    @property
+    def name(self) -> str:
+        return self.custom.name
+
+    @property
+    def arguments(self) -> str:
+        return self.custom.input
+
+    def add(self, fragment: str) -> None:
+        self.custom.input += fragment
+
+
+AnswerToolCall = FunctionToolCall | CustomToolCall
+
+
 class AnswerMessage(Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[AnswerToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, kw_only=True):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dynamo.protocols.openai_fields import GenerationFields, JsonObject, MaxTokens, Name, ReasoningEffort
+
+CUSTOM_INPUT = "input"
+"""The argument of a custom tool's function."""
 
 
 class TextPart(Struct, tag_field="type", tag="text"):
@@ -53,10 +56,19 @@ class FunctionCall(Struct):
     arguments: str = ""
 
 
+class CustomCall(Struct):
+    name: str
+    input: str = ""
+
+
 class ToolCall(Struct, kw_only=True):
+    """A call in a message, with one of `function` and `custom`; validation turns calls of the second kind into calls of
+    the first."""
+
     id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
 
 
 class Message(Struct, kw_only=True, omit_defaults=True):
@@ -81,9 +93,52 @@ class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
     strict: bool | None = None
 
 
-class Tool(Struct, kw_only=True):
-    type: Literal["function"]
+class Tool(Struct, kw_only=True, tag_field="type", tag="function"):
     function: FunctionDefinition
+
+
+class InputGrammar(Struct, kw_only=True):
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class FreeText(Struct, kw_only=True, tag_field="type", tag="text"):
+    """Any input."""
+
+
+class GrammarFormat(Struct, kw_only=True, tag_field="type", tag="grammar"):
+    grammar: InputGrammar
+
+
+class CustomDefinition(Struct, kw_only=True, omit_defaults=True):
+    name: Name
+    description: str | None = None
+    format: FreeText | GrammarFormat | None = None
+
+    @property
+    def grammar(self) -> InputGrammar | None:
+        return self.format.grammar if isinstance(self.format, GrammarFormat) else None
+
+
+class CustomTool(Struct, kw_only=True, tag_field="type", tag="custom"):
+    """A tool whose input is text. The model is offered a function with one argument."""
+
+    custom: CustomDefinition
+
+    @property
+    def function(self) -> FunctionDefinition:
+        description, given = self.custom.description, self.custom.grammar
+        argument: JsonObject = {"type": "string"}
+        if given and given.syntax == "regex":
+            argument["pattern"] = f"^(?:{given.definition})$"
+        elif given:
+            rule = f"`{CUSTOM_INPUT}` must match this grammar, in Lark's syntax:\n{given.definition}"
+            description = f"{description}\n\n{rule}" if description else rule
+        parameters = {"type": "object", "properties": {CUSTOM_INPUT: argument}, "required": [CUSTOM_INPUT]}
+        return FunctionDefinition(name=self.custom.name, description=description, parameters=parameters)
+
+
+AnyTool = Tool | CustomTool
 
 
 class FunctionName(Struct):
@@ -94,8 +149,17 @@ class NamedToolChoice(Struct, kw_only=True, tag_field="type", tag="function"):
     function: FunctionName
 
 
+class NamedCustomChoice(Struct, kw_only=True, tag_field="type", tag="custom"):
+    """Validation turns it into a `NamedToolChoice`."""
+
+    custom: FunctionName
+
+
 class AllowedTool(Struct, kw_only=True):
-    function: FunctionName
+    """With one of the two."""
+
+    function: FunctionName | None = None
+    custom: FunctionName | None = None
 
 
 class AllowedTools(Struct, kw_only=True):
@@ -109,7 +173,7 @@ class AllowedToolChoice(Struct, kw_only=True, tag_field="type", tag="allowed_too
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolChoice
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | NamedCustomChoice | AllowedToolChoice
 
 
 class Thinking(Struct, kw_only=True, omit_defaults=True):
@@ -123,7 +187,7 @@ class ChatRequest(GenerationFields, kw_only=True, forbid_unknown_fields=True, om
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
-    tools: Annotated[list[Tool], Meta(max_length=1536)] | None = None
+    tools: Annotated[list[AnyTool], Meta(max_length=1536)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 

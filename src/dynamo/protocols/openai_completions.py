@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from msgspec import Meta
 
@@ -22,9 +22,9 @@ class CompletionRequest(GenerationFields, kw_only=True, forbid_unknown_fields=Tr
 
 
 def split_inputs(value: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The single inputs in a text, a list of texts, a list of token ids or a list of such lists."""
+    """The single inputs in a text, a list of texts, a list of token ids or a list of such lists (not a mixture)."""
     if isinstance(value, str):
         return [value]
     if value and isinstance(value[0], int):
-        return [[item for item in value if isinstance(item, int)]]
-    return [item for item in value if not isinstance(item, int)]
+        return [cast(list[int], value)]
+    return cast(list[str | list[int]], value)

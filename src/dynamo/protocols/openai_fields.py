@@ -31,7 +31,7 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True, omit_defau
 
 
 class AgentHints(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Hints for scheduling; only `priority` has an effect today."""
+    """Hints for scheduling; `priority`, `strict_priority` and `osl` (expected tokens of the answer) have an effect."""
 
     priority: Priority | None = None
     strict_priority: Uint32 | None = None

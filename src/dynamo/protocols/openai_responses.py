@@ -23,6 +23,9 @@ from dynamo.protocols.openai_fields import (
     TopP,
 )
 
+LOCAL_SHELL = "local_shell"
+"""A type of tool, and the name of the function that the model is offered for it."""
+
 
 class InputPart(Struct, kw_only=True, omit_defaults=True):
     type: str
@@ -40,6 +43,8 @@ class InputItem(Struct, kw_only=True, omit_defaults=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
+    action: JsonObject | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
 
@@ -53,12 +58,33 @@ class ConversationReference(Struct, kw_only=True, omit_defaults=True):
     id: FilledString
 
 
+class ToolInputFormat(Struct, kw_only=True, omit_defaults=True):
+    """Unlike in a chat request, a grammar is not nested in a `grammar` field."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class ShellAction(Struct, kw_only=True):
+    """What a `local_shell` tool is to run."""
+
+    type: Literal["exec"] = "exec"
+    command: list[str]
+    env: dict[str, str] = {}
+    timeout_ms: int | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
 class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
     type: str
     name: Name | None = None
     description: str | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
+    format: ToolInputFormat | None = None
+    """Of a `custom` tool."""
     tools: list[ResponsesTool] | None = None
     """Of a `namespace`: the functions in it."""
 
@@ -150,8 +176,9 @@ class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, o
         for index, tool in enumerate(self.tools or ()):
             where = f"tools[{index}]"
             if tool.type != "namespace":
-                found.append(OfferedFunction(tool, where, tool.name))
-                taken.add(tool.name)
+                name = LOCAL_SHELL if tool.type == LOCAL_SHELL else tool.name
+                found.append(OfferedFunction(tool, where, name))
+                taken.add(name)
                 continue
             for inner, member in enumerate(tool.tools or ()):
                 name = f"{tool.name}__{member.name}" if member.name in taken else member.name
@@ -159,11 +186,11 @@ class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, o
                 taken.add(name)
         return found
 
-    def namespaced(self) -> dict[str, OfferedFunction]:
-        """The functions in namespaces, by the name the model calls them."""
-        if not any(tool.type == "namespace" for tool in self.tools or ()):
+    def translated(self) -> dict[str, OfferedFunction]:
+        """The tools that the client knows by another name or kind than the model, by the name the model calls them."""
+        if not any(tool.type in ("namespace", "custom", LOCAL_SHELL) for tool in self.tools or ()):
             return {}
-        return {each.name: each for each in self.functions() if each.namespace and each.name}
+        return {each.name: each for each in self.functions() if each.name}
 
     @property
     def conversation_id(self) -> str | None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from dynamo.protocols.openai_answers import ChatCompletion, ChatLogprob, CompletionUsage
-from dynamo.protocols.openai_responses import OfferedFunction, ResponsesRequest
+from dynamo.protocols.openai_responses import LOCAL_SHELL, ResponsesRequest, ShellAction
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+_ITEM_PREFIXES = {"custom": "ctc", LOCAL_SHELL: "lsh"}
+
+
+class _CommandLine(Struct):
+    command: str
 
 
 class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -52,13 +60,74 @@ class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_cal
     namespace: str | UnsetType = UNSET
     """Of a function that was offered in a namespace."""
 
-    def restore_name(self, namespaced: dict[str, OfferedFunction]) -> None:
-        """Call the function as the client knows it."""
-        if (function := namespaced.get(self.name)) and function.tool.name and function.namespace:
-            self.name, self.namespace = function.tool.name, function.namespace
+
+class CustomCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: ItemStatus
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+class ShellCallItem(Struct, kw_only=True, tag_field="type", tag="local_shell_call"):
+    id: str
+    call_id: str
+    action: ShellAction
+    status: ItemStatus
+
+
+CallItem = FunctionCallItem | CustomCallItem | ShellCallItem
+OutputItem = OutputMessage | ReasoningItem | CallItem
+
+
+class CallItems:
+    """Makes the items for calls, in the form in which the client offered the tools."""
+
+    def __init__(self, request: ResponsesRequest, response_id: str) -> None:
+        self._offered = request.translated()
+        self._response_id = response_id
+
+    def begin(self, index: int, call_id: str, name: str) -> CallItem:
+        """The item with this index in the output, still without the arguments of the call."""
+        offered = self._offered.get(name)
+        kind = offered.tool.type if offered else "function"
+        id = item_id(_ITEM_PREFIXES.get(kind, "fc"), self._response_id, index)
+        if kind == LOCAL_SHELL:
+            return ShellCallItem(id=id, call_id=call_id, action=ShellAction(command=[]), status="in_progress")
+        name = (offered and offered.tool.name) or name
+        namespace = (offered and offered.namespace) or UNSET
+        if kind == "custom":
+            return CustomCallItem(
+                id=id, call_id=call_id, name=name, input="", status="in_progress", namespace=namespace
+            )
+        return FunctionCallItem(
+            id=id, call_id=call_id, name=name, arguments="", status="in_progress", namespace=namespace
+        )
+
+
+def end_call(item: CallItem, arguments: str) -> None:
+    """Write all that the model sent into its item."""
+    match item:
+        case FunctionCallItem():
+            item.arguments = arguments
+        case CustomCallItem():
+            item.input = arguments
+        case ShellCallItem():
+            item.action = shell_action(arguments)
+
+
+def shell_action(arguments: str) -> ShellAction:
+    """What a call of `local_shell` asks for. Arguments that are not as offered become a command line for a shell."""
+    try:
+        return msgspec.json.decode(arguments, type=ShellAction)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        line = msgspec.json.decode(arguments, type=_CommandLine).command
+    except (ValueError, RecursionError):
+        line = arguments
+    return ShellAction(command=["bash", "-lc", line] if line else [])
 
 
 class ResponsesUsage(Struct, kw_only=True):
@@ -84,7 +153,7 @@ class ResponseObject(Struct, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     status: ResponseStatus
-    background: Literal[False] = False
+    background: bool = False
     error: dict[str, Any] | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None
@@ -115,12 +184,14 @@ class ResponseObject(Struct, kw_only=True):
     def in_progress(request: ResponsesRequest, response_id: str, model: str, created: int) -> ResponseObject:
         """The object before the first token."""
         # Clients' types require these fields of a tool and a format even where the request omitted them.
-        tools = [{"parameters": None, "strict": None, **to_builtins(tool)} for tool in request.tools or ()]
+        required = {"parameters": None, "strict": None}
+        tools = [(required if tool.type == "function" else {}) | to_builtins(tool) for tool in request.tools or ()]
         reasoning, conversation = request.reasoning, request.conversation_id
         return ResponseObject(
             id=response_id,
             created_at=created,
             status="in_progress",
+            background=bool(request.background),
             instructions=request.instructions,
             max_output_tokens=request.max_output_tokens,
             max_tool_calls=request.max_tool_calls,
@@ -169,17 +240,12 @@ def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletio
         logprobs = (choice.logprobs and choice.logprobs.content) or []
         part = OutputText(text=message.content, logprobs=logprobs)
         output.append(OutputMessage(id=item_id("msg", response_id, len(output)), status=status, content=[part]))
-    namespaced = request.namespaced()
+    items = CallItems(request, response_id)
     for call in message.tool_calls or ():
-        call_item = FunctionCallItem(
-            id=item_id("fc", response_id, len(output)),
-            call_id=call.id,
-            name=call.function.name,
-            arguments=call.function.arguments,
-            status=status,
-        )
-        call_item.restore_name(namespaced)
-        output.append(call_item)
+        made = items.begin(len(output), call.id, call.name)
+        made.status = status
+        end_call(made, call.arguments)
+        output.append(made)
     return response
 
 

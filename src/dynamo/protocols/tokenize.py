@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from dynamo.protocols.openai_chat import Message, Tool
+from dynamo.protocols.openai_chat import AnyTool, Message
 from dynamo.protocols.openai_fields import FilledString, JsonObject, TokenId
 
 
@@ -17,7 +17,7 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True, omit_def
     """May be left out where a single model is served."""
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    tools: list[AnyTool] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

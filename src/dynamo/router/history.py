@@ -27,9 +27,9 @@ class DeliveryHistory:
         self.placed_at = 0.0
         """When it was first placed, by `perf_counter`."""
         self.first_output_time: float | None = None
-        """By `time.time`."""
+        """When a worker first produced output, by `time.time`."""
         self.migrations = 0
-        """Started, including those that failed."""
+        """Migrations that were started, including those that failed."""
         self.restarts = 0
         """Migrations before anything was generated."""
         self.finished: tuple[Migration, ...] = ()

@@ -13,7 +13,7 @@ from typing import Any
 
 from dynamo.kv.hashing import PromptHashes
 from dynamo.protocols.card import ModelRuntimeConfig
-from dynamo.protocols.engine import PreprocessedRequest, Routing
+from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.protocols.instance import Instance
 from dynamo.protocols.kv import WorkerRank
@@ -162,6 +162,7 @@ class KvAwareRouter:
         group: object = None,
         pinned: int | None = None,
         avoid: Collection[int] = (),
+        tenant: Tenant | None = None,
         cost: CostConfig | None = None,
         copies: bool = True,
         learn: bool = True,
@@ -170,6 +171,8 @@ class KvAwareRouter:
         timer = self.overhead.timer()
         pending = self._request_to_place(request, request_id, pinned, avoid)
         pending.group, pending.cost, pending.copies, pending.learn = group, cost, copies and pinned is None, learn
+        if tenant:
+            pending.tenant = tenant
         if timer:
             timer.hashed = perf_counter()
         if not self._queue:
@@ -183,7 +186,9 @@ class KvAwareRouter:
         if len(self._queue) >= self._config.queue_limit * max(1, len(self.instances)):
             self.stats.rejected += 1
             self.stats.queue_full += 1
-            raise RouterQueueLimitExceeded(f"{len(self._queue)} requests wait already. Please retry shortly.")
+            error = RouterQueueLimitExceeded(f"{len(self._queue)} requests wait already. Please retry shortly.")
+            if not self._queue.make_room(pending.tenant, error):
+                raise error
         self.stats.queued += 1
         return await self._queue.wait(pending, self._uncached(pending))
 
@@ -224,6 +229,8 @@ class KvAwareRouter:
             )
             pending.prompt_tokens = len(request.token_ids)
             pending.priority = routing.priority or 0
+            pending.strict_priority = routing.strict_priority or 0
+            pending.expected_output_tokens = routing.expected_output_tokens or 0
             pending.dp_rank = routing.dp_rank
         else:
             pending.prompt_tokens = estimate_tokens(request)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.protocols.engine import PreprocessedRequest, Tenant
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.decision import Decision
@@ -33,7 +33,7 @@ class Account(Protocol):
     """Where placements are counted. Each method is called at most once per placement."""
 
     def connected(self, placement: Placement) -> None:
-        """Its instance was reached."""
+        """The instance of the placement was reached."""
 
     def prompt_computed(self, placement: Placement) -> None: ...
 
@@ -112,15 +112,16 @@ class Router(Protocol):
         group: object = None,
         pinned: int | None = None,
         avoid: Collection[int] = (),
+        tenant: Tenant | None = None,
     ) -> Placement:
         """Choose an instance and book the request there; a `pinned` instance is taken if it is there at all.
 
-        Requests of one `group` are the choices of one client request. Raises Unavailable when there is no instance to
-        choose, ResourceExhausted when all are busy beyond the thresholds.
+        Requests of one `group` are the choices of one client request; where requests wait, tenants take turns. Raises
+        Unavailable when there is no instance to choose, ResourceExhausted when all are busy beyond the thresholds.
         """
 
     def loads(self) -> list[WorkerLoad]:
-        """Of the workers that are there; empty where load is not tracked."""
+        """The load of each rank that can be reached; empty where load is not tracked."""
 
     @property
     def waiting_tokens(self) -> int:

@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from dynamo.protocols.card import ModelRuntimeConfig
+from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import ResourceExhausted
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.config import RoutingConfig
@@ -81,6 +82,7 @@ class SimpleRouter:
         group: object = None,
         pinned: int | None = None,
         avoid: Collection[int] = (),
+        tenant: Tenant | None = None,
     ) -> Placement:
         if pinned is not None:
             check_pinned(self.instances, pinned)

@@ -13,18 +13,18 @@ HIT_RATE_BOUNDS = [step / 20 for step in range(21)]
 
 class RouterStats(Struct):
     requests: int = 0
-    """Placed."""
+    """Requests that were placed."""
     rejected: int = 0
-    """Refused because all workers were busy or the queue was full."""
+    """Requests refused because all workers were busy or the queue was full."""
     queue_full: int = 0
-    """Rejected because the queue was full."""
+    """Those of `rejected` that found the queue full."""
     queued: int = 0
-    """Had to wait in the router's queue."""
+    """Requests that had to wait in the router's queue."""
     prompt_blocks: int = 0
     overlap_blocks: int = 0
     """The prompt blocks that the chosen workers had cached."""
     non_max_overlap_selections: int = 0
-    """Placed although another worker had more of the prompt cached."""
+    """Requests placed although another worker had more of the prompt cached."""
     overlap_blocks_lost: int = 0
     """How many more blocks those other workers had."""
     hit_rate_counts: list[int] = field(default_factory=lambda: [0] * (len(HIT_RATE_BOUNDS) + 1))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from dynamo.frontend.config import FrontendConfig
-from dynamo.frontend.greeting import no_workers_hint
+from dynamo.frontend.greeting import nothing_served_hint
 from dynamo.frontend.measure.request_trace import request_trace_from_env
 from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
@@ -40,7 +40,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         if command.output.remote:
             _greet(server, config, None)
             if not server.models.served():
-                print(no_workers_hint(config, runtime.config), file=sys.stderr, flush=True)
+                hint = nothing_served_hint(config, runtime.config, server.models.failures())
+                print(hint, file=sys.stderr, flush=True)
             await server.serve()
         else:
             place = EndpointId(config.serves_namespace.own)

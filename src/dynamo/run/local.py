@@ -1,4 +1,4 @@
-"""An engine in this process: a worker, asked for by dynamo-run's command line."""
+"""An engine in this process, started as a worker from dynamo-run's command line."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from msgspec import Struct, structs
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
 from dynamo.runtime.nats_config import NatsConfig
-from dynamo.runtime.own_address import LOOPBACK, own_address
+from dynamo.runtime.own_address import LOOPBACK, is_loopback, own_address
 from dynamo.runtime.plane.tcp import TcpConfig
+from dynamo.runtime.plane.tls import PlaneTls
 from dynamo.runtime.status import StatusConfig
 from dynamo.settings.network import NetworkSettings
 
@@ -27,6 +28,8 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     tcp: TcpConfig
     nats: NatsConfig
     events: EventPlaneConfig
+    insecure_plane: bool = False
+    """Other hosts may use the planes without a secret."""
     status: StatusConfig = StatusConfig()
     graceful_shutdown_timeout: float = 30.0
     device_type: DeviceType | None = None
@@ -39,10 +42,15 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
         discovery_backend: str | None = None,
         request_plane: str | None = None,
         event_plane: str | None = None,
+        insecure_plane: bool | None = None,
     ) -> RuntimeConfig:
         """An argument beats its environment variable; a ValueError names the one that is wrong."""
         network = NetworkSettings.from_env(
-            environ, discovery_backend=discovery_backend, request_plane=request_plane, event_plane=event_plane
+            environ,
+            discovery_backend=discovery_backend,
+            request_plane=request_plane,
+            event_plane=event_plane,
+            insecure_plane=insecure_plane,
         )
         discovery = DiscoveryConfig.from_env(environ, network)
         in_process = discovery.backend == "memory"
@@ -51,18 +59,33 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
 
         def reachable(chosen: str | None) -> str:
             """Without a chosen host, listen where the clients are: on loopback, unless discovery spans machines."""
-            return chosen or (own_address(peers) if discovery.backend == "etcd" else LOOPBACK)
+            return chosen or (LOOPBACK if all(map(is_loopback, peers)) else own_address(peers))
 
         return cls(
             discovery=discovery,
             plane=network.request_plane or ("memory" if in_process else "tcp"),
             tcp=TcpConfig(
-                host=reachable(network.tcp_host), port=network.tcp_port, token=network.tcp_token, peers=peers
+                host=reachable(network.tcp_host),
+                port=network.tcp_port,
+                token=network.plane_token,
+                tls=PlaneTls(
+                    cert=network.tcp_tls_cert,
+                    key=network.tcp_tls_key,
+                    ca=network.tcp_tls_ca,
+                    insecure=network.tcp_tls_insecure,
+                    server_name=network.tcp_tls_server_name,
+                    handshake_timeout=network.tcp_tls_handshake_timeout,
+                ),
+                peers=peers,
             ),
             nats=nats,
             events=EventPlaneConfig(
-                network.event_plane or ("memory" if in_process else "zmq"), reachable(network.event_host), peers
+                network.event_plane or ("memory" if in_process else "zmq"),
+                reachable(network.event_host),
+                peers,
+                network.plane_token,
             ),
+            insecure_plane=network.insecure_plane,
             status=StatusConfig.from_env(environ),
             graceful_shutdown_timeout=network.graceful_shutdown_timeout,
             device_type=_device_type(environ),

@@ -8,6 +8,8 @@ import secrets
 import uuid
 from collections.abc import Callable
 
+from dynamo.protocols.engine import Tenant
+
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -16,6 +18,7 @@ class Context:
 
     __slots__ = (
         "_id", "_killed", "_listeners", "_span_id", "_stopped", "_traceparent", "metadata", "stopped_by_caller",
+        "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -25,6 +28,8 @@ class Context:
         self.metadata: dict[str, str] = metadata if metadata is not None else {}
         self._traceparent = traceparent
         self._span_id: str | None = None
+        self.tenant: Tenant | None = None
+        """Where requests wait, on whose behalf this one is made. It stays in this process."""
         self._stopped = False
         self._killed = False
         self.stopped_by_caller = False
@@ -87,7 +92,9 @@ class Context:
 
     def detached(self, id: str | None = None) -> Context:
         """A context with the same metadata and trace that is stopped and killed separately."""
-        return Context(id, dict(self.metadata), traceparent=self._traceparent)
+        context = Context(id, dict(self.metadata), traceparent=self._traceparent)
+        context.tenant = self.tenant
+        return context
 
     @property
     def traceparent(self) -> str | None:

@@ -238,11 +238,17 @@ class NatsConnection:
             "pending_size": 0,
             "flusher_queue_size": 0,
         }
-        if config.tls_ca_file:
+        if config.tls_ca_file or config.tls_cert_file:
             try:
-                options["tls"] = ssl.create_default_context(cafile=config.tls_ca_file)
+                options["tls"] = context = ssl.create_default_context(cafile=config.tls_ca_file)
             except OSError as error:
                 raise NatsError(f"cannot use NATS_TLS_CA_CERT_PATH {config.tls_ca_file}: {error}") from error
+            if config.tls_cert_file:
+                try:
+                    context.load_cert_chain(config.tls_cert_file, config.tls_key_file)
+                except (OSError, ValueError) as error:
+                    files = f"{config.tls_cert_file} and NATS_TLS_KEY_PATH {config.tls_key_file}"
+                    raise NatsError(f"cannot use NATS_TLS_CERT_PATH {files}: {error}") from error
         return options
 
     def _use(self, client: Client) -> None:

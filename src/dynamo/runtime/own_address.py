@@ -11,6 +11,14 @@ _BEYOND = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
 """Addresses reserved for documentation: the route to them is the default route."""
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it; a name other than localhost may lead anywhere."""
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def own_address(peers: Iterable[str] = (), family: int = socket.AF_UNSPEC) -> str:
     """The address of the interface towards the first of `peers` on another machine, else of the default route.
 

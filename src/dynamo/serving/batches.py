@@ -82,7 +82,7 @@ class Batches:
         self._is_stopping = is_stopping
         self._ignore_unknown = ignore_unknown
         self._absent: set[str] = set()
-        """Models that were waited for in vain."""
+        """Models for which no worker came within the wait: further requests to them fail at once."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -97,7 +97,7 @@ class Batches:
             why = f"the file's purpose is {file.purpose!r}; upload it with purpose 'batch'"
             raise InvalidRequest.bad_value("input_file_id", why)
         id = new_id("batch_")
-        # A link of its own: the file may be deleted while the batch runs.
+        # The batch gets its own hard link, because the file may be deleted while the batch runs.
         try:
             os.link(self._files.path(file.id), self._input(id))
         except FileNotFoundError:

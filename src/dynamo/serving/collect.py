@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -15,7 +15,7 @@ from dynamo.protocols import openai_answers as answers
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import CompletionUsage
-from dynamo.protocols.openai_chat import FunctionCall, ToolCall
+from dynamo.protocols.openai_chat import CustomCall, FunctionCall
 
 
 class Listener(Protocol):
@@ -35,13 +35,15 @@ class CollectedChoice:
         index: int,
         listener: Listener | None = None,
         token_ids: list[int] | None = None,
+        custom_tools: Collection[str] = (),
     ) -> None:
         self._answer = answer
+        self._custom_tools = custom_tools
         self._index = index
         self._listener = listener
         self.content: list[str] = []
         self.thoughts: list[str] = []
-        self.calls: list[ToolCall] = []
+        self.calls: list[answers.AnswerToolCall] = []
         self.tokens: list[TokenLogprob] = []
         self.prompt_tokens: list[TokenLogprob] = []
         self.token_ids = token_ids
@@ -64,10 +66,15 @@ class CollectedChoice:
             self._listener.reasoning(text)
 
     def tool_start(self, index: int, id: str, name: str) -> None:
-        self.calls.append(ToolCall(id=id, function=FunctionCall(name)))
+        custom = name in self._custom_tools
+        self.calls.append(
+            answers.CustomToolCall(id=id, custom=CustomCall(name))
+            if custom
+            else answers.FunctionToolCall(id=id, function=FunctionCall(name))
+        )
 
     def tool_arguments(self, index: int, fragment: str) -> None:
-        self.calls[index].function.arguments += fragment
+        self.calls[index].add(fragment)
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         self.tokens += tokens
@@ -98,6 +105,7 @@ class CollectedAnswer:
         per_prompt: int = 1,
         listener: Listener | None = None,
         token_ids: Sequence[list[int]] | None = None,
+        custom_tools: Collection[str] = (),
     ) -> None:
         """`per_prompt` of the choices share a prompt, whose tokens count once.
 
@@ -105,7 +113,9 @@ class CollectedAnswer:
         """
         self.usage = Usage()
         self.choices = [
-            CollectedChoice(self, index, None if index else listener, token_ids[index] if token_ids else None)
+            CollectedChoice(
+                self, index, None if index else listener, token_ids[index] if token_ids else None, custom_tools
+            )
             for index in range(choices)
         ]
         self._per_prompt = per_prompt

@@ -9,6 +9,7 @@ import msgspec
 
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import ChoiceSink
+from dynamo.pipeline.custom_tools import CustomInputs, as_functions, custom_tools
 from dynamo.pipeline.preprocess import Prepared, refuse_guidance
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.openai_answers import ChatCompletion
@@ -46,6 +47,8 @@ class Conversation(ServedRequest[ChatRequest]):
         self._tool_finish_reason = tool_finish_reason
         self.token_ids: list[list[int]] | None = [[] for _ in range(self.n)] if request.return_token_ids else None
         """The ids of the tokens of each choice, as they are generated, if the client wants them."""
+        self.custom_tools = custom_tools(request)
+        """The names of the tools whose calls have text instead of arguments."""
 
     async def prepare(self) -> None:
         preprocessor = self.model.preprocessor
@@ -68,8 +71,12 @@ class Conversation(ServedRequest[ChatRequest]):
         return len(self.prepared.request.token_ids) if self.prepared else 0
 
     async def send(self, choices: Sequence[ChoiceSink]) -> None:
+        if self.custom_tools:
+            choices = [CustomInputs(choice, self.custom_tools) for choice in choices]
         if self.prepared is None:
             request = {**msgspec.to_builtins(self.request), "stream": True, "stream_options": {"include_usage": True}}
+            if self.custom_tools:
+                request["tools"] = msgspec.to_builtins(as_functions(self.request.tools or ()))
             await self._deliver(request, self._next_context(), RelayedChoice(choices[0], self.worker_name))
             return
         for index, choice in enumerate(choices):
@@ -84,7 +91,7 @@ class Conversation(ServedRequest[ChatRequest]):
         return self.completion(await self.collect(listener))
 
     async def collect(self, listener: Listener | None = None) -> CollectedAnswer:
-        collected = CollectedAnswer(self.n, self.n, listener, self.token_ids)
+        collected = CollectedAnswer(self.n, self.n, listener, self.token_ids, self.custom_tools)
         await self.send(collected.choices)
         await collected.done()
         return collected

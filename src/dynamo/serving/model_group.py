@@ -12,7 +12,7 @@ from dynamo.runtime.membership import Member
 from dynamo.serving.served_model import ServedModel
 
 RETRY_SECONDS = 1.0
-"""The pause before a model whose files could not be had is tried again; it doubles with each failure."""
+"""The pause before the files of a model are fetched again; it doubles with each failure."""
 _MOST_DOUBLINGS = 6
 
 
@@ -76,7 +76,7 @@ class ModelGroup:
             self.was_reachable = True
 
     def elect(self) -> ModelCard | None:
-        """Make the oldest card the one to serve and return it, if no worker has the card served until now."""
+        """Serve the oldest card and return it, if no worker has the card that was served until now."""
         if self.served_checksum is not None and self._workers_by_checksum[self.served_checksum]:
             return None
         for path, member in self.members.items():

@@ -93,7 +93,7 @@ class Models:
     def served(self) -> list[ServedModel]:
         return [group.model for group in self._groups.values() if group.model and group.ready]
 
-    def set_thresholds(self, name: str, values: Mapping[str, int | float]) -> None:
+    def set_thresholds(self, name: str, values: Mapping[str, int | float | None]) -> None:
         """In effect from now on, even if all workers of the model leave and others join."""
         self._overrides.set(name, values)
         self._apply_overrides()
@@ -114,6 +114,10 @@ class Models:
     def readiness(self) -> dict[str, bool]:
         """Every model that workers have registered, and whether a request to it would be served."""
         return {name: group.ready for name, group in self._groups.items() if group.members}
+
+    def failures(self) -> dict[str, ModelError]:
+        """Why models that workers have registered cannot be served here."""
+        return {name: group.error for name, group in self._groups.items() if group.members and group.error}
 
     @property
     def router_id(self) -> int:
@@ -186,7 +190,7 @@ class Models:
                 self._retry(group)
 
     def _retry(self, group: ModelGroup) -> None:
-        """Load the model again if its files could not be had."""
+        """Load the model again if its files could not be fetched."""
         if group.card and isinstance(group.error, FileError):
             self._begin_loading(group, group.card)
 

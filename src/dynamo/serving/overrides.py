@@ -13,7 +13,7 @@ class Override(Struct, frozen=True, array_like=True):
 
     model: str
     field: str
-    value: int | float
+    value: int | float | None
     at: int
     process: int
 
@@ -29,7 +29,7 @@ class Overrides:
         self._process = process
         self._newest: dict[tuple[str, str], Override] = {}
 
-    def set(self, model: str, values: Mapping[str, int | float]) -> None:
+    def set(self, model: str, values: Mapping[str, int | float | None]) -> None:
         now = time.time_ns()
         self.merge(Override(model, field, value, now, self._process) for field, value in values.items())
 
@@ -40,7 +40,7 @@ class Overrides:
             if known is None or known.version < override.version:
                 self._newest[key] = override
 
-    def of(self, model: str) -> dict[str, int | float]:
+    def of(self, model: str) -> dict[str, int | float | None]:
         return {field: override.value for (name, field), override in self._newest.items() if name == model}
 
     def all(self) -> list[Override]:

@@ -1,4 +1,4 @@
-"""A request to a model: what chats, completions and embeddings have in common, from whichever door they come.
+"""A request to a model: what chats, completions and embeddings have in common, whichever API they come from.
 
 Each choice has a delivery to a worker and stages through which its stream passes.
 """
@@ -159,7 +159,7 @@ class ServedRequest(Generic[RequestT]):
             sink = self._observer.metered(sink, prompt_tokens)
         sink = traced(sink, context.id(), request)
         delivery = Delivery(
-            partial(router.place, group=self._group),
+            partial(router.place, group=self._group, tenant=context.tenant),
             router.instances,
             request,
             context,

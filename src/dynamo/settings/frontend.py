@@ -14,6 +14,7 @@ NETWORK = "network"
 METRICS = "metrics"
 STATE = "stored state"
 Seconds = Meta(ge=0, lt=1e9)
+Rate = Meta(ge=0, lt=1e12)
 
 
 def _is_host(text: str) -> bool:
@@ -65,13 +66,37 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
         "--api-key", "DYN_API_KEY",
         "require this key; may be repeated (the variable: commas; process lists do not show it)", "KEY", ACCESS,
         valid=_is_key, expects="printable ASCII and not empty", secret=True)] = ()
+    api_keys_file: Annotated[str | None, Setting(
+        "--api-keys-file", "DYN_API_KEYS_FILE", "keys with names, limits and weights (TOML)", "FILE", ACCESS)] = None
+    admin_keys: Annotated[tuple[str, ...], Setting(
+        "--admin-key", "DYN_ADMIN_KEY",
+        "key of an administrator: for the routes that change or show the inside of the server, and all others", "KEY",
+        ACCESS, valid=_is_key, expects="printable ASCII and not empty", secret=True)] = ()
     protect_metrics: Annotated[bool, Setting(
         "--protect-metrics", "DYN_PROTECT_METRICS", "require a key at /metrics too", group=ACCESS)] = False
     body_limit_mb: Annotated[int, Meta(ge=1), Setting(
         "--http-body-limit-mb", "DYN_HTTP_BODY_LIMIT_MB", "largest request body, unpacked", "MB", LIMITS)] = 45
+    body_items: Annotated[int, Meta(ge=0), Setting(
+        "--http-body-items", "DYN_HTTP_BODY_ITEMS",
+        "most values in the lists and objects of a request body, token ids included", "N", LIMITS)] = 500_000
+    body_fields: Annotated[int, Meta(ge=0), Setting(
+        "--http-body-fields", "DYN_HTTP_BODY_FIELDS", "most fields, lists and objects of a request body", "N",
+        LIMITS)] = 65_536
+    arriving_bodies_mb: Annotated[int, Meta(ge=0), Setting(
+        "--http-arriving-bodies-mb", "DYN_HTTP_ARRIVING_BODIES_MB",
+        "memory of request bodies that are still arriving, per process; beyond it the largest is refused", "MB",
+        LIMITS)] = 256
     max_concurrent_requests: Annotated[int, Meta(ge=0), Setting(
         "--max-concurrent-requests", "DYN_HTTP_MAX_CONCURRENT_REQUESTS",
         "refuse more requests than this at once, per process; those still arriving do not count", "N", LIMITS)] = 0
+    key_requests_per_second: Annotated[float, Rate, Setting(
+        "--key-requests-per-second", "DYN_KEY_REQUESTS_PER_SECOND",
+        "requests to models per second and API key; without keys, of all together", "X", LIMITS)] = 0.0
+    key_tokens_per_second: Annotated[float, Rate, Setting(
+        "--key-tokens-per-second", "DYN_KEY_TOKENS_PER_SECOND",
+        "tokens per second and API key, prompts and answers", "X", LIMITS)] = 0.0
+    key_concurrent_requests: Annotated[int, Meta(ge=0), Setting(
+        "--key-concurrent-requests", "DYN_KEY_CONCURRENT_REQUESTS", "requests at once per API key", "N", LIMITS)] = 0
     overload_status_code: Annotated[int, Meta(ge=400, le=599), Setting(
         "--overload-status-code", "DYN_HTTP_OVERLOAD_STATUS_CODE",
         "answer to refused requests, and where all workers are busy; 529 is usual too", "STATUS", LIMITS)] = 503
@@ -100,6 +125,9 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
     stored_responses: Annotated[int, Meta(ge=0), Setting(
         "--stored-responses", "DYN_HTTP_STORED_RESPONSES",
         "keep so many responses, and so many conversations; the oldest go first; 0 keeps none", "N", STATE)] = 10_000
+    background_responses: Annotated[int, Meta(ge=0), Setting(
+        "--background-responses", "DYN_HTTP_BACKGROUND_RESPONSES",
+        "so many responses may run in the background at once, for each key; 0 refuses them", "N", STATE)] = 64
     stored_responses_mb: Annotated[int, Meta(ge=1), Setting(
         "--stored-responses-mb", "DYN_HTTP_STORED_RESPONSES_MB",
         "keep responses up to this size in all, and as much of conversations", "MB", STATE)] = 64

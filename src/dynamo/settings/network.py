@@ -9,7 +9,11 @@ from dynamo.settings.setting import Setting
 from dynamo.settings.table import Settings
 
 _MEM = (("mem", "memory"),)
-_HOST = "loopback; with etcd, the address that leads to it"
+_HOST = "loopback; with etcd on another host, the address that leads to it"
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
 
 
 class NetworkSettings(Settings, frozen=True, kw_only=True):
@@ -26,13 +30,33 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
         synonyms=_MEM)] = None
     file_folder: Annotated[Path | None, Setting(
         variables="DYN_FILE_KV", help="folder of the backend file", default="this user's runtime folder",
-        parse=lambda text: Path(text).expanduser())] = None
+        parse=_path)] = None
     tcp_host: Annotated[str | None, Setting(
         variables="DYN_TCP_RPC_HOST", help="address where a worker takes requests over TCP", default=_HOST)] = None
     tcp_port: Annotated[int, Meta(ge=0, le=65535), Setting(
         variables="DYN_TCP_RPC_PORT", help="port where a worker takes requests over TCP", default="a free one")] = 0
-    tcp_token: Annotated[str | None, Setting(
-        variables="DYN_REQUEST_PLANE_TOKEN", help="secret that clients of the TCP plane must know", secret=True)] = None
+    plane_token: Annotated[str | None, Setting(
+        variables=("DYN_PLANE_TOKEN", "DYN_REQUEST_PLANE_TOKEN"),
+        help="secret that all processes must know to use each other's planes", secret=True)] = None
+    insecure_plane: Annotated[bool, Setting(
+        "--insecure-plane", "DYN_INSECURE_PLANE",
+        "let any host that reaches the planes use them, without a token or certificates")] = False
+    tcp_tls_cert: Annotated[Path | None, Setting(
+        variables="DYN_TCP_TLS_CERT_PATH", help="certificate (PEM) that this process shows on the TCP plane",
+        parse=_path)] = None
+    tcp_tls_key: Annotated[Path | None, Setting(
+        variables="DYN_TCP_TLS_KEY_PATH", help="the certificate's private key (PEM)", parse=_path)] = None
+    tcp_tls_ca: Annotated[Path | None, Setting(
+        variables="DYN_TCP_TLS_CA_CERT_PATH",
+        help="authority (PEM) of the peers' certificates; with a certificate of its own, a worker requires one",
+        parse=_path)] = None
+    tcp_tls_server_name: Annotated[str | None, Setting(
+        variables="DYN_TCP_TLS_SERVER_NAME", help="name in workers' certificates",
+        default="the address that is connected to")] = None
+    tcp_tls_insecure: Annotated[bool, Setting(
+        variables="DYN_TCP_TLS_INSECURE", help="do not check workers' certificates")] = False
+    tcp_tls_handshake_timeout: Annotated[float, Meta(gt=0, lt=1e6), Setting(
+        variables="DYN_TCP_TLS_HANDSHAKE_TIMEOUT_SECS", help="seconds a TLS handshake may take")] = 5.0
     event_host: Annotated[str | None, Setting(
         variables="DYN_EVENT_PLANE_HOST", help="address where ZMQ publishers listen; 0.0.0.0 finds one others reach",
         default=_HOST)] = None

@@ -12,7 +12,7 @@ _PER_DECADE = 400
 """Buckets of the histogram per factor of ten: values are exact to 0.3 %."""
 
 
-class Distribution(Struct, frozen=True):
+class Percentiles(Struct, frozen=True):
     mean: float
     p50: float
     p90: float
@@ -32,16 +32,16 @@ class Values:
     def __len__(self) -> int:
         return len(self._values)
 
-    def distribution(self, unit: float = 1.0) -> Distribution | None:
+    def distribution(self, unit: float = 1.0) -> Percentiles | None:
         """In units of `unit`; None of no values."""
         if not self._values:
             return None
         ordered = [value / unit for value in sorted(self._values)]
         p50, p90, p99 = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.9, 0.99))
-        return Distribution(math.fsum(ordered) / len(ordered), p50, p90, p99, ordered[-1])
+        return Percentiles(math.fsum(ordered) / len(ordered), p50, p90, p99, ordered[-1])
 
 
-class Histogram:
+class WeightedHistogram:
     """Numbers above zero with weights, in buckets of equal ratio, however many there are."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class Histogram:
         self._weight += weight
         self._max = max(self._max, value)
 
-    def distribution(self, unit: float = 1.0) -> Distribution | None:
+    def distribution(self, unit: float = 1.0) -> Percentiles | None:
         """In units of `unit`; None of no values."""
         if not self._weight:
             return None
         figures = (self._sum / self._weight, *map(self._quantile, (0.5, 0.9, 0.99)), self._max)
-        return Distribution(*(figure / unit for figure in figures))
+        return Percentiles(*(figure / unit for figure in figures))
 
     def _quantile(self, share: float) -> float:
         wanted, seen = share * self._weight, 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from dynamo.simulate.measured import Distribution
-from dynamo.simulate.report import Report, rows
+from dynamo.simulate.measured import Percentiles
+from dynamo.simulate.report import FleetReport, rows
 
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
@@ -22,7 +22,7 @@ _COLOURS = ("#3366cc", "#dd7722", "#2a9d55", "#aa3377", "#777777")
 _ROW, _LEFT, _WIDTH = 22, 170, 760
 
 
-def as_page(*reports: Report) -> str:
+def as_page(*reports: FleetReport) -> str:
     names = [report.name or "simulation" for report in reports]
     table = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows(reports))
     head = "".join(f"<th>{escape(name)}</th>" for name in ("", *names))
@@ -35,7 +35,7 @@ def as_page(*reports: Report) -> str:
     )
 
 
-def _plot(title: str, names: Sequence[str], found: Sequence[Distribution | None]) -> str:
+def _plot(title: str, names: Sequence[str], found: Sequence[Percentiles | None]) -> str:
     """Bars for the median, 90 % and 99 % of each report, on one scale."""
     figures = [(name, one) for name, one in zip(names, found, strict=True) if one]
     largest = max((one.p99 for _, one in figures), default=0.0) or 1.0

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dynamo.simulate.measured import Distribution
+from dynamo.simulate.measured import Percentiles
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class FleetReport(Struct, frozen=True, kw_only=True):
     name: str
     router_mode: str
     workers: int
@@ -29,11 +29,11 @@ class Report(Struct, frozen=True, kw_only=True):
     worker_hours: float
     utilisation: float
     """The share of the workers' time in which they computed something."""
-    ttft_ms: Distribution | None
-    itl_ms: Distribution | None
-    tpot_ms: Distribution | None
+    ttft_ms: Percentiles | None
+    itl_ms: Percentiles | None
+    tpot_ms: Percentiles | None
     """Mean time per output token after the first, of each request."""
-    e2e_ms: Distribution | None
+    e2e_ms: Percentiles | None
 
     @property
     def prefix_reuse(self) -> float:
@@ -48,7 +48,7 @@ class Report(Struct, frozen=True, kw_only=True):
         return self.output_tokens / self.virtual_seconds if self.virtual_seconds else 0.0
 
 
-_LINES: Sequence[tuple[str, Callable[[Report], str]]] = (
+_LINES: Sequence[tuple[str, Callable[[FleetReport], str]]] = (
     ("router", lambda r: r.router_mode),
     ("workers at the start", lambda r: str(r.workers)),
     ("requests completed", lambda r: f"{r.completed:,}"),
@@ -63,7 +63,7 @@ _LINES: Sequence[tuple[str, Callable[[Report], str]]] = (
     ("worker-hours", lambda r: f"{r.worker_hours:,.2f}"),
     ("utilisation", lambda r: f"{100 * r.utilisation:.1f} %"),
 )
-_TIMES: Sequence[tuple[str, Callable[[Report], Distribution | None]]] = (
+_TIMES: Sequence[tuple[str, Callable[[FleetReport], Percentiles | None]]] = (
     ("TTFT, ms", lambda r: r.ttft_ms),
     ("ITL, ms", lambda r: r.itl_ms),
     ("TPOT, ms", lambda r: r.tpot_ms),
@@ -71,7 +71,7 @@ _TIMES: Sequence[tuple[str, Callable[[Report], Distribution | None]]] = (
 )
 
 
-def rows(reports: Sequence[Report]) -> list[list[str]]:
+def rows(reports: Sequence[FleetReport]) -> list[list[str]]:
     """A title and one figure per report, line by line."""
     found = [[title, *(show(report) for report in reports)] for title, show in _LINES]
     for title, of in _TIMES:
@@ -83,7 +83,7 @@ def rows(reports: Sequence[Report]) -> list[list[str]]:
     return found
 
 
-def as_text(*reports: Report) -> str:
+def as_text(*reports: FleetReport) -> str:
     """One column per report."""
     head = [["", *(report.name or "simulation" for report in reports)]] if len(reports) > 1 else []
     lines = head + rows(reports)
@@ -97,18 +97,18 @@ def as_text(*reports: Report) -> str:
     )
 
 
-def _errors(report: Report) -> str:
+def _errors(report: FleetReport) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(report.errors.items()))
 
 
-def as_json(*reports: Report) -> bytes:
+def as_json(*reports: FleetReport) -> bytes:
     """An object, or a list of them where there are several; without the time it took to simulate."""
     shown = [_plain(report) for report in reports]
     encoded = msgspec.json.encode(shown[0] if len(shown) == 1 else shown)
     return msgspec.json.format(encoded, indent=2) + b"\n"
 
 
-def _plain(report: Report) -> dict[str, Any]:
+def _plain(report: FleetReport) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(report)
     del fields["wall_seconds"]  # the only figure that differs from run to run
     return fields | {

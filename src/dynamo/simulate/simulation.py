@@ -24,8 +24,8 @@ from dynamo.runtime import Context, DistributedRuntime
 from dynamo.simulate import virtual_time
 from dynamo.simulate.fleet import ENDPOINT, SimulatedFleet
 from dynamo.simulate.incidents import Incident
-from dynamo.simulate.measured import Histogram, Values
-from dynamo.simulate.report import Report
+from dynamo.simulate.measured import Values, WeightedHistogram
+from dynamo.simulate.report import FleetReport
 from dynamo.simulate.traffic import SimulatedRequest
 
 
@@ -46,7 +46,7 @@ class Measured:
 
     def __init__(self) -> None:
         self.ttft, self.tpot, self.e2e = Values(), Values(), Values()
-        self.itl = Histogram()
+        self.itl = WeightedHistogram()
         self.completed = self.failed = self.migrations = 0
         self.input_tokens = self.cached_tokens = self.output_tokens = 0
         self.errors: dict[str, int] = {}
@@ -162,11 +162,11 @@ class Simulation:
             if isinstance(outcome, Exception):
                 raise outcome
 
-    def report(self, begun: float, wall_seconds: float) -> Report:
+    def report(self, begun: float, wall_seconds: float) -> FleetReport:
         """About everything since `begun`."""
         measured, fleet, config = self.measured, self.fleet, self.config
         worker_seconds = fleet.worker_seconds(begun, self._loop.time())
-        return Report(
+        return FleetReport(
             name=config.name,
             router_mode=config.routing.mode,
             workers=config.workers,
@@ -273,10 +273,10 @@ async def simulated(config: SimulationConfig) -> AsyncIterator[Simulation]:
         await runtime.close()
 
 
-def simulate(config: SimulationConfig, traffic: Callable[[], Iterable[SimulatedRequest]]) -> Report:
+def simulate(config: SimulationConfig, traffic: Callable[[], Iterable[SimulatedRequest]]) -> FleetReport:
     """Run the traffic through the fleet and report; the same input gives the same report, except for `wall_seconds`."""
 
-    async def work() -> Report:
+    async def work() -> FleetReport:
         async with simulated(config) as simulation:
             begun = asyncio.get_running_loop().time()
             await simulation.replay(traffic())

@@ -51,10 +51,10 @@ def test_all_ids_that_end_an_answer_are_stop_ids() -> None:
     assert (made["max_new_tokens"], made["min_new_tokens"]) == (9, 2)
 
 
-def test_ignore_eos_leaves_only_the_length() -> None:
+def test_ignore_eos_leaves_the_stop_ids_of_the_client() -> None:
     made = params(stop_conditions=StopConditions(ignore_eos=True, stop_token_ids=[7]), eos_token_ids=[8])
     assert made["ignore_eos"]
-    assert "stop_token_ids" not in made
+    assert made["stop_token_ids"] == [7]
 
 
 def test_log_probabilities_are_asked_for_from_where_they_are_wanted() -> None:

@@ -44,9 +44,9 @@ def test_all_ids_that_end_an_answer_do() -> None:
     assert (made.end_id, made.stop_token_ids, made.max_tokens, made.min_tokens) == (8, [9, 7], 9, 2)
 
 
-def test_ignore_eos_leaves_only_the_length() -> None:
+def test_ignore_eos_leaves_the_stop_ids_of_the_client() -> None:
     made = params(stop_conditions=StopConditions(ignore_eos=True, stop_token_ids=[7]), eos_token_ids=[8])
-    assert (made.ignore_eos, made.end_id, made.stop_token_ids) == (True, -1, None)
+    assert (made.ignore_eos, made.end_id, made.stop_token_ids) == (True, -1, [7])
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(None, None), (0, 1), (3, 3)])

@@ -46,10 +46,10 @@ def test_all_ids_that_end_an_answer_are_stop_ids() -> None:
     assert (made.max_tokens, made.min_tokens) == (9, 2)
 
 
-def test_ignore_eos_leaves_only_the_length() -> None:
+def test_ignore_eos_leaves_the_stop_ids_of_the_client() -> None:
     made = params(stop_conditions=StopConditions(ignore_eos=True, stop_token_ids=[7]), eos_token_ids=[8])
     assert made.ignore_eos
-    assert made.stop_token_ids == []
+    assert made.stop_token_ids == [7]
 
 
 def test_each_choice_has_a_seed_of_its_own() -> None:

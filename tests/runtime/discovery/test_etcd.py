@@ -523,3 +523,13 @@ def test_the_environment_says_where_etcd_is() -> None:
 )
 def test_a_wrong_variable_is_named(environ: dict[str, str], complaint: str) -> None:
     assert complaint in refused(lambda: EtcdConfig.from_env(environ))
+
+
+async def test_a_password_in_an_address_is_not_shown() -> None:
+    config = EtcdConfig.from_env({"ETCD_ENDPOINTS": "http://root:hunter2@127.0.0.1:1"})
+    with pytest.raises(DiscoveryError, match=r"cannot reach etcd at http://127\.0\.0\.1:1") as refused:
+        await EtcdDiscovery(config).start()
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(DiscoveryError, match="ETCD_ENDPOINTS: 'http://a:port' is not") as malformed:
+        EtcdConfig.from_env({"ETCD_ENDPOINTS": "http://root:hunter2@a:port"})
+    assert "hunter2" not in str(malformed.value)

@@ -230,6 +230,28 @@ async def test_a_folder_of_another_user_is_refused(kv: Path) -> None:
         await FileDiscovery(kv).start()
 
 
+@pytest.mark.parametrize("part", ["", "records"])
+async def test_a_folder_that_others_can_write_to_is_refused_with_the_repair(kv: Path, part: str) -> None:
+    (kv / part).mkdir(parents=True)
+    (kv / part).chmod(0o777)
+    with pytest.raises(DiscoveryError, match=f"other users can write to .*chmod -R go-w {kv}"):
+        await FileDiscovery(kv).start()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+async def test_a_record_of_another_user_is_ignored(kv: Path) -> None:
+    worker, reader = FileDiscovery(kv), FileDiscovery(kv)
+    await worker.start()
+    await reader.start()
+    await worker.put("v1/a", b"1")
+    assert await reader.get_prefix("") == {"v1/a": b"1"}
+    os.chown(kv / "records" / file_name("v1/a"), 12345, 12345)
+    (kv / "records" / file_name("v1/a")).touch()
+    assert await reader.get_prefix("") == {}
+    await worker.close()
+    await reader.close()
+
+
 async def test_a_value_no_file_can_hold_is_refused(kv: Path) -> None:
     worker = FileDiscovery(kv)
     await worker.start()

@@ -25,8 +25,8 @@ class Cluster:
         self.discovery = MemoryDiscovery(self.store)
 
     @asynccontextmanager
-    async def plane(self, host: str = "127.0.0.1") -> AsyncIterator[ZmqEventPlane]:
-        plane = ZmqEventPlane(MemoryDiscovery(self.store), host)
+    async def plane(self, host: str = "127.0.0.1", token: str | None = None) -> AsyncIterator[ZmqEventPlane]:
+        plane = ZmqEventPlane(MemoryDiscovery(self.store), host, token=token)
         await plane.start()
         try:
             yield plane
@@ -307,3 +307,45 @@ async def test_a_plane_that_never_publishes_registers_nothing_and_listens_nowher
     async with cluster.plane() as plane:
         await plane.subscribe("a", lambda *_: None)
         assert await cluster.addresses() == []
+
+
+async def test_with_a_token_events_arrive_encrypted(cluster: Cluster) -> None:
+    got: list[bytes] = []
+    async with cluster.plane(token="secret") as publisher, cluster.plane(token="secret") as subscriber:
+        await publisher.announce()
+        await subscriber.subscribe("a.b", lambda _, data: got.append(data))
+        publisher.publish("a.b", b"1")
+        await until(lambda: got == [b"1"])
+
+
+@pytest.mark.parametrize("token", ["another", None])
+async def test_without_the_token_nothing_is_heard(
+    cluster: Cluster, context: zmq.Context[zmq.Socket[bytes]], token: str | None
+) -> None:
+    got: list[bytes] = []
+    strange: list[bytes] = []
+    async with cluster.plane(token="secret") as publisher, cluster.plane(token="secret") as friend:
+        await publisher.announce()
+        (address,) = await cluster.addresses()
+        async with cluster.plane(token=token) as stranger:
+            await stranger.subscribe(">", lambda _, data: strange.append(data))
+            plain = foreign(context, zmq.SUB)
+            plain.connect(address)
+            plain.subscribe("")
+            await friend.subscribe(">", lambda _, data: got.append(data))
+            for number in range(20):
+                publisher.publish("a.b", b"%d" % number)
+            await until(lambda: len(got) == 20)
+            with pytest.raises(zmq.Again):
+                plain.recv(zmq.NOBLOCK)
+            plain.close()
+            assert strange == []
+
+
+async def test_a_publisher_without_the_token_is_named_and_ignored(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with cluster.plane() as publisher, cluster.plane(token="secret") as subscriber:
+        await publisher.announce()
+        await subscriber.subscribe(">", lambda _, data: None)
+        assert "has no plane token; DYN_PLANE_TOKEN must be equal on all" in caplog.text

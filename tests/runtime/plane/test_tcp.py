@@ -169,5 +169,5 @@ def test_a_port_that_is_none_is_refused_by_name(port: str) -> None:
 def test_without_an_address_local_planes_stay_on_loopback() -> None:
     assert RuntimeConfig.from_env({}).tcp.host == "127.0.0.1"
     assert RuntimeConfig.from_env({"DYN_TCP_RPC_HOST": "0.0.0.0"}).tcp.host == "0.0.0.0"
-    environ = {"DYN_TCP_RPC_PORT": "7001", "DYN_REQUEST_PLANE_TOKEN": "secret"}
+    environ = {"DYN_TCP_RPC_PORT": "7001", "DYN_PLANE_TOKEN": "secret"}
     assert RuntimeConfig.from_env(environ).tcp == TcpConfig(port=7001, token="secret")

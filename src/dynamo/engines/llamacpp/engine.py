@@ -11,10 +11,10 @@ from functools import partial
 from importlib.util import find_spec
 
 from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvListener, KvTierListener, LoadListener
+from dynamo.engines.grammar_guide import Guides
 from dynamo.engines.llamacpp.args import LlamaCppArgs, gguf_file
 from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import LlamaDecoder
-from dynamo.engines.llamacpp.guidance import Guides
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import library, version
 from dynamo.engines.llamacpp.scheduler import LlamaScheduler
@@ -200,7 +200,7 @@ class LlamaCppEngine:
             raise EngineError(f"context length {asked} is not within what model and cache hold, 1 to {possible}")
         self.context_length = min(wanted or possible, possible)
         self._vocab_size = decoder.vocab_size
-        self._guides = Guides(described.tokenizer, decoder.vocab_size, described.eos_token_ids)
+        self._guides = Guides("llamacpp", described.tokenizer, decoder.vocab_size, described.eos_token_ids)
         return decoder
 
     def _describe(self) -> LoadedModel:

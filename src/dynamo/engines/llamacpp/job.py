@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dynamo.engines.grammar_guide import GrammarGuide
 from dynamo.engines.llamacpp.blocks import Held
-from dynamo.engines.llamacpp.guidance import GrammarGuide
 from dynamo.engines.llamacpp.sampling import Sampler
 from dynamo.engines.refusals import refuse_options
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes

@@ -15,8 +15,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo.engines.base import EngineError, EngineInfo, Running
 from dynamo.engines.mistralrs.load import MistralRsArgs, describe, load
@@ -28,6 +29,9 @@ from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument
 from dynamo.runtime.stream import Sink
+
+if TYPE_CHECKING:
+    from dynamo.engines.grammar_guide import GrammarGuide, Guides
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ class MistralRsEngine:
         self._reading: set[Future[None]] = set()
         self._send = threading.Lock()
         self._seed_logged = False
+        self._guides: Guides | None = None
         self._runner: Any = None
 
     async def start(self) -> EngineInfo:
@@ -74,6 +79,7 @@ class MistralRsEngine:
         described = describe(self._spec)
         ends = described.eos_token_ids
         self._vocabulary = Vocabulary(described.tokenizer, ends[0] if ends else None, rename=not self._model.is_gguf)
+        self._tokenizer, self._ends = described.tokenizer, ends
         self._runner = load(self._model, self._args, self._vocabulary, Path(self._folder.name))
         possible = self._runner.max_sequence_length() or described.context_length
         asked = self._spec.context_length
@@ -98,7 +104,16 @@ class MistralRsEngine:
         if request.sampling_options.seed is not None and not self._seed_logged:
             self._seed_logged = True
             log.info("mistralrs cannot seed single requests: seeds are accepted and have no effect")
-        stream = MistralRsStream(planned, self._vocabulary, sink, self._open, self._mailbox.post, self._streams.discard)
+        guidance = request.sampling_options.guided_decoding
+        stream = MistralRsStream(
+            planned,
+            self._vocabulary,
+            sink,
+            self._open,
+            self._mailbox.post,
+            self._streams.discard,
+            partial(self._guide, guidance) if guidance else None,
+        )
         self._streams.add(stream)
         stream.queued = self._pool.submit(stream.follow)
         self._reading.add(stream.queued)
@@ -108,6 +123,18 @@ class MistralRsEngine:
     def quiet(self) -> bool:
         # An aborted answer keeps its slot until its thread has read the next token.
         return not self._streams and not self._reading
+
+    def _guide(self, guidance: dict[str, Any]) -> GrammarGuide | None:
+        """Follows a grammar beside mistral.rs; called in the pool."""
+        # Only guided answers pay for the import of numpy and llguidance.
+        from dynamo.engines.grammar_guide import Guides
+
+        if self._guides is None:
+            self._guides = Guides("mistralrs", self._tokenizer, self._tokenizer.vocab_size, self._ends)
+        try:
+            return self._guides.guide(guidance)
+        except InvalidArgument:
+            return None  # mistral.rs has its own version of the library, and judges grammars itself
 
     def _open(self, parameters: dict[str, Any]) -> Any:
         import mistralrs

@@ -27,11 +27,12 @@ class Plan(Struct, frozen=True):
 
     prompt: list[int]
     ends: frozenset[int]
-    """Ids that end the answer; empty with `ignore_eos`."""
+    """Ids that end the answer; with `ignore_eos` only those that the client named."""
     stop_ids: frozenset[int]
     """Ids among them that the client named."""
     max_tokens: int
     min_tokens: int
+    ignore_eos: bool
     logprobs: int | None
     parameters: dict[str, Any]
     """The keyword arguments for mistral.rs that are the same for the whole answer."""
@@ -78,10 +79,11 @@ def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: i
     logprobs = request.output_options.logprobs
     return Plan(
         prompt=list(request.token_ids),
-        ends=frozenset() if stops.ignore_eos else ends,
+        ends=stop_ids if stops.ignore_eos else ends,
         stop_ids=stop_ids,
         max_tokens=max_tokens,
-        min_tokens=max_tokens if stops.ignore_eos else min(stops.min_tokens or 0, max_tokens),
+        min_tokens=min(stops.min_tokens or 0, max_tokens),
+        ignore_eos=bool(stops.ignore_eos),
         logprobs=logprobs,
         parameters={
             "model": "",

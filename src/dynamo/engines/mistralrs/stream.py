@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dynamo.engines.mistralrs.load import one_line
 from dynamo.engines.mistralrs.options import Plan
@@ -13,6 +13,9 @@ from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.protocols.engine import EngineOutput, TopLogprob, Usage
 from dynamo.protocols.errors import Cancelled, DynamoException, InvalidArgument, Unknown, from_exception
 from dynamo.runtime.stream import Sink
+
+if TYPE_CHECKING:
+    from dynamo.engines.grammar_guide import GrammarGuide
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +31,11 @@ class MistralRsStream:
         open_stream: Callable[[dict[str, Any]], Any],
         post: Callable[[Callable[[Any], None], Any], None],
         forget: Callable[[MistralRsStream], None],
+        guide: Callable[[], GrammarGuide | None] | None = None,
     ) -> None:
+        """`guide` follows the same grammar as mistral.rs does, to close the answer before its limit."""
+        self._make_guide = guide
+        self._guide: GrammarGuide | None = None
         self._plan = plan
         self._vocabulary = vocabulary
         self._sink = sink
@@ -73,12 +80,15 @@ class MistralRsStream:
             self.fail(from_exception(error))
 
     def follow(self) -> None:
-        """Run the answer to its end. Before `min_tokens`, mistral.rs is prevented from ending it."""
+        """Run the answer to its end. With `ignore_eos` and before `min_tokens`, mistral.rs is kept from ending it."""
         plan = self._plan
         try:
+            if self._make_guide is not None:
+                self._guide = self._make_guide()
             ended = False
-            if plan.min_tokens:
-                ended = self._follow(plan.min_tokens, may_end=False)
+            held = plan.max_tokens if plan.ignore_eos else plan.min_tokens
+            if held:
+                ended = self._follow(held, may_end=False)
             if not ended and self._count < plan.max_tokens:
                 self._follow(plan.max_tokens - self._count, may_end=True)
         except BaseException as error:  # a panic in the library is not an Exception, and the sink must learn of it
@@ -114,10 +124,14 @@ class MistralRsStream:
         id = self._vocabulary.id_of(piece)
         self._count += 1
         if id is None:
+            self._guide = None  # it cannot follow what has no id
             self._post(self._deliver, EngineOutput(text=piece.decode(errors="replace")))
             return False
-        self._generated.append(id)
         plan = self._plan
+        if self._guide is not None and (last := self._led_to_end(self._guide, id)):
+            self._close(last)
+            return True
+        self._generated.append(id)
         ends = id in plan.ends and self._count >= plan.min_tokens
         if not ends and plan.logprobs is None:
             self._post(self._deliver, [id])
@@ -137,6 +151,27 @@ class MistralRsStream:
             output.completion_usage = self._usage()
         self._post(self._deliver, output)
         return ends
+
+    def _led_to_end(self, guide: GrammarGuide, id: int) -> list[int] | None:
+        """The tokens that must end the answer, `id` among them or not; None while there is room."""
+        left = self._plan.max_tokens - self._count
+        try:
+            taken = guide.accept(id, left)
+        except InvalidArgument:
+            self._guide = None
+            return None
+        if taken != id:
+            return [taken, *guide.closing]
+        return [id] if not left and guide.complete else None
+
+    def _close(self, ids: list[int]) -> None:
+        """End the answer with these tokens in place of the last one: mistral.rs would go on until its limit."""
+        self._count += len(ids) - 1
+        output = EngineOutput(token_ids=ids, finish_reason="stop", completion_usage=self._usage())
+        if self._plan.logprobs is not None:
+            output.log_probs = [0.0] * len(ids)  # no other token was possible
+            output.top_logprobs = [[TopLogprob(token_id=id, logprob=0.0, rank=1)] for id in ids]
+        self._post(self._deliver, output)
 
     def _end(self, reason: str, *, hidden: bool) -> None:
         output = EngineOutput(finish_reason=reason, completion_usage=self._usage())

@@ -25,6 +25,7 @@ def sampling_params(request: PreprocessedRequest, *, context: int | None, guided
     if shown.prompt_logprobs is not None:
         raise InvalidArgument(f"{_NAME} does not support prompt_logprobs here")
     ends = end_ids(request)
+    end_id = ends[0] if ends and not stops.ignore_eos else _NO_END
     params: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(sampling, name)) is not None}
     return SamplingParams(
         **params,
@@ -32,9 +33,9 @@ def sampling_params(request: PreprocessedRequest, *, context: int | None, guided
         max_tokens=_most(request, context),
         min_tokens=stops.min_tokens,
         # Without an end_id it would ask its tokenizer, which is not loaded.
-        end_id=ends[0] if ends else _NO_END,
-        pad_id=ends[0] if ends else 0,
-        stop_token_ids=ends[1:] or None,
+        end_id=end_id,
+        pad_id=max(0, end_id),
+        stop_token_ids=[id for id in ends if id != end_id] or None,
         ignore_eos=bool(stops.ignore_eos),
         seed=choice_seed(request, low=0, high=1 << 64),
         logprobs=None if shown.logprobs is None else max(1, shown.logprobs),

@@ -5,7 +5,7 @@ Chunks are byte templates: between the id and the finish reason only the text ch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -173,8 +173,12 @@ class ChatChoiceWriter(_ChoiceWriter):
         reasoning_field: str = "reasoning_content",
         token_ids: list[int] | None = None,
         prompt_token_ids: list[int] | None = None,
+        custom_tools: Collection[str] = (),
     ) -> None:
+        """The calls of `custom_tools` have text instead of arguments."""
         super().__init__(chunks, index, token_ids, prompt_token_ids)
+        self._custom_tools = custom_tools
+        self._custom_call = False
         self._begun = False
         self._only_text_changes = False
         self._delta = f'{chunks.head}{{"index":{index},"delta":'
@@ -195,12 +199,15 @@ class ChatChoiceWriter(_ChoiceWriter):
         self._chunk(f'{{"{self._reasoning_field}":"{json_escaped(text)}"}}')
 
     def tool_start(self, index: int, id: str, name: str) -> None:
-        function = f'{{"name":"{json_escaped(name)}","arguments":""}}'
-        call = f'{{"index":{index},"id":"{json_escaped(id)}","type":"function","function":{function}}}'
+        self._custom_call = name in self._custom_tools
+        kind, field = ("custom", "input") if self._custom_call else ("function", "arguments")
+        called = f'{{"name":"{json_escaped(name)}","{field}":""}}'
+        call = f'{{"index":{index},"id":"{json_escaped(id)}","type":"{kind}","{kind}":{called}}}'
         self._chunk(f'{{"tool_calls":[{call}]}}')
 
     def tool_arguments(self, index: int, fragment: str) -> None:
-        call = f'{{"index":{index},"function":{{"arguments":"{json_escaped(fragment)}"}}}}'
+        kind, field = ("custom", "input") if self._custom_call else ("function", "arguments")
+        call = f'{{"index":{index},"{kind}":{{"{field}":"{json_escaped(fragment)}"}}}}'
         self._chunk(f'{{"tool_calls":[{call}]}}')
 
     def prompt_logprobs(self, tokens: list[TokenLogprob]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 from aiohttp import web
 
@@ -34,7 +36,7 @@ RETRY_AFTER = frozenset((429, 503, 529))
 
 
 def error_answer(error: DynamoException, request_id: str, status: int | None = None) -> ErrorAnswer:
-    status, message = status or error.status, error.message
+    status, message = status or error.status, error.public_message
     if status >= 500 and not isinstance(error, HttpError) and status != 503:
         message = f"{message} (request id {request_id})"
     fallback = "invalid_request_error" if 400 <= status < 500 else "internal_server_error"
@@ -64,7 +66,10 @@ def error_response(
     status = status or error.status
     headers = {"x-request-id": request_id}
     if status in RETRY_AFTER or isinstance(error, ResourceExhausted):
-        headers["Retry-After"] = "1"
+        seconds = getattr(error, "retry_after", 1.0)
+        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+        if status == 429:
+            headers["retry-after-ms"] = str(math.ceil(seconds * 1000))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     answer: ErrorAnswer | AnthropicError | OllamaError

@@ -55,7 +55,7 @@ class OllamaAnswers:
     def whole(self, chat: ChatCompletion) -> OllamaAnswer:
         choice, usage = chat.choices[0], chat.usage
         said = choice.message
-        calls = [_call(call.function.name, call.function.arguments) for call in said.tool_calls or ()]
+        calls = [_call(call.name, call.arguments) for call in said.tool_calls or ()]
         answer = self.piece(said.content or "", said.reasoning_content or "", calls or None)
         return self.last(answer, choice.finish_reason, usage.prompt_tokens, usage.completion_tokens)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from dynamo.frontend.answers.event_log import EventLog
 from dynamo.frontend.answers.sse import EventStream
 from dynamo.model import Tokenizer, json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
@@ -16,6 +17,8 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import ChatLogprob, CompletionUsage
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import (
+    CallItems,
+    CustomCallItem,
     FunctionCallItem,
     ItemStatus,
     OutputItem,
@@ -24,11 +27,18 @@ from dynamo.protocols.responses_answers import (
     ReasoningContent,
     ReasoningItem,
     ResponseObject,
+    ShellCallItem,
     SummaryText,
     item_id,
+    shell_action,
 )
 
 _encode = msgspec.json.encode
+_CALL_DELTAS: dict[type[OutputItem], str] = {
+    FunctionCallItem: "response.function_call_arguments.delta",
+    CustomCallItem: "response.custom_tool_call_input.delta",
+}
+"""The events with the pieces of a call, by the type of its item; a shell call comes as a whole."""
 
 
 class ResponsesStream:
@@ -39,7 +49,7 @@ class ResponsesStream:
 
     def __init__(self, request: ResponsesRequest, response_id: str, model: str, created: int) -> None:
         self._response = ResponseObject.in_progress(request, response_id, model, created)
-        self._namespaced = request.namespaced()
+        self._call_items = CallItems(request, response_id)
         self._summarizes = request.wants_summary
         self._sequence = 0
         self._open: Literal["text", "reasoning", "tool"] | None = None
@@ -68,14 +78,15 @@ class ResponsesStream:
     def tool_start(self, index: int, call_id: str, name: str) -> bytes:
         ended = self._end_item()
         self._open, self._tool = "tool", index
-        item = FunctionCallItem(id=self._new_id("fc"), call_id=call_id, name=name, arguments="", status="in_progress")
-        item.restore_name(self._namespaced)
-        return ended + self._add(item, "response.function_call_arguments.delta", b"")
+        item = self._call_items.begin(len(self._response.output), call_id, name)
+        return ended + self._add(item, _CALL_DELTAS.get(type(item), ""), b"")
 
     def tool_arguments(self, index: int, delta: str) -> bytes:
         if self._open != "tool" or index != self._tool:
             raise ValueError(f"arguments for call {index}, which is not open")
         self._pieces.append(delta)
+        if isinstance(self._response.output[-1], ShellCallItem):
+            return b""
         return self._delta(b"", delta)
 
     def finish(self, reason: str, usage: CompletionUsage) -> bytes:
@@ -90,6 +101,10 @@ class ResponsesStream:
         self._response.status = "failed"
         self._response.error = {"code": code, "message": message}
         return ended + self._whole("response.failed")
+
+    def cancel(self) -> None:
+        self._end_item("incomplete")
+        self._response.status = "cancelled"
 
     @property
     def response(self) -> ResponseObject:
@@ -154,6 +169,12 @@ class ResponsesStream:
                 done = self._event(
                     "response.function_call_arguments.done", **self._place, name=item.name, arguments=text
                 )
+            case CustomCallItem():
+                item.input = text
+                done = self._event("response.custom_tool_call_input.done", **self._place, input=text)
+            case ShellCallItem():
+                item.action = shell_action(text)
+                done = b""
             case _:
                 done = b""
         return done + self._event("response.output_item.done", output_index=len(self._response.output) - 1, item=item)
@@ -181,11 +202,14 @@ class ResponsesStream:
         return item_id(prefix, self._response.id, len(self._response.output))
 
 
-class ResponsesWriter:
+Events = TypeVar("Events", EventStream, EventLog)
+
+
+class ResponsesWriter(Generic[Events]):
     """Writes the one choice of a Responses stream."""
 
-    def __init__(self, stream: ResponsesStream, tokenizer: Tokenizer | None, top_logprobs: int) -> None:
-        self.events = EventStream()
+    def __init__(self, stream: ResponsesStream, tokenizer: Tokenizer | None, top_logprobs: int, events: Events) -> None:
+        self.events: Events = events
         self.error: DynamoException | None = None
         self._stream = stream
         self._tokenizer = tokenizer
@@ -212,7 +236,8 @@ class ResponsesWriter:
         self.events.write(self._start() + self._stream.tool_start(index, id, name))
 
     def tool_arguments(self, index: int, fragment: str) -> None:
-        self.events.write(self._start() + self._stream.tool_arguments(index, fragment))
+        if written := self._stream.tool_arguments(index, fragment):  # an empty write would end the stream
+            self.events.write(written)
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         self._tokens += tokens
@@ -226,7 +251,7 @@ class ResponsesWriter:
 
     def fail(self, error: DynamoException) -> None:
         self.error = error
-        self.events.end(self._stream.fail(error.message) if self.events.has_begun else b"")
+        self.events.end(self._stream.fail(error.public_message) if self.events.has_begun else b"")
 
     def _start(self) -> bytes:
         """The events that open the stream; built before the next one, as events are numbered."""

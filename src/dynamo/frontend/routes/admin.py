@@ -20,6 +20,9 @@ from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.one_item import OneItem
 from dynamo.serving.served_model import ServedModel
 
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Batches = Annotated[float, msgspec.Meta(ge=0)]
 CLEAR_SECONDS = 30.0
 """Emptying a cache takes no time: a worker that has not answered by then will not."""
 
@@ -41,15 +44,18 @@ class ClearedBlocks(Struct, kw_only=True):
 class BusyThresholds(msgspec.Struct, kw_only=True):
     """The loads above which a worker takes no more requests; None is no limit."""
 
-    active_decode_blocks_threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    active_prefill_tokens_threshold: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
-    active_prefill_tokens_threshold_frac: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    active_decode_blocks_threshold: Share | None = None
+    active_prefill_tokens_threshold: Tokens | None = None
+    active_prefill_tokens_threshold_frac: Batches | None = None
 
 
-class ThresholdRequest(BusyThresholds, kw_only=True, forbid_unknown_fields=True):
-    """Sets the thresholds that are given; without any it only reads them."""
+class ThresholdRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Sets the thresholds that are given, null removes one; without any it only reads them."""
 
     model: FilledString
+    active_decode_blocks_threshold: Share | UnsetType | None = UNSET
+    active_prefill_tokens_threshold: Tokens | UnsetType | None = UNSET
+    active_prefill_tokens_threshold_frac: Batches | UnsetType | None = UNSET
 
 
 class ModelThresholds(BusyThresholds, kw_only=True):
@@ -117,7 +123,7 @@ async def get_thresholds(frontend: Frontend, call: HttpCall[None]) -> web.Stream
 async def set_thresholds(frontend: Frontend, call: HttpCall[ThresholdRequest]) -> web.StreamResponse:
     body = call.body
     model = frontend.models.get(body.model)
-    given = {name: value for name in BusyThresholds.__struct_fields__ if (value := getattr(body, name)) is not None}
+    given = {name: value for name in BusyThresholds.__struct_fields__ if (value := getattr(body, name)) is not UNSET}
     if given:
         await frontend.set_thresholds(model.name, given)
     return json_response(_thresholds(model))

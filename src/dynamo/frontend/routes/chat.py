@@ -9,6 +9,7 @@ from dynamo.frontend.answers.http import annotation_events, json_response, strea
 from dynamo.frontend.answers.relay import RelayedStream
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
+from dynamo.pipeline.custom_tools import UNENFORCED, lark_tools
 from dynamo.pipeline.guidance import tool_finish_reason
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.openai_chat import ChatRequest
@@ -18,6 +19,7 @@ from dynamo.serving.conversation import Conversation
 async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamResponse:
     body = call.body
     validate_chat(body)
+    call.warn(UNENFORCED, lark_tools(body))
     model = frontend.models.get(body.model)
     conversation = Conversation(
         model, body, call.context(body), call.record, call.raw_body, tool_finish_reason=tool_finish_reason(body)
@@ -34,7 +36,13 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
             stream = chunks_of(conversation, "chat.completion.chunk", body.top_logprobs, call.request_id)
             ids, prompt_ids = conversation.token_ids, conversation.prompt_token_ids
             writers = [
-                ChatChoiceWriter(stream, index, token_ids=ids[index] if ids else None, prompt_token_ids=prompt_ids)
+                ChatChoiceWriter(
+                    stream,
+                    index,
+                    token_ids=ids[index] if ids else None,
+                    prompt_token_ids=prompt_ids,
+                    custom_tools=conversation.custom_tools,
+                )
                 for index in range(conversation.n)
             ]
             await conversation.send(writers)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from dynamo.frontend.answers.http import json_response
@@ -37,7 +39,11 @@ async def health(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse
         return json_response(loading, status=503)
     instances = frontend.models.instances()
     endpoints = {f"{SCHEME}{one.namespace}.{one.component}.{one.endpoint}" for one in instances}
-    return json_response({"status": "healthy", "endpoints": sorted(endpoints), "instances": instances})
+    listed: list[Any] = [msgspec.to_builtins(one) for one in instances]
+    if not frontend.callers.sees_addresses(call.request):
+        for one in listed:
+            del one["address"]
+    return json_response({"status": "healthy", "endpoints": sorted(endpoints), "instances": listed})
 
 
 async def live(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:

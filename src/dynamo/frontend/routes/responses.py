@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 from aiohttp import web
 from msgspec import structs
 
+from dynamo.frontend.answers.event_log import EventLog, FollowedStream
 from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
 from dynamo.frontend.answers.paging import page
 from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
+from dynamo.frontend.answers.sse import EventStream
+from dynamo.frontend.background import BackgroundResponses, BackgroundRun
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
+from dynamo.pipeline.custom_tools import UNENFORCED, lark_tools
 from dynamo.pipeline.responses_to_chat import hosted_tools, responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.card import ModelType
@@ -27,24 +34,38 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
     body = structs.replace(call.body, input=turn.input, store=store.enabled and call.body.store is not False)
     chat = responses_to_chat(body, turn.past())
     call.warn("tools that run at OpenAI", hosted_tools(body))
+    call.warn(UNENFORCED, lark_tools(chat))
+    if body.background:
+        frontend.state.of(call.owner).background.check(body)
     try:
         validate_chat(chat)
-        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
+        # The record ends with the HTTP request, a background response perhaps later.
+        observer = None if body.background else call.record
+        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), observer)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
+    handed_over = False
     try:
         try:
             await conversation.prepare()
         except InvalidRequest as error:
             raise with_responses_names(error) from None
         id = f"resp_{conversation.context.id().replace('-', '')}"
+        if body.background:
+            stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
+            run = BackgroundRun(body, turn, conversation, stream)
+            background = frontend.state.of(call.owner).background
+            background.start(run)
+            handed_over = True
+            await asyncio.shield(run.stored)
+            return await _follow(call, background, id, run.events) if body.stream else json_response(stream.response)
         if not body.stream:
             completion = conversation.completion(await conversation.collect())
             response = response_of(body, id, completion)
             await store.save(body, turn, response)
             return json_response(response)
         stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
-        writer = ResponsesWriter(stream, conversation.tokenizer, chat.top_logprobs or 0)
+        writer = ResponsesWriter(stream, conversation.tokenizer, chat.top_logprobs or 0, EventStream())
 
         async def save() -> None:
             await store.save(body, turn, stream.response)
@@ -52,7 +73,19 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
         await conversation.send([writer])
         return await stream_response(call, writer, annotation_events(conversation, conversation.prepared), save)
     finally:
-        await conversation.close()
+        if not handed_over:
+            await conversation.close()
+
+
+async def _follow(
+    call: HttpCall[Any], background: BackgroundResponses, id: str, log: EventLog, after: int = -1
+) -> web.StreamResponse:
+    """Send the events after a number, those to come too; the response goes on if the client leaves."""
+    events = log.follow(after)
+    try:
+        return await stream_response(call, FollowedStream(events), at_end=lambda: background.ended(id))
+    finally:
+        log.leave(events)
 
 
 async def input_tokens(frontend: Frontend, call: HttpCall[InputTokensRequest]) -> web.StreamResponse:
@@ -73,21 +106,32 @@ async def input_tokens(frontend: Frontend, call: HttpCall[InputTokensRequest]) -
 
 
 async def show_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    if call.request.query.get("stream", "false").lower() in ("true", "1"):
-        raise InvalidRequest.unsupported("stream", "a stored response is not streamed again")
-    stored = await frontend.state.of(call.owner).responses.get(call.request.match_info["id"])
-    return json_response(stored.response)
+    state, id, query = frontend.state.of(call.owner), call.request.match_info["id"], call.request.query
+    stored = await state.responses.get(id)
+    if query.get("stream", "false").lower() not in ("true", "1"):
+        return json_response(stored.response)
+    log = state.background.events(id)
+    if log is None:
+        why = "only a response with `background` and `stream` is, for a while, and by the process that produces it"
+        raise InvalidRequest.unsupported("stream", why)
+    after = query.get("starting_after", "-1")
+    if not after.removeprefix("-").isdecimal() or len(after) > 9:
+        raise InvalidRequest.bad_value("starting_after", f"{after[:32]!r} is not the number of an event")
+    return await _follow(call, state.background, id, log, int(after))
 
 
 async def delete_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    id = call.request.match_info["id"]
-    await frontend.state.of(call.owner).responses.delete(id)
+    state, id = frontend.state.of(call.owner), call.request.match_info["id"]
+    await state.responses.delete(id)
+    await state.background.stop(id)
     return json_response(DeletedResponse(id=id))
 
 
 async def cancel_response(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
-    await frontend.state.of(call.owner).responses.get(call.request.match_info["id"])
-    raise InvalidRequest("Cannot cancel a synchronous response.")
+    state, id = frontend.state.of(call.owner), call.request.match_info["id"]
+    cancelled = await state.responses.cancel(id)
+    await state.background.stop(id)
+    return json_response(cancelled.response)
 
 
 async def input_items(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:

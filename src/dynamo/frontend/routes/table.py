@@ -6,10 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
+from dynamo.frontend.access import Access
 from dynamo.frontend.answers.errors import error_response
 from dynamo.frontend.answers.ollama_stream import NDJSON
 from dynamo.frontend.call import Body, HttpCall
-from dynamo.frontend.route import Access, Handler, HttpRoute
+from dynamo.frontend.route import Handler, HttpRoute
 from dynamo.frontend.routes import (
     admin,
     batches,
@@ -58,7 +59,7 @@ from dynamo.protocols.openai_responses import InputTokensRequest, ResponsesReque
 from dynamo.protocols.responses_answers import DeletedResponse, InputTokens, ResponseObject
 from dynamo.protocols.tokenize import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
 
-_INFERENCE_ERRORS = (400, 401, 404, 413, 415, 500, 502, 503, 504)
+_INFERENCE_ERRORS = (400, 401, 404, 413, 415, 429, 500, 502, 503, 504)
 _STORED_ERRORS = (400, 401, 404)
 _WRITTEN_ERRORS = (400, 401, 404, 413, 415)
 _OLLAMA: dict[str, Any] = {"error": OllamaError, "any_content_type": True}
@@ -214,21 +215,22 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
     HttpRoute("GET", "/openapi.json", docs.openapi_json),
     HttpRoute("GET", "/docs", docs.docs),
     HttpRoute(
-        "POST", "/clear_kv_blocks", admin.clear_kv_blocks,
-        summary="Empty the caches of all workers", answer=admin.ClearedBlocks, statuses=(401, 500),
+        "POST", "/clear_kv_blocks", admin.clear_kv_blocks, access=Access.ADMIN,
+        summary="Empty the caches of all workers", answer=admin.ClearedBlocks, statuses=(401, 403, 500),
     ),
     HttpRoute(
-        "GET", "/router/decisions", decisions.decisions,
-        summary="The last choices of workers with their reasons (limit=, candidates=, model=)", statuses=(400, 401),
+        "GET", "/router/decisions", decisions.decisions, access=Access.ADMIN,
+        summary="The last choices of workers with their reasons (limit=, candidates=, model=)",
+        statuses=(400, 401, 403),
     ),
     HttpRoute(
         "GET", "/busy_threshold", admin.get_thresholds,
         summary="From which load on workers are busy", answer=admin.ThresholdList, statuses=(401,),
     ),
     HttpRoute(
-        "POST", "/busy_threshold", admin.set_thresholds, admin.ThresholdRequest,
+        "POST", "/busy_threshold", admin.set_thresholds, admin.ThresholdRequest, access=Access.ADMIN,
         summary="Say from which load on a model's workers are busy", answer=admin.ModelThresholds,
-        statuses=(400, 401, 404, 413, 415, 503),
+        statuses=(400, 401, 403, 404, 413, 415, 503),
     ),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from dynamo import __version__
 from dynamo.frontend.answers.http import json_response
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
-from dynamo.pipeline.preprocess import Preprocessor
+from dynamo.pipeline.preprocess import Preprocessor, refuse_characters
 from dynamo.pipeline.validate import validate_chat
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
@@ -33,6 +33,7 @@ async def tokenize(frontend: Frontend, call: HttpCall[TokenizeRequest]) -> web.S
         text, special = preprocessor.render(chat), bool(asked.add_special_tokens)
     else:
         text, special = asked.prompt or "", asked.add_special_tokens is not False
+    refuse_characters(text, "prompt" if asked.messages is None else "messages")
     tokenizer = preprocessor.model.tokenizer
     ids = await tokenizer.encode_async(text, special)
     names = [tokenizer.tokens.get(id, "") for id in ids] if asked.return_token_strs else None

@@ -208,6 +208,12 @@ class Folder:
                 raise self._unusable(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
         for folder in (self._leases, self._records, self._tmp):
             folder.mkdir(mode=0o700, exist_ok=True)
+        for folder in (self.root, self._leases, self._records, self._tmp):
+            if os.stat(folder).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise DiscoveryError(
+                    f"cannot keep discovery records in {self.root}: other users can write to {folder} and could pass "
+                    f"for workers; run chmod -R go-w {self.root}, or set DYN_FILE_KV to a folder of your own"
+                )
         if not os.access(self.root, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -316,7 +322,7 @@ class Folder:
             else:
                 record = self._read_record(Path(entry.path), stamp)
                 if record is None and _stamp(entry.path) == stamp:
-                    log.warning("ignoring %s: it is not a discovery record", ascii(entry.path))
+                    log.warning("ignoring %s: it is not a discovery record of this user", ascii(entry.path))
                 read[entry.name] = (stamp, record)
         self._read = read
         return [record for _, record in read.values() if record]
@@ -326,7 +332,8 @@ class Folder:
             return None
         try:
             with os.fdopen(os.open(place, _READ), "rb") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                     return None
                 record = msgspec.msgpack.decode(file.read(LARGEST_RECORD), type=Record)
             check_key(record.key)

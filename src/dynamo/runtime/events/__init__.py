@@ -36,6 +36,8 @@ class EventPlaneConfig(Struct, frozen=True):
     """Where ZMQ publishers listen; routers on other machines need an address they reach (0.0.0.0 finds one)."""
     peers: tuple[str, ...] = ()
     """Hosts that everyone reaches: the way to them decides which address a wildcard `host` is known by."""
+    token: str | None = None
+    """With it, ZMQ encrypts and only processes that know it can publish and subscribe."""
 
 
 def event_plane(
@@ -50,7 +52,7 @@ def event_plane(
         case "memory":
             return MemoryEventPlane(bus or MemoryBus())
         case "zmq":
-            return ZmqEventPlane(discovery, config.host, config.peers)
+            return ZmqEventPlane(discovery, config.host, config.peers, config.token)
         case "nats":
             if nats is None:
                 raise EventPlaneError("the nats event plane needs the process's NATS connection")

@@ -20,6 +20,7 @@ from functools import partial
 import zmq
 
 from dynamo.runtime.events.base import EventPlaneError, check_subject
+from dynamo.runtime.events.curve import ZAP_ADDRESS, CurveKeys
 
 HIGH_WATER = 100_000
 """Events that may wait in each direction of a channel; further ones are lost."""
@@ -85,9 +86,11 @@ class _End:
 class PublishingEnd(_End):
     """Sends events to all connected subscribers; a slow one loses the events it does not read."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: str, keys: CurveKeys | None = None) -> None:
         address = channel_address(host, 0)
         super().__init__(context, zmq.XPUB, address)
+        if keys:
+            keys.protect_server(self.socket)
         self._topics: dict[str, _Topic] = {}
         try:
             self.socket.bind(address)
@@ -114,6 +117,21 @@ class PublishingEnd(_End):
             self.socket.send_multipart((topic, bytes(8), b""), zmq.NOBLOCK)
 
 
+class Doorkeeper(_End):
+    """Decides for all publishing ends of a context which clients may connect."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: CurveKeys) -> None:
+        super().__init__(context, zmq.ROUTER, ZAP_ADDRESS)
+        self._keys = keys
+        self.socket.bind(ZAP_ADDRESS)
+
+    def _receive(self, frames: list[bytes]) -> None:
+        # libzmq asks like a REQ socket: its address and an empty frame come before the question.
+        sender, empty, *question = frames
+        self.socket.send_multipart([sender, empty, *self._keys.answer(question)], zmq.NOBLOCK)
+        self._poll_soon()
+
+
 class SubscribingEnd(_End):
     """Receives the events of one publisher; malformed messages are ignored and counted in `malformed`."""
 
@@ -124,8 +142,11 @@ class SubscribingEnd(_End):
         prefixes: Iterable[str],
         deliver: Callable[[str, bytes], None],
         missed: Callable[[int], None],
+        keys: CurveKeys | None = None,
     ) -> None:
         super().__init__(context, zmq.SUB, address)
+        if keys:
+            keys.protect_client(self.socket)
         self.address = address
         self.malformed = 0
         self._deliver = deliver

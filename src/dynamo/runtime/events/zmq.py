@@ -25,7 +25,8 @@ import zmq
 
 from dynamo.runtime.discovery.base import Delete, Discovery, DiscoveryError, Put, Synced
 from dynamo.runtime.events.base import Callback, EventPlaneError, Subscribers, Subscription, check_subject
-from dynamo.runtime.events.channel import PublishingEnd, SubscribingEnd, channel_address
+from dynamo.runtime.events.channel import Doorkeeper, PublishingEnd, SubscribingEnd, channel_address
+from dynamo.runtime.events.curve import CurveKeys
 from dynamo.runtime.own_address import LOOPBACK, own_address
 
 logger = logging.getLogger(__name__)
@@ -41,16 +42,22 @@ class EventChannel(msgspec.Struct, frozen=True):
     """The record of a publisher."""
 
     address: str
+    curve: bool = False
+    """Only processes with the plane's token can connect."""
 
 
 class ZmqEventPlane:
     """`lost` counts events that were sent while subscribed and did not arrive."""
 
-    def __init__(self, discovery: Discovery, host: str = LOOPBACK, peers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, discovery: Discovery, host: str = LOOPBACK, peers: Sequence[str] = (), token: str | None = None
+    ) -> None:
         self.lost = 0
         self._discovery = discovery
         self._host = host
         self._peers = peers
+        self._keys = CurveKeys.derive(token) if token else None
+        self._doorkeeper: Doorkeeper | None = None
         self._key = CHANNELS + secrets.token_hex(8)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._subscribers = Subscribers()
@@ -68,6 +75,8 @@ class ZmqEventPlane:
         self._host, self._reachable = await _addresses(self._host, self._peers)
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        if self._keys:
+            self._doorkeeper = Doorkeeper(self._context, self._keys)
 
     async def announce(self) -> None:
         self._open()
@@ -82,7 +91,7 @@ class ZmqEventPlane:
 
     def _open(self) -> PublishingEnd | None:
         if self._publishing is None and self._context is not None:
-            self._publishing = PublishingEnd(self._context, self._host)
+            self._publishing = PublishingEnd(self._context, self._host, self._keys)
             self._announcing = asyncio.create_task(self._announce(self._publishing.port))
         return self._publishing
 
@@ -127,10 +136,12 @@ class ZmqEventPlane:
                     await self._discovery.delete(self._key)
             self._publishing.close()
             self._publishing = None
+        if self._doorkeeper:
+            self._doorkeeper.close()
         context.term()
 
     async def _announce(self, port: int) -> None:
-        record = EventChannel(channel_address(self._reachable, port))
+        record = EventChannel(channel_address(self._reachable, port), self._keys is not None)
         try:
             await self._discovery.put(self._key, msgspec.msgpack.encode(record))
         except DiscoveryError as error:
@@ -153,15 +164,19 @@ class ZmqEventPlane:
 
     def _connect_to(self, context: zmq.Context[zmq.Socket[bytes]], key: str, value: bytes) -> None:
         try:
-            address = msgspec.msgpack.decode(value, type=EventChannel).address
+            record = msgspec.msgpack.decode(value, type=EventChannel)
+            address = record.address
             known = self._channels.get(key)
             if known and known.address == address:
                 return
             self._disconnect(key)
             if not address.startswith("tcp://"):
                 raise EventPlaneError(f"{address!r} is not a tcp:// address")
+            if record.curve != (self._keys is not None):
+                who = "this process" if record.curve else f"the publisher at {address}"
+                raise EventPlaneError(f"{who} has no plane token; DYN_PLANE_TOKEN must be equal on all")
             self._channels[key] = SubscribingEnd(
-                context, address, self._prefixes, self._subscribers.deliver, self._missed
+                context, address, self._prefixes, self._subscribers.deliver, self._missed, self._keys
             )
             self._unconnected.pop(key, None)
         except zmq.ZMQError as error:

@@ -21,7 +21,7 @@ from dynamo.protocols.errors import (
     from_wire,
 )
 from dynamo.runtime.context import Context
-from dynamo.runtime.plane import frames
+from dynamo.runtime.plane import frames, handshake
 from dynamo.runtime.plane.frames import Kind
 from dynamo.runtime.plane.link import Link
 from dynamo.runtime.stream import Sink
@@ -68,8 +68,12 @@ class ClientLink(Link):
             Kind.END: self._end,
             Kind.ERROR: self._error,
             Kind.DRAINING: self._draining,
+            Kind.PROOF: self._proof,
         }
-        self.send(Kind.HELLO, frames.Hello(token=token))
+        self._token = token
+        self._nonces = (handshake.nonce() if token else b"", b"")
+        """Ours and the worker's."""
+        self.send(Kind.HELLO, frames.Hello(nonce=self._nonces[0]))
 
     def request(self, path: str, request: Any, context: Context, sink: Sink, *, item_type: Any, columnar: bool) -> None:
         if self.lost:
@@ -116,6 +120,20 @@ class ClientLink(Link):
     def _hello(self, hello: frames.Hello) -> None:
         if hello.magic != frames.MAGIC or hello.version != frames.VERSION:
             raise ProtocolError(f"the worker speaks {hello.magic!r} version {hello.version}")
+        if self._token is None:
+            self._welcome()
+            return
+        if len(hello.nonce) != handshake.NONCE_BYTES:
+            raise ProtocolError("the worker has no plane token; DYN_PLANE_TOKEN must be set on all")
+        self._nonces = (self._nonces[0], hello.nonce)
+        self.send(Kind.PROOF, handshake.proof(self._token, "client", *self._nonces))
+
+    def _proof(self, sent: bytes) -> None:
+        if self._token is None or not handshake.is_proof(sent, self._token, "worker", *self._nonces):
+            raise ProtocolError("the worker has another plane token")
+        self._welcome()
+
+    def _welcome(self) -> None:
         if not self.greeted.done():
             self.greeted.set_result(None)
 

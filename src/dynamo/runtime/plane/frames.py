@@ -21,6 +21,8 @@ from dynamo.protocols.errors import InvalidArgument, ProtocolError
 MAGIC = "dynamo"
 VERSION = 2
 MAX_FRAME = 64 * 1024 * 1024
+MAX_GREETING = 1024
+"""Bytes of a frame from a peer that has not introduced itself."""
 HEADER = struct.Struct(">IB")
 
 
@@ -35,12 +37,16 @@ class Kind(enum.IntEnum):
     PING = 8
     PONG = 9
     DRAINING = 10
+    PROOF = 11
 
 
 class Hello(Struct, array_like=True):
     magic: str = MAGIC
     version: int = VERSION
-    token: str | None = None
+    retired: str | None = None
+    """Where older clients send a token; never read."""
+    nonce: bytes = b""
+    """Sent by a side that has a token; see `handshake`."""
 
 
 class Request(Struct, array_like=True):
@@ -151,16 +157,17 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     Kind.PING: msgspec.msgpack.Decoder(None),
     Kind.PONG: msgspec.msgpack.Decoder(None),
     Kind.DRAINING: msgspec.msgpack.Decoder(str),
+    Kind.PROOF: msgspec.msgpack.Decoder(bytes),
 }
 
 
 class FrameDecoder:
     """Bytes in, whole messages out. After a ProtocolError the connection must be closed."""
 
-    __slots__ = ("_chunks", "_have", "_limit", "_need")
+    __slots__ = ("_chunks", "_have", "_need", "limit")
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
-        self._limit = limit
+        self.limit = limit
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = HEADER.size
@@ -179,8 +186,8 @@ class FrameDecoder:
         need = HEADER.size
         while size - start >= HEADER.size:
             length, kind = HEADER.unpack_from(data, start)
-            if length > self._limit:
-                raise ProtocolError(f"frame of {length} bytes is over the limit of {self._limit}")
+            if length > self.limit:
+                raise ProtocolError(f"frame of {length} bytes is over the limit of {self.limit}")
             decoder = _DECODERS.get(kind)
             if decoder is None:
                 raise ProtocolError(f"unknown frame kind {kind}")

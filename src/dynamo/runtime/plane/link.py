@@ -66,8 +66,11 @@ class Link:
                     raise ProtocolError(f"{Kind(kind).name} frame is not for this side")
                 handle(body)
         except ProtocolError as error:
-            log.warning("closing the connection with %s: %s", self.peer, error)
+            self._report(error)
             self.lose(error)
+
+    def _report(self, error: ProtocolError) -> None:
+        log.warning("closing the connection with %s: %s", self.peer, error)
 
     def send(self, kind: Kind, body: Any = None) -> None:
         encoded = frames.frame(kind, body)

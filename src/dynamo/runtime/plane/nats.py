@@ -19,6 +19,7 @@ from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
+from dynamo.runtime.plane.strangers import Strangers
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,10 @@ class Pipe:
 class NatsPlane:
     transport: Transport = "nats"
 
-    def __init__(self, nats: NatsConnection) -> None:
+    def __init__(self, nats: NatsConnection, token: str | None = None) -> None:
         self._nats = nats
+        self._token = token
+        self._strangers = Strangers()
         self._id = f"{new_instance_id():x}"
         self._routes: dict[str, Route] = {}
         self._inbound: dict[str, Pipe] = {}
@@ -101,7 +104,9 @@ class NatsPlane:
             if not inbox:
                 return
             pipe = Pipe(self._nats, inbox, "")
-            link = ServerLink(pipe.write, inbox, self._routes, beat=BEAT_SECONDS)
+            link = ServerLink(
+                pipe.write, inbox, self._routes, token=self._token, strangers=self._strangers, beat=BEAT_SECONDS
+            )
             link.when_lost(lambda: self._inbound.pop(inbox, None))
             pipe.link = link
             self._inbound[inbox] = pipe
@@ -132,7 +137,7 @@ class NatsPlane:
         self._links += 1
         inbox = f"dynamo.streams.{self._id}.{self._links}"
         pipe = Pipe(self._nats, subject, inbox)
-        link = ClientLink(pipe.write, subject, beat=BEAT_SECONDS)
+        link = ClientLink(pipe.write, subject, token=self._token, beat=BEAT_SECONDS)
         pipe.link = link
         self._by_inbox[inbox] = pipe
         link.when_lost(lambda: self._by_inbox.pop(inbox, None))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dynamo.protocols.errors import DynamoException, EngineShutdown, ProtocolError, to_wire
+from dynamo.protocols.errors import Disconnected, DynamoException, EngineShutdown, ProtocolError, to_wire
 from dynamo.runtime.context import Context
-from dynamo.runtime.plane import frames
+from dynamo.runtime.plane import frames, handshake
 from dynamo.runtime.plane.frames import Kind
 from dynamo.runtime.plane.link import Link
 from dynamo.runtime.plane.route import Route
+from dynamo.runtime.plane.strangers import Strangers
 
 
 class ServerLink(Link):
@@ -23,16 +23,27 @@ class ServerLink(Link):
         routes: Mapping[str, Route],
         *,
         token: str | None = None,
+        strangers: Strangers | None = None,
         beat: float,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(write, peer, beat=beat, close=close)
         self._routes = routes
         self._token = token
+        self._strangers = strangers or Strangers()
         self._greeted = False
+        self._decoder.limit = frames.MAX_GREETING
+        self._nonces: tuple[bytes, bytes] | None = None
+        """The client's and ours, once both are known."""
+        self._strangers.add(self, self._give_up)
         self._calls: dict[int, Context]
         self._resumed: asyncio.Future[None] | None = None
-        self._on |= {Kind.HELLO: self._hello, Kind.REQUEST: self._request, Kind.CANCEL: self._cancel}
+        self._on |= {
+            Kind.HELLO: self._hello,
+            Kind.PROOF: self._proof,
+            Kind.REQUEST: self._request,
+            Kind.CANCEL: self._cancel,
+        }
 
     def send_draining(self, path: str) -> None:
         if not self.lost:
@@ -60,15 +71,47 @@ class ServerLink(Link):
         if hello.version != frames.VERSION:
             self.send(Kind.ERROR, frames.Error(0, "protocol", f"this worker speaks version {frames.VERSION}"))
             raise ProtocolError(f"the peer speaks version {hello.version}, this side {frames.VERSION}")
-        if self._token and not hmac.compare_digest(self._token.encode(), (hello.token or "").encode()):
-            self.send(Kind.ERROR, frames.Error(0, "protocol", "wrong request plane token"))
-            raise ProtocolError("the peer has no valid request plane token")
+        if self._greeted or self._nonces:
+            raise ProtocolError("the peer sent hello twice")
+        if self._token is None:
+            self.send(Kind.HELLO, frames.Hello())
+            self._welcome()
+            return
+        if len(hello.nonce) != handshake.NONCE_BYTES:
+            self.send(Kind.ERROR, frames.Error(0, "protocol", "this worker requires the plane token: DYN_PLANE_TOKEN"))
+            raise ProtocolError("the peer has no plane token")
+        self._nonces = (hello.nonce, handshake.nonce())
+        self.send(Kind.HELLO, frames.Hello(nonce=self._nonces[1]))
+
+    def _proof(self, sent: bytes) -> None:
+        if self._token is None or self._nonces is None or self._greeted:
+            raise ProtocolError("the peer sent a proof out of turn")
+        if not handshake.is_proof(sent, self._token, "client", *self._nonces):
+            self.send(
+                Kind.ERROR, frames.Error(0, "protocol", "wrong plane token; DYN_PLANE_TOKEN must be equal on all")
+            )
+            raise ProtocolError("the peer has another plane token")
+        self.send(Kind.PROOF, handshake.proof(self._token, "worker", *self._nonces))
+        self._welcome()
+
+    def _welcome(self) -> None:
         self._greeted = True
-        self.send(Kind.HELLO, frames.Hello())
+        self._decoder.limit = frames.MAX_FRAME
+        self._strangers.remove(self)
+
+    def _give_up(self, why: str) -> None:
+        self._strangers.refused(self.peer, why)
+        self.lose(Disconnected(f"connection closed: {why}"))
+
+    def _report(self, error: ProtocolError) -> None:
+        if self._greeted:
+            super()._report(error)
+        else:
+            self._strangers.refused(self.peer, error)
 
     def _request(self, request: frames.Request) -> None:
         if not self._greeted:
-            raise ProtocolError("a request came before hello")
+            raise ProtocolError("a request came before the peer has introduced itself")
         if request.stream in self._calls:
             raise ProtocolError(f"stream {request.stream} is already in use")
         route = self._routes.get(request.endpoint)
@@ -90,6 +133,7 @@ class ServerLink(Link):
             context.stop_for_caller(kill=cancel.kill)
 
     def _lost(self, error: DynamoException) -> None:
+        self._strangers.remove(self)
         self.resume()
         for context in tuple(self._calls.values()):
             context.stop_for_caller(kill=True)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import cast
 
@@ -19,6 +20,8 @@ from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.plane.server_link import ServerLink
+from dynamo.runtime.plane.strangers import Strangers
+from dynamo.runtime.plane.tls import PlaneTls
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ class TcpConfig(Struct, frozen=True, kw_only=True):
     host: str = LOOPBACK
     port: int = 0
     token: str | None = None
+    tls: PlaneTls = PlaneTls()
     connect_timeout: float = 5.0
     beat: float = 5.0
     peers: tuple[str, ...] = ()
@@ -43,6 +47,7 @@ class TcpPlane:
         self._listening = asyncio.Lock()
         self._inbound: set[ServerLink] = set()
         self._open: set[_Protocol] = set()
+        self._strangers = Strangers()
         self._pool = LinkPool(self._connect)
 
     async def start(self) -> None:
@@ -71,12 +76,15 @@ class TcpPlane:
 
     async def _listen(self) -> None:
         config = self._config
+        tls = config.tls.server_context(self._handshake_failed)
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: ServerProtocol(self._open, self._routes, self._inbound, config),
+                lambda: ServerProtocol(self._open, self._routes, self._inbound, self._strangers, config),
                 config.host,
                 config.port,
                 backlog=1024,
+                ssl=tls,
+                ssl_handshake_timeout=config.tls.handshake_timeout if tls else None,
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
@@ -85,6 +93,9 @@ class TcpPlane:
                 why = f"{error.strerror or error}; set DYN_TCP_RPC_HOST to an address of this machine"
             raise PlaneError(f"cannot listen on {config.host}:{config.port}: {why}") from error
 
+    def _handshake_failed(self, error: ssl.SSLError) -> None:
+        self._strangers.refused("a client", f"TLS failed: {tls_reason(error)}")
+
     def channel(self, instance: Instance) -> LinkChannel:
         return LinkChannel(self._pool, instance.address, served_path(instance))
 
@@ -92,14 +103,24 @@ class TcpPlane:
         host, _, port = address.rpartition(":")
         config = self._config
         protocol: ClientProtocol | None = None
+        secure = config.tls.on
         try:
             async with asyncio.timeout(config.connect_timeout):
                 _, protocol = await asyncio.get_running_loop().create_connection(
-                    lambda: ClientProtocol(self._open, address, config), host.strip("[]"), int(port)
+                    lambda: ClientProtocol(self._open, address, config),
+                    host.strip("[]"),
+                    int(port),
+                    ssl=config.tls.client_context() if secure else None,
+                    server_hostname=(config.tls.server_name or host.strip("[]")) if secure else None,
+                    ssl_handshake_timeout=config.tls.handshake_timeout if secure else None,
                 )
                 await protocol.link.greeted
         except CannotConnect:
             raise
+        except PlaneError as error:
+            raise CannotConnect(f"cannot connect to {address}: {error}") from error
+        except ssl.SSLError as error:
+            raise CannotConnect(f"cannot connect to {address}: TLS failed: {tls_reason(error)}") from error
         except (OSError, ValueError) as error:
             if protocol:
                 protocol.link.lose(Disconnected("no answer to hello"))
@@ -156,9 +177,15 @@ class ServerProtocol(_Protocol):
     MAX_UNSENT = 256 * 1024 * 1024
 
     def __init__(
-        self, opened: set[_Protocol], routes: Mapping[str, Route], links: set[ServerLink], config: TcpConfig
+        self,
+        opened: set[_Protocol],
+        routes: Mapping[str, Route],
+        links: set[ServerLink],
+        strangers: Strangers,
+        config: TcpConfig,
     ) -> None:
         super().__init__(opened)
+        self._strangers = strangers
         self._routes = routes
         self._links = links
         self._config = config
@@ -171,6 +198,7 @@ class ServerProtocol(_Protocol):
             f"{host}:{port}",
             self._routes,
             token=self._config.token,
+            strangers=self._strangers,
             beat=self._config.beat,
             close=stream.close,
         )
@@ -204,3 +232,8 @@ class ClientProtocol(_Protocol):
         self.link: ClientLink = ClientLink(
             stream.write, self._address, token=self._config.token, beat=self._config.beat, close=stream.close
         )
+
+
+def tls_reason(error: ssl.SSLError) -> str:
+    """What a person can act on, like `certificate has expired`."""
+    return getattr(error, "verify_message", "") or (error.reason or str(error)).lower().replace("_", " ")

@@ -13,8 +13,8 @@ log = logging.getLogger(__name__)
 
 SHOWN = 500
 """Characters of a frame's body."""
-SECRET = Kind.HELLO
-"""Its body has the token of the plane."""
+SECRET = (Kind.HELLO, Kind.PROOF)
+"""Their bodies are not shown."""
 
 
 def is_traced() -> bool:
@@ -45,5 +45,5 @@ def traced_write(write: Callable[[bytes], None], peer: str) -> Callable[[bytes],
 
 
 def _log(direction: str, peer: str, kind: int, body: Any) -> None:
-    shown = "" if body is None or kind == SECRET else f" {body!r}"[:SHOWN]
+    shown = "" if body is None or kind in SECRET else f" {body!r}"[:SHOWN]
     log.log(TRACE, "%s %s: %s%s", direction, peer, Kind(kind).name, shown)

@@ -39,7 +39,8 @@ class StatusConfig(Settings, frozen=True, kw_only=True):
         default="-1, off")] = OFF
     host: Annotated[str, Setting(
         variables="DYN_SYSTEM_HOST",
-        help="address to listen on; without keys or TLS: choose one that only your machines reach")] = "0.0.0.0"
+        help="address to listen on; 0.0.0.0 is all of them: it has no keys, so only on networks of your own"
+        )] = "127.0.0.1"
     enabled: Annotated[bool | None, Setting(
         variables="DYN_SYSTEM_ENABLED",
         help="older: `true` without a port is 8081, `false` switches off whatever the port")] = None

@@ -101,7 +101,7 @@ class StatusServer:
             return
         if not ipaddress.ip_address(request.remote or "0.0.0.0").is_loopback:
             fix = "send it as Authorization: Bearer" if token else "set it on the worker"
-            raise HttpError(403, f"controls from another machine need DYN_REQUEST_PLANE_TOKEN: {fix}")
+            raise HttpError(403, f"controls from another machine need DYN_PLANE_TOKEN: {fix}")
 
     async def _not_found(self, request: web.Request) -> web.Response:
         return web.Response(status=404, text="Route not found")

@@ -1,4 +1,4 @@
-"""Files: their content in a folder, what is known of them in records."""
+"""Uploaded files: each one's content is a file in a folder, its name, size and purpose are a record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dynamo.serving.store.records import Records
 KIND = "file"
 FOLDER = "files"
 MOST = 10_000
-"""Files that are kept at most."""
+"""The most files that are kept."""
 LEFTOVER_SECONDS = 24 * 3600.0
 
 _file = msgspec.json.Decoder(FileObject)

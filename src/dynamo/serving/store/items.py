@@ -11,14 +11,23 @@ from msgspec import Raw, Struct
 
 from dynamo.protocols.openai_responses import InputItem
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "local_shell_call": "lsh",
+    "local_shell_call_output": "lsho",
+}
 _PARTS = {"assistant": "output_text"}
 
 _item = msgspec.json.Decoder(InputItem)
 
 
 class KeptItem(Struct):
-    """What is read of an item to find it."""
+    """The field by which a stored item is found."""
 
     id: str
 
@@ -52,7 +61,7 @@ def _kept_item(item: InputItem, owner: str) -> dict[str, Any]:
             text = {"type": _PARTS.get(item.role or "user", "input_text"), "text": item.content}
             fields["content"] = [{**text, "annotations": []} if item.role == "assistant" else text]
         fields["status"] = "completed"
-    elif kind in ("function_call", "function_call_output"):
+    elif kind.endswith(("_call", "_call_output")):
         fields["status"] = "completed"
     elif kind == "reasoning":
         fields.setdefault("summary", [])

@@ -9,11 +9,11 @@ from typing import Protocol
 from msgspec import Struct
 
 Change = Callable[[bytes], bytes]
-"""From the old body to the new one. Called in a transaction, in another thread perhaps."""
+"""From the old body to the new one. Called in a transaction, and perhaps in another thread."""
 
 
 class Limits(Struct, frozen=True):
-    """When a kind holds more than this, the records that were not written for the longest time are dropped."""
+    """When a kind holds more than this, the records whose last write is oldest are dropped."""
 
     count: int
     size: int
@@ -30,7 +30,7 @@ class Records(Protocol):
         """Replace the body in one step, safe against other processes; returns the new one, None without a record."""
 
     async def delete(self, kind: str, id: str) -> bool:
-        """Whether there was one."""
+        """Returns whether there was such a record."""
 
     async def all(self, kind: str, prefix: str = "") -> list[bytes]:
         """Those whose ids begin with the prefix, in the order of their ids."""

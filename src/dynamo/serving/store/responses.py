@@ -41,12 +41,17 @@ class _Output(Struct):
     output: list[Raw]
 
 
+class _State(Struct):
+    status: str
+    background: bool = False
+
+
 class Turn(Struct):
-    """What a request refers to, found."""
+    """A request's input with all that it refers to by ids."""
 
     history: list[Raw]
     input: str | list[InputItem]
-    """That of the request, without references."""
+    """The input of the request; references are replaced by the items they name."""
 
     def past(self) -> list[InputItem]:
         return read_items(self.history)
@@ -54,6 +59,15 @@ class Turn(Struct):
 
 _stored = msgspec.json.Decoder(StoredResponse)
 _output = msgspec.json.Decoder(_Output)
+_state = msgspec.json.Decoder(_State)
+
+
+def _cancelled(body: bytes) -> bytes:
+    stored = _stored.decode(body)
+    response = msgspec.json.decode(stored.response)
+    if response["status"] == "in_progress":
+        response["status"] = "cancelled"
+    return msgspec.json.encode(structs.replace(stored, response=Raw(msgspec.json.encode(response))))
 
 
 class ResponseStore:
@@ -87,10 +101,11 @@ class ResponseStore:
     async def save(self, request: ResponsesRequest, turn: Turn, response: ResponseObject) -> None:
         """Keep the response and continue its conversation, as far as the request wants that and it did not fail.
 
-        A failure is logged: the answer itself is good.
+        Of a background response every state is kept. A failure to store is logged: the answer itself is good.
         """
         wanted = request.store or request.conversation is not None
-        if not self.enabled or not wanted or response.status == "failed":
+        complete = response.status in ("completed", "incomplete")
+        if not self.enabled or not wanted or not (complete or request.background):
             return
         owner = response.id.removeprefix("resp_")
         said = keep_items(turn.input, owner)
@@ -98,7 +113,7 @@ class ResponseStore:
             if request.store:
                 body = StoredResponse(Raw(msgspec.json.encode(response)), [*turn.history, *said])
                 await self._records.put(KIND, response.id, msgspec.json.encode(body))
-            if request.conversation_id is not None:
+            if request.conversation_id is not None and complete:
                 made = [Raw(msgspec.json.encode(item)) for item in response.output]
                 await self._conversations.extend(request.conversation_id, [*said, *made])
         except Exception:
@@ -109,6 +124,23 @@ class ResponseStore:
         if body is None:
             raise NotFound(f"Response with id '{id[:128]}' not found.")
         return _stored.decode(body)
+
+    async def status(self, id: str) -> str | None:
+        """That of a stored response; None if it was deleted or dropped."""
+        body = await self._records.get(KIND, id)
+        return None if body is None else _state.decode(_stored.decode(body).response).status
+
+    async def cancel(self, id: str) -> StoredResponse:
+        """Mark a background response that is not complete as cancelled, whichever process produces it.
+
+        Raises InvalidRequest for a response that did not run in the background.
+        """
+        state = _state.decode((await self.get(id)).response)
+        if not state.background:
+            raise InvalidRequest("Cannot cancel a synchronous response.")
+        if state.status == "in_progress":
+            await self._records.update(KIND, id, _cancelled)
+        return await self.get(id)
 
     async def delete(self, id: str) -> None:
         if not await self._records.delete(KIND, id):
@@ -125,6 +157,9 @@ class ResponseStore:
             message = f"Previous response with id '{id[:128]}' not found."
             raise InvalidRequest(message, "previous_response_id", "previous_response_not_found")
         stored = _stored.decode(body)
+        if _state.decode(stored.response).status == "in_progress":
+            message = f"Previous response with id '{id[:128]}' is still in progress."
+            raise InvalidRequest(message, "previous_response_id", "previous_response_in_progress")
         return [*stored.context, *_output.decode(stored.response).output]
 
     async def _resolved(self, reference: InputItem, history: Sequence[Raw]) -> InputItem:

@@ -1,4 +1,4 @@
-"""What a chat is about: the model, what was said, and the options of its requests."""
+"""The state of a chat: the model, the conversation, and the options of its requests."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Transcript:
         self._turns: list[Message] = []
         """Questions and answers in turn."""
         self._left_out = 0
-        """So many of the oldest turns are saved but no longer sent."""
+        """The number of oldest turns that are saved but no longer sent."""
 
     def messages(self) -> list[Message]:
         """What the model reads."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import insort
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Fleet
+from dynamo.router.kv.choice.turns import Turns
+
+EVERYBODY = Tenant("")
+"""The tenant of requests that have none."""
 
 
 class Releasable(Protocol):
@@ -33,6 +37,9 @@ class RequestToPlace(Struct, kw_only=True, eq=False):
     prompt_tokens: int = 0
     group: object = None
     priority: int = 0
+    strict_priority: int = 0
+    expected_output_tokens: int = 0
+    tenant: Tenant = EVERYBODY
     pinned: int | None = None
     dp_rank: int | None = None
     avoid: Collection[int] = ()
@@ -52,12 +59,19 @@ class RequestToPlace(Struct, kw_only=True, eq=False):
 
 class _Waiting(Struct, Generic[P], eq=False):
     request: RequestToPlace
-    order: tuple[float, int]
+    order: tuple[float, ...]
+    cost: float
+    """The tokens it makes a worker compute, as far as that is known."""
     placed: asyncio.Future[P]
+
+    @property
+    def tenant(self) -> Tenant:
+        return self.request.tenant
 
 
 class Queue(Generic[P]):
-    """`fcfs`: higher priority first, then first come. `wspt`: priority per token to compute, highest first.
+    """Tenants take turns by the tokens they make workers compute; within a tenant the strict priority decides, then
+    the policy. `fcfs`: higher priority first, then first come. `wspt`: priority per token to compute, highest first.
 
     `place(request, awaited)` places a request on a worker that is not `awaited`; it returns None if the request must
     wait, and raises if it can never be placed. `candidates` are the workers a request may go to.
@@ -72,7 +86,9 @@ class Queue(Generic[P]):
         self._wspt = policy == "wspt"
         self._place = place
         self._candidates = candidates
-        self._waiting: list[_Waiting[P]] = []
+        self._waiting: Turns[_Waiting[P]] = Turns()
+        self._restricted: set[_Waiting[P]] = set()
+        """Those of `_waiting` that may use only some workers."""
         self._arrivals = 0
 
     def __len__(self) -> int:
@@ -84,8 +100,11 @@ class Queue(Generic[P]):
     async def wait(self, request: RequestToPlace, uncached_tokens: int) -> P:
         """Return when the request's turn has come and it is placed."""
         placed: asyncio.Future[P] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(request, self._order(request, uncached_tokens), placed)
-        insort(self._waiting, waiting, key=lambda one: one.order)
+        cost = max(1, uncached_tokens + request.expected_output_tokens)
+        waiting = _Waiting(request, self._order(request, cost), cost, placed)
+        self._waiting.add(waiting)
+        if request.restricted:
+            self._restricted.add(waiting)
         # A worker may be free for this request although others wait: they may not be allowed on it.
         self.dispatch()
         try:
@@ -101,41 +120,62 @@ class Queue(Generic[P]):
         """Dispatch in order; skip a worker that an earlier request is waiting for."""
         if not self._waiting:
             return
-        blocked = False
         awaited: set[WorkerRank] = set()
-        for waiting in tuple(self._waiting):
-            request = waiting.request
-            if (blocked and not request.restricted) or waiting.placed.done():
-                continue
-            try:
-                placement = self._place(request, awaited)
-            except DynamoException as error:
-                self._refuse(waiting, error)
-                continue
-            if placement:
-                self._remove(waiting)
-                waiting.placed.set_result(placement)
-            elif request.restricted:
-                awaited.update(self._candidates(request).workers)
-            else:
-                blocked = True
+        tried: set[int] = set()
+        for waiting in self._waiting:
+            tried.add(id(waiting))
+            if not self._try(waiting, awaited) and not waiting.request.restricted:
+                break
+        else:
+            return
+        # The first that may go anywhere must wait, and so must all others like it: only the rest is looked at.
+        for waiting in sorted(self._restricted, key=lambda one: one.order):
+            if id(waiting) not in tried:
+                self._try(waiting, awaited)
+
+    def _try(self, waiting: _Waiting[P], awaited: set[WorkerRank]) -> bool:
+        """Place the request, or refuse it; False if it must wait."""
+        request = waiting.request
+        if waiting.placed.done():
+            return True
+        try:
+            placement = self._place(request, awaited)
+        except DynamoException as error:
+            self._refuse(waiting, error)
+            return True
+        if placement:
+            self._waiting.served(waiting)
+            self._restricted.discard(waiting)
+            waiting.placed.set_result(placement)
+            return True
+        if request.restricted:
+            self._restricted.add(waiting)
+            awaited.update(self._candidates(request).workers)
+        return False
 
     def refuse_all(self, error: Callable[[], DynamoException]) -> None:
         for waiting in tuple(self._waiting):
             self._refuse(waiting, error())
+
+    def make_room(self, tenant: Tenant, error: DynamoException) -> bool:
+        """Refuse, with `error`, the last request of a tenant that has more waiting for its weight than `tenant`."""
+        excess = self._waiting.excess(tenant)
+        if excess:
+            self._refuse(excess, error)
+        return excess is not None
 
     def _refuse(self, waiting: _Waiting[P], error: DynamoException) -> None:
         self._remove(waiting)
         if not waiting.placed.done():
             waiting.placed.set_exception(error)
 
-    def _order(self, request: RequestToPlace, uncached_tokens: int) -> tuple[float, int]:
+    def _remove(self, waiting: _Waiting[P]) -> None:
+        self._waiting.remove(waiting)
+        self._restricted.discard(waiting)
+
+    def _order(self, request: RequestToPlace, cost: int) -> tuple[float, ...]:
         self._arrivals += 1
         rank = float(request.priority)
         if self._wspt:
-            rank = (1 + max(0, request.priority)) / max(1, uncached_tokens)
-        return -rank, self._arrivals
-
-    def _remove(self, waiting: _Waiting[P]) -> None:
-        if waiting in self._waiting:
-            self._waiting.remove(waiting)
+            rank = (1 + max(0, request.priority)) / cost
+        return -request.strict_priority, -rank, self._arrivals

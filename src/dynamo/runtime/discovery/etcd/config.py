@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from dynamo.runtime.credentials import without_credentials
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.settings import Setting, Settings, read
 
@@ -53,5 +54,7 @@ def _endpoint(text: str, scheme: str) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise DiscoveryError(f"ETCD_ENDPOINTS: {text!r} is not host:port, http://host:port or https://host:port")
+        raise DiscoveryError(
+            f"ETCD_ENDPOINTS: {without_credentials(text)!r} is not host:port, http://host:port or https://host:port"
+        )
     return url.rstrip("/") if parts.port else f"{parts.scheme}://{parts.netloc}:2379"

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
+from dynamo.runtime.credentials import without_credentials
 from dynamo.runtime.discovery.base import DiscoveryError
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.messages import AuthAnswer, EtcdErrorReply
@@ -68,7 +69,7 @@ class Gateway:
 
     @property
     def where(self) -> str:
-        return ", ".join(self._config.endpoints)
+        return ", ".join(map(without_credentials, self._config.endpoints))
 
     def recently_down(self, within: float) -> bool:
         """Whether there is an outage, or was one in the last `within` seconds."""

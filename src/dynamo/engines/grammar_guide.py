@@ -28,7 +28,9 @@ _LETTER, _QUOTE = b"a", b'"'
 class Guides:
     """Makes a `GrammarGuide` per request. Its view of the vocabulary is built when the first one is asked for."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
+    def __init__(self, engine: str, tokenizer: Tokenizer, vocab_size: int, ends: Sequence[int]) -> None:
+        """`engine` is named in errors."""
+        self._engine = engine
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._ends = list(ends)
@@ -42,7 +44,7 @@ class Guides:
 
         if not self._ends:
             raise InvalidArgument("guided_decoding: this model has no end token")
-        grammar = _grammar(guidance, llguidance.LLMatcher)
+        grammar = _grammar(self._engine, guidance, llguidance.LLMatcher)
         if self._built is None:
             self._built = self._build(llguidance)
         matcher = llguidance.LLMatcher(self._built, grammar, log_level=0)
@@ -130,6 +132,11 @@ class GrammarGuide:
         self._closing = closing
         return id
 
+    @property
+    def closing(self) -> list[int]:
+        """The tokens that end the answer from here, once `accept` has replaced a token."""
+        return list(self._closing or ())
+
     def _consume(self, matcher: Any, id: int) -> None:
         """Raises InvalidArgument if llguidance gives up, as it does where a grammar grows too complex."""
         matcher.consume_token(id)
@@ -170,9 +177,9 @@ class GrammarGuide:
         return mask
 
 
-def _grammar(guidance: dict[str, Any], matcher: Any) -> str:
+def _grammar(engine: str, guidance: dict[str, Any], matcher: Any) -> str:
     if guidance.get("whitespace_pattern") is not None:
-        raise InvalidArgument("llamacpp cannot follow guided_whitespace_pattern")
+        raise InvalidArgument(f"{engine} cannot follow guided_whitespace_pattern")
     grammar: str
     match guidance:
         case {"tool_calls": calls} if calls is not None:
@@ -187,7 +194,7 @@ def _grammar(guidance: dict[str, Any], matcher: Any) -> str:
             grammar = matcher.grammar_from_lark(text)
         case _:
             named = ", ".join(map(str, guidance)) or "nothing"
-            raise InvalidArgument(f"llamacpp cannot follow guided_decoding with {named}")
+            raise InvalidArgument(f"{engine} cannot follow guided_decoding with {named}")
     return grammar
 
 

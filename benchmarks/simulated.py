@@ -1,0 +1,144 @@
+"""The simulator beside reality: the same traffic through real processes and through `dynamo.simulate`.
+
+usage: python benchmarks/simulated.py [--workers 4,16] [--modes kv,round-robin] [--requests 400] [--seeds 1-3]
+
+A frontend and mockers at speed 1 get made-up traffic over HTTP: sessions with a shared system prompt, several turns,
+arrivals at random. The frontend records a request trace; the simulator replays it on as many workers. The table has the
+mean and p99 of the time to first token and the share of cached prompt tokens of both, and the difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import uvloop
+
+from conversations import seed_list
+from dynamo.engines.mocker import MockerArgs
+from dynamo.router.config import RoutingConfig
+from dynamo.simulate import SimulatedRequest, SimulationConfig, Synthetic, read_request_trace, simulate
+from figures import percentile, table
+from processes import Stack
+from prompts import MODEL, make_model
+
+ARGS = MockerArgs(num_gpu_blocks=4096)
+
+
+def prompt(request: SimulatedRequest) -> list[int]:
+    """Its blocks as token ids that the model has."""
+    ids: list[int] = []
+    for block in request.block_ids:
+        ids += random.Random(block).choices(range(200, 3000), k=request.block_size)
+    ids += random.Random(request.label).choices(range(200, 3000), k=max(0, request.input_tokens - len(ids)))
+    return ids[: request.input_tokens]
+
+
+async def send(url: str, traffic: Iterable[SimulatedRequest]) -> None:
+    loop = asyncio.get_running_loop()
+    bodies = [
+        (request, msgspec.json.encode({"model": MODEL, "prompt": prompt(request), "max_tokens": request.output_tokens,
+                                       "ignore_eos": True, "stream": True}))
+        for request in traffic
+    ]  # fmt: skip
+    last: dict[str, asyncio.Task[None]] = {}
+
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        start = loop.time()
+
+        async def ask(request: SimulatedRequest, body: bytes, before: asyncio.Task[None] | None) -> None:
+            if before:
+                await before
+                await asyncio.sleep(request.delay)
+            headers = {"Content-Type": "application/json"}
+            async with http.post(f"{url}/v1/completions", data=body, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+                async for _ in answer.content.iter_any():
+                    pass
+
+        tasks = []
+        for request, body in bodies:
+            if request.at is not None:
+                await asyncio.sleep(max(0.0, start + request.at - loop.time()))
+            task = asyncio.create_task(ask(request, body, last.get(request.session)))
+            tasks.append(task)
+            if request.session:
+                last[request.session] = task
+        await asyncio.gather(*tasks)
+
+
+def one(folder: Path, model: Path, workers: int, mode: str, requests: int, seed: int) -> list[str]:
+    traffic = Synthetic(
+        requests=requests, input_tokens=4000, output_tokens=64, interval=3.0 / workers, turns=3, shared_prefix=0.6,
+        groups=3 * workers, think=1.0, seed=seed,
+    )  # fmt: skip
+    trace = folder / "trace.jsonl"
+    environ = {
+        "DYN_REQUEST_TRACE": "1",
+        "DYN_REQUEST_TRACE_FILE_PATH": str(trace),
+        "DYN_REQUEST_TRACE_CAPACITY": "9999",
+    }
+    with Stack(folder, environ=environ) as stack:
+        flags = ("--num-workers", str(workers), "--num-gpu-blocks-override", str(ARGS.num_gpu_blocks))
+        stack.mocker(model, MODEL, *flags)
+        stack.frontend("--router-mode", mode)
+        stack.until("/v1/models", f'"{MODEL}"'.encode())
+        stack.until("/health", b"")
+        uvloop.run(settled(stack.url, workers))
+        uvloop.run(send(stack.url, traffic))
+    rows = [msgspec.json.decode(line)["request"] for line in trace.read_bytes().splitlines()]
+    ttft = [row["ttft_ms"] for row in rows]
+    cached = sum(row["cached_tokens"] for row in rows) / sum(row["input_tokens"] for row in rows)
+    config = SimulationConfig(workers=workers, engine=ARGS, routing=RoutingConfig(mode=mode), seed=seed)
+    report = simulate(config, lambda: read_request_trace(trace))
+    assert report.ttft_ms
+    assert report.completed == len(rows)
+    mean, p99 = sum(ttft) / len(ttft), percentile(ttft, 99)
+    return [
+        mode, str(workers), str(seed), str(len(rows)), f"{mean:.1f}", f"{report.ttft_ms.mean:.1f}",
+        f"{100 * (report.ttft_ms.mean / mean - 1):+.1f} %", f"{p99:.1f}", f"{report.ttft_ms.p99:.1f}",
+        f"{100 * (report.ttft_ms.p99 / p99 - 1):+.1f} %", f"{100 * cached:.1f}", f"{100 * report.prefix_reuse:.1f}",
+        f"{os.getloadavg()[0]:.1f}",
+    ]  # fmt: skip
+
+
+async def settled(url: str, workers: int) -> None:
+    async with aiohttp.ClientSession() as http:
+        while True:
+            async with http.get(f"{url}/health") as answer:
+                instances = (await answer.json()).get("instances", [])
+            if sum(each.get("endpoint") == "generate" for each in instances) >= workers:
+                return
+            await asyncio.sleep(0.05)
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--workers", default="4,16")
+    ap.add_argument("--modes", default="kv,round-robin")
+    ap.add_argument("--requests", type=int, default=400)
+    ap.add_argument("--seeds", default="1-3")
+    o = ap.parse_args()
+    head = ["router", "workers", "seed", "requests", "TTFT mean, real", "simulated", "", "p99, real", "simulated", "",
+            "cached %, real", "simulated", "load"]  # fmt: skip
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        model = make_model(Path(name) / "model")
+        for workers in map(int, o.workers.split(",")):
+            for mode in o.modes.split(","):
+                for seed in seed_list(o.seeds):
+                    found.append(one(Path(name) / f"{workers} {mode} {seed}", model, workers, mode, o.requests, seed))
+                    print(" ".join(found[-1]), file=sys.stderr, flush=True)
+    print(table(head, found))
+
+
+if __name__ == "__main__":
+    main()

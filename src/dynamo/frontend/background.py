@@ -1,0 +1,133 @@
+"""Responses with `background: true`: they go on when their client has left, and are fetched from the store."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dynamo.frontend.answers.event_log import EventLog
+from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
+from dynamo.protocols.errors import DynamoException, InvalidRequest, ResourceExhausted, Unavailable, from_exception
+from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.serving.conversation import Conversation
+from dynamo.serving.store import ResponseStore
+from dynamo.serving.store.responses import Turn
+
+KEPT_LOGS = 32
+"""Complete responses whose events can still be streamed, for each key."""
+CHECK_SECONDS = 1.0
+"""How often a run looks whether another process of this port has cancelled or deleted its response."""
+
+
+class BackgroundRun:
+    """One response; owns its conversation, which must have been prepared."""
+
+    def __init__(
+        self, request: ResponsesRequest, turn: Turn, conversation: Conversation, stream: ResponsesStream
+    ) -> None:
+        self.request = request
+        self.turn = turn
+        self.response = stream.response
+        self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the response can be fetched."""
+        self.events = EventLog(keep=bool(request.stream))
+        self._conversation = conversation
+        self._stream = stream
+        self._writer = ResponsesWriter(
+            stream, conversation.tokenizer, conversation.request.top_logprobs or 0, self.events
+        )
+        self.events.write(stream.start())
+
+    async def run(self) -> None:
+        """Produce the response; cancelling it leaves the response cancelled."""
+        try:
+            await self._conversation.send([self._writer])
+            await asyncio.shield(self.events.ended)
+        except asyncio.CancelledError:
+            self._stream.cancel()
+            raise
+        except Exception as error:
+            self.fail(from_exception(error))
+        finally:
+            self.events.end()
+            await self._conversation.close()
+
+    def fail(self, error: DynamoException) -> None:
+        self._writer.fail(error)
+
+
+class BackgroundResponses:
+    """Those of one API key."""
+
+    def __init__(self, store: ResponseStore, limit: int) -> None:
+        self._store = store
+        self._limit = limit
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._logs: dict[str, EventLog] = {}
+        self._stopping = False
+
+    def check(self, request: ResponsesRequest) -> None:
+        """Raises InvalidRequest for a response that could not be fetched, ResourceExhausted if too many run."""
+        if not request.store:
+            why = "needs `store`" if self._store.enabled else "this server keeps no responses that could be fetched"
+            raise InvalidRequest.unsupported("background", why)
+        if not self._limit:
+            raise InvalidRequest.unsupported("background", "--background-responses is 0")
+        if len(self._running) >= self._limit:
+            raise ResourceExhausted(f"{self._limit} responses run in the background already, which is the limit.")
+
+    def start(self, run: BackgroundRun) -> None:
+        id = run.response.id
+        if run.request.stream:
+            self._logs[id] = run.events
+        task = asyncio.create_task(self._run(run))
+        self._running[id] = task
+        task.add_done_callback(lambda _: self._ended(id))
+
+    def events(self, id: str) -> EventLog | None:
+        """The events of a response, if they are kept in this process."""
+        log = self._logs.get(id)
+        return log if log and log.complete else None
+
+    async def ended(self, id: str) -> None:
+        """Wait until a response that runs in this process is complete and stored."""
+        if task := self._running.get(id):
+            await asyncio.wait((task,))
+
+    async def stop(self, id: str) -> None:
+        """End a response that runs in this process; its record has been changed already."""
+        if task := self._running.get(id):
+            task.cancel()
+            await self.ended(id)
+
+    async def idle(self) -> None:
+        while self._running:
+            await asyncio.wait(self._running.values())
+
+    async def close(self) -> None:
+        """End all responses that still run; they are stored as failed."""
+        self._stopping = True
+        for id in list(self._running):
+            await self.stop(id)
+
+    async def _run(self, run: BackgroundRun) -> None:
+        await self._store.save(run.request, run.turn, run.response)
+        run.stored.set_result(None)
+        producing = asyncio.create_task(run.run())
+        try:
+            while not (await asyncio.wait((producing,), timeout=CHECK_SECONDS))[0]:
+                if await self._store.status(run.response.id) != "in_progress":
+                    return
+        finally:
+            if not producing.done():
+                if self._stopping:
+                    run.fail(Unavailable("The server was stopped."))
+                producing.cancel()
+                await asyncio.wait((producing,))
+            if await self._store.status(run.response.id) == "in_progress":
+                await self._store.save(run.request, run.turn, run.response)
+
+    def _ended(self, id: str) -> None:
+        del self._running[id]
+        finished = [id for id in self._logs if id not in self._running]
+        for id in finished[: max(0, len(finished) - KEPT_LOGS)]:
+            del self._logs[id]
