@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.errors import StartError
-from dynamo.protocols.kv import KvChange
+from dynamo.protocols.kv import KvChange, Tier
 from dynamo.runtime.stream import Sink
 
 
@@ -76,6 +76,9 @@ class RankLoad(Struct, kw_only=True, frozen=True):
     active_prefill_tokens: int | None = None
     kv_used_blocks: int | None = None
     kv_total_blocks: int | None = None
+    host_weight: float | None = None
+    """What a block in host memory is worth, as a share of one on the device; None: not measured."""
+    disk_weight: float | None = None
 
 
 LoadListener = Callable[[RankLoad], None]
@@ -87,6 +90,18 @@ class KvSource(Protocol):
 
     def on_kv_events(self, listener: KvListener) -> None:
         """Call `listener` for every change from now on; called once, before clients send requests."""
+
+
+KvTierListener = Callable[[int, Tier, KvChange], None]
+"""Like `KvListener`, for one change in a slower tier."""
+
+
+@runtime_checkable
+class KvTierSource(Protocol):
+    """An engine that keeps KV blocks in slower tiers too. `Cleared` of its `KvListener` counts for all tiers."""
+
+    def on_kv_tier_events(self, listener: KvTierListener) -> None:
+        """Call `listener` for every change from now on, beginning with what the tiers hold; called once."""
 
 
 class KvSocket(Struct, kw_only=True, frozen=True):

@@ -25,6 +25,7 @@ from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_NAMESPACE
 from dynamo.runtime.plane.admission import RequestLimit, request_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
+from dynamo.runtime.readiness import report_ready
 from dynamo.settings import Setting, Settings, given, options, read
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
@@ -147,6 +148,8 @@ async def serve(
     first = await start_or_exit(lambda: DistributedRuntime(config=network))
     others = [await start_or_exit(lambda: DistributedRuntime(config=network, status=first.status)) for _ in pauses[1:]]
 
+    registered_workers: set[int] = set()
+
     async def work() -> None:
         try:
             async with asyncio.TaskGroup() as group:
@@ -175,6 +178,9 @@ async def serve(
             await check_answers(engine, card.name)
             async with registered(Endpoint(runtime, endpoint), engine, card, limit=limit):
                 print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
+                registered_workers.add(runtime.instance_id)
+                if len(registered_workers) == len(pauses):
+                    report_ready(os.environ)
                 await runtime.wait_for_shutdown()
 
     try:

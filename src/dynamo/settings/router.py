@@ -35,10 +35,10 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
         "--router-temperature", "DYN_ROUTER_TEMPERATURE", "0 takes the cheapest worker, more spreads requests")] = 0.0
     host_weight: Annotated[float, Meta(ge=0, le=1), Setting(
         "--router-host-cache-hit-weight", "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
-        "worth of a block in host memory, 0..1 of one on the GPU")] = 0.75
+        "worth of a block in host memory, 0..1 of one on the GPU, where a worker has not measured it")] = 0.75
     disk_weight: Annotated[float, Meta(ge=0, le=1), Setting(
         "--router-disk-cache-hit-weight", "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
-        "worth of a block on disk, 0..1 of one on the GPU")] = 0.25
+        "worth of a block on disk, 0..1 of one on the GPU, where a worker has not measured it")] = 0.25
     use_kv_events: Annotated[bool, Setting(
         "--use-kv-events", ("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
         "follow workers' caches by events; false: estimate", aliases=("--router-kv-events",))] = True

@@ -21,6 +21,7 @@ from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, DEFAULT_NAMESPACE, EndpointId
 from dynamo.runtime.plane.admission import request_limit
 from dynamo.runtime.process import INTERRUPTED, fail, run_until_signalled, start_or_exit
+from dynamo.runtime.readiness import report_ready
 from dynamo.settings import given, nearest, options
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
@@ -160,8 +161,10 @@ async def _work(runtime: DistributedRuntime, config: WorkerConfig, place: Place,
     async with engine_started(runtime, config, environ) as started:
         if started.info.follower:
             print(f"this node of {engine_entry(config.engine).name} follows its leader", file=sys.stderr, flush=True)
+            report_ready(environ)
             await runtime.wait_for_shutdown()
             return
         async with serve_started(runtime, started, config, place) as card:
             print(f"worker for '{card.name}' at {place(card.worker_type)}", file=sys.stderr, flush=True)
+            report_ready(environ)
             await runtime.wait_for_shutdown()

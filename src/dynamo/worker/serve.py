@@ -12,6 +12,7 @@ from dynamo.engines.base import (
     Engine,
     KvSocketSource,
     KvSource,
+    KvTierSource,
     LoadSource,
     MetricsSource,
     RankLoad,
@@ -98,6 +99,8 @@ async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
             rank.publish(change)
 
     engine.on_kv_events(publish)
+    if isinstance(engine, KvTierSource):
+        engine.on_kv_tier_events(lambda dp_rank, tier, change: feed.rank(dp_rank).publish(change, tier))
     await feed.ready()
 
 
@@ -127,6 +130,8 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
             load.kv_used_blocks,
             active_prefill_tokens=load.active_prefill_tokens,
             kv_total_blocks=load.kv_total_blocks,
+            host_weight=load.host_weight,
+            disk_weight=load.disk_weight,
         )
 
     engine.on_load(publish)

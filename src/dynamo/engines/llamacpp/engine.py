@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 
-from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvListener, LoadListener
+from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvListener, KvTierListener, LoadListener
 from dynamo.engines.grammar_guide import Guides
 from dynamo.engines.llamacpp.args import LlamaCppArgs, gguf_file
 from dynamo.engines.llamacpp.blocks import BlockMap
@@ -20,6 +20,8 @@ from dynamo.engines.llamacpp.library import library, version
 from dynamo.engines.llamacpp.scheduler import LlamaScheduler
 from dynamo.engines.llamacpp.state import SequenceStates
 from dynamo.engines.llamacpp.thread import EngineThread, StepReport
+from dynamo.engines.llamacpp.tier_metrics import TierMetrics
+from dynamo.engines.llamacpp.tier_setup import open_tiers
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
 from dynamo.protocols.card import ModelInput, ModelType
@@ -67,6 +69,7 @@ class LlamaCppEngine:
         self._holding: set[Job] = set()
         """They may hold something in the thread."""
         self._on_kv_events: KvListener | None = None
+        self._on_kv_tier_events: KvTierListener | None = None
         self._on_load: LoadListener | None = None
         self._on_death: DeathListener | None = None
 
@@ -80,8 +83,9 @@ class LlamaCppEngine:
             self._block_size,
             caching=decoder.rewinds,
         )
+        self.tiers = await asyncio.to_thread(open_tiers, self._args, self._file, decoder, self.blocks)
         self.scheduler = LlamaScheduler(
-            decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch
+            decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch, tiers=self.tiers
         )
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-grammar")
         self._thread = EngineThread(self.scheduler, decoder, self._deliver, self._died)
@@ -143,6 +147,14 @@ class LlamaCppEngine:
     def on_kv_events(self, listener: KvListener) -> None:
         self._on_kv_events = listener
 
+    def on_kv_tier_events(self, listener: KvTierListener) -> None:
+        self._on_kv_tier_events = listener
+        if self.tiers is not None:
+            self.tiers.announce()
+
+    def metrics_registry(self) -> TierMetrics:
+        return TierMetrics(self.tiers.store if self.tiers is not None else None, self._block_size)
+
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
 
@@ -177,7 +189,7 @@ class LlamaCppEngine:
             self._file,
             cells=cells,
             batch=args.n_batch,
-            sequences=args.max_num_seqs + args.cached_seqs,
+            sequences=args.sequences,
             threads=args.threads(self._file),
             gpu_layers=args.n_gpu_layers,
             cache_type=args.cache_type,
@@ -217,6 +229,9 @@ class LlamaCppEngine:
         """Everything one step did: the blocks first, so that no answer is ahead of them."""
         if self._on_kv_events is not None and report.events:
             self._on_kv_events(0, report.events)
+        if self._on_kv_tier_events is not None:
+            for tier, change in report.tier_events:
+                self._on_kv_tier_events(0, tier, change)
         if self._on_load is not None and report.load is not None:
             self._on_load(report.load)
         self._holding.difference_update(report.released)
