@@ -19,6 +19,7 @@ from dynamo.engines.mocker.profile import timing_for
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.errors import InvalidArgument, StartError
+from dynamo.router.handoff.pairing import TRANSFER
 from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
@@ -40,7 +41,7 @@ class MockerSettings(Settings, frozen=True, kw_only=True):
     model_name: ModelName = None
     endpoint: Annotated[str | None, Setting(
         "--endpoint",
-        help="where to serve; a prefill worker's component is prefill",
+        help="where to serve; the component of a prefill worker is prefill, of a decode worker decode",
         metavar="NAME", group="workers", default="dyn://dynamo.backend.generate")] = None
     namespace: Annotated[str, Setting(
         variables="DYN_NAMESPACE", help="namespace to serve in, without --endpoint")] = DEFAULT_NAMESPACE
@@ -98,8 +99,8 @@ def engine_args(flags: Mapping[str, Any]) -> MockerArgs:
 
 
 def default_endpoint(args: MockerArgs, namespace: str) -> EndpointId:
-    """Prefill workers serve a component of their own: they must not get the requests of others."""
-    component = "prefill" if args.worker_type is WorkerType.Prefill else DEFAULT_COMPONENT
+    """Each part of a request has a component of its own."""
+    component = DEFAULT_COMPONENT if args.worker_type is WorkerType.Aggregated else args.worker_type.value
     return EndpointId(namespace, component)
 
 
@@ -117,6 +118,7 @@ def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: in
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             data_parallel_size=args.dp_size,
+            runtime_data={} if args.worker_type is WorkerType.Aggregated else {TRANSFER: args.transfer},
         ),
     )
 

@@ -154,8 +154,10 @@ def routing(request: GenerationFields) -> Routing | None:
     nvext = request.nvext
     hints = nvext.agent_hints if nvext else None
     chosen = Routing(
-        backend_instance_id=nvext.backend_instance_id if nvext else None,
+        backend_instance_id=_first(nvext.backend_instance_id, nvext.decode_worker_id) if nvext else None,
         dp_rank=nvext.dp_rank if nvext else None,
+        prefill_worker_id=nvext.prefill_worker_id if nvext else None,
+        prefill_dp_rank=nvext.prefill_dp_rank if nvext else None,
         cache_salt=_first(request.cache_salt, nvext and nvext.cache_salt),
         priority=_first(request.priority, hints and hints.priority),
     )

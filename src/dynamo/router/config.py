@@ -8,6 +8,7 @@ from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
 from dynamo.settings.router import RouterSettings
+from dynamo.settings.split import SplitConfig
 
 
 class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
@@ -20,6 +21,13 @@ class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
             disk_weight=self.disk_weight,
             external_weight=self.disk_weight,
         )
+
+    @property
+    def split(self) -> SplitConfig:
+        """When a prefill worker computes the prompt."""
+        if self.conditional_disagg_config is not None:
+            return self.conditional_disagg_config
+        return SplitConfig(policy="isl_bounding") if self.conditional_disagg else SplitConfig()
 
     def thresholds(self) -> Thresholds:
         return Thresholds(

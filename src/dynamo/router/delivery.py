@@ -16,6 +16,7 @@ from msgspec import structs
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, Unavailable
 from dynamo.router.continuation import can_continue, continuation, count_prompt, is_complete
+from dynamo.router.handoff.split import Split
 from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
@@ -54,6 +55,7 @@ class Delivery:
         pinned: int | None = None,
         limit: int = 0,
         backoff: float = BACKOFF_SECONDS,
+        split: Split | None = None,
     ) -> None:
         self.history = DeliveryHistory()
         self.placement: Placement | None = None
@@ -63,6 +65,8 @@ class Delivery:
         self._request = request
         self._context = context
         self._sink = sink
+        self._split = split
+        """Where another worker may compute the prompt."""
         self._pinned = pinned
         self._migrations_left = limit if pinned is None else 0
         self._can_continue = can_continue(request)
@@ -93,7 +97,8 @@ class Delivery:
             self.history.placed()
             self.placement = placement
             self._silent = self._prompt_pending = True
-            send(placement, request, self._context, self)
+            sent = await self._split.prefilled(request, placement, self._context) if self._split else request
+            send(placement, sent, self._context, self)
 
         while True:
             try:
@@ -219,6 +224,8 @@ class Delivery:
         self._first_output()
         self.history.end_migration("success")
         self.placement.first_token()
+        if self._split:
+            self._split.computed()
 
     def _give_up(self, error: DynamoException, outcome: str) -> None:
         self.history.end_migration(outcome)
@@ -226,6 +233,8 @@ class Delivery:
 
     def _release(self) -> None:
         self._prompt_pending = False
+        if self._split:
+            self._split.end()
         if self.placement:
             self.placement.release()
 

@@ -166,6 +166,7 @@ class ServedRequest(Generic[RequestT]):
             sink,
             pinned=pinned_instance(request),
             limit=self.model.card.migration_limit,
+            split=self.model.splitter.begin() if self.model.splitter else None,
         )
         self._running.append((context, delivery))
         if self._observer:

@@ -9,13 +9,19 @@ from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard
 from dynamo.router import Router
+from dynamo.router.handoff.split import Splitter
 
 
 class ServedModel:
     """One model name: the card its workers agree on, and the router to them."""
 
     def __init__(
-        self, card: ModelCard, router: Router, loaded: LoadedModel | None, times: PromptTimes | None = None
+        self,
+        card: ModelCard,
+        router: Router,
+        loaded: LoadedModel | None,
+        times: PromptTimes | None = None,
+        splitter: Splitter | None = None,
     ) -> None:
         self.name = card.name
         self.card = card
@@ -23,3 +29,5 @@ class ServedModel:
         self.router = router
         self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
         """None for workers that take text and tokenize it themselves."""
+        self.splitter = splitter if loaded else None
+        """Lets prefill workers compute prompts for decode workers."""

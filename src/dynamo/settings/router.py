@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from dynamo.settings.setting import Setting
+from dynamo.settings.split import SplitConfig
 from dynamo.settings.table import Settings
 
 QueuePolicy = Literal["fcfs", "wspt"]
@@ -67,4 +68,11 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
     queue_limit: Annotated[int, Meta(ge=1), Setting(
         "--router-queue-limit", "DYN_ROUTER_QUEUE_LIMIT",
         "requests that may wait in the router per worker; further ones are refused")] = 256
+    conditional_disagg: Annotated[bool, Setting(
+        "--router-conditional-disagg", "DYN_ROUTER_CONDITIONAL_DISAGG",
+        "split by the thresholds of --router-conditional-disagg-config instead of by measured times")] = False
+    conditional_disagg_config: Annotated[SplitConfig | None, Setting(
+        "--router-conditional-disagg-config", "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
+        "when a prefill worker computes the prompt: policy, eff_isl_threshold and so on", "JSON",
+        default="measured times decide", parse=SplitConfig.from_json)] = None
     # fmt: on

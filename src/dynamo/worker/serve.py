@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from dynamo.engines.base import (
@@ -13,13 +14,15 @@ from dynamo.engines.base import (
     KvSocketSource,
     KvSource,
     LoadSource,
+    MetricsRegistry,
     MetricsSource,
+    PrefixHandoff,
     RankLoad,
 )
 from dynamo.llm.kv.feed import component_of, kv_feed
 from dynamo.llm.kv.publisher import KvEventPublisher
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
-from dynamo.protocols.card import ModelInput
+from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.kv import KvChange
@@ -28,7 +31,9 @@ from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
+from dynamo.worker.decode import DecodeWorker
 from dynamo.worker.health import health_check_payload
+from dynamo.worker.prefill import PrefillWorker
 
 
 def engine_handler(engine: Engine) -> Handler:
@@ -67,20 +72,48 @@ async def publish_engine(
         await offer_clearing(endpoint, engine)
     if status := endpoint.runtime.status:
         if isinstance(engine, MetricsSource):
-            labels = endpoint_labels(endpoint.id, endpoint.runtime.instance_id, [("model", model)] if model else ())
-            status.add_registry(engine.metrics_registry(), labels)
+            _show(endpoint, engine.metrics_registry(), model)
         if isinstance(engine, Controllable):
             status.add_controls(engine.controls(), endpoint.runtime.config.tcp.token)
 
 
-async def serve_requests(endpoint: Endpoint, engine: Engine, model: str | None = None) -> None:
+async def serve_requests(
+    endpoint: Endpoint, engine: Engine, model: str | None = None, kind: WorkerType = WorkerType.Aggregated
+) -> None:
+    """`kind` is the part of a request that this worker does."""
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
-    await endpoint.serve(
-        engine_handler(engine),
-        request_type,
-        metrics_labels=[("model", model), ("model_name", model)] if model else (),
-        health_check_payload=health_check_payload(engine, model or ""),
-    )
+    async with _handler(endpoint, engine, model, kind) as handler:
+        await endpoint.serve(
+            handler,
+            request_type,
+            metrics_labels=[("model", model), ("model_name", model)] if model else (),
+            health_check_payload=health_check_payload(engine, model or ""),
+        )
+
+
+@asynccontextmanager
+async def _handler(endpoint: Endpoint, engine: Engine, model: str | None, kind: WorkerType) -> AsyncIterator[Handler]:
+    """Of an engine that leaves it to the worker to hand computed prompts over; others do that themselves."""
+    if kind is WorkerType.Aggregated or not isinstance(engine, PrefixHandoff):
+        yield engine_handler(engine)
+        return
+    worker: PrefillWorker | DecodeWorker
+    if kind is WorkerType.Prefill:
+        worker = PrefillWorker(engine, endpoint)
+        await worker.start()
+    else:
+        worker = DecodeWorker(engine, engine, endpoint.runtime)
+    _show(endpoint, worker.metrics, model)
+    try:
+        yield worker
+    finally:
+        await worker.close()
+
+
+def _show(endpoint: Endpoint, registry: MetricsRegistry, model: str | None) -> None:
+    if status := endpoint.runtime.status:
+        labels = endpoint_labels(endpoint.id, endpoint.runtime.instance_id, [("model", model)] if model else ())
+        status.add_registry(registry, labels)
 
 
 async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
