@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
+from dynamo.protocols.card import WorkerType
 from dynamo.settings import Setting, options
 from dynamo.settings.setting import nearest
 
@@ -39,6 +40,9 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         "--cached-seqs", help="finished sequences that are kept for their prefixes, at most")] = 32
     cache_type: Annotated[Literal["f32", "f16", "bf16", "q8_0", "q4_0"], Setting(
         "--cache-type", help="data type of the KV cache")] = "f16"
+    disaggregation_mode: Annotated[Literal["agg", "prefill", "decode"], Setting(
+        "--disaggregation-mode", help="what the worker does: everything, or only prompts, or what follows them",
+        )] = "agg"
     # fmt: on
 
     @classmethod
@@ -71,6 +75,10 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             # llama.cpp ends the process otherwise.
             raise EngineError("llamacpp: n_batch must be at least max_num_seqs and cached_seqs together")
         return args
+
+    @property
+    def worker_type(self) -> WorkerType:
+        return WorkerType.Aggregated if self.disaggregation_mode == "agg" else WorkerType(self.disaggregation_mode)
 
     def threads(self, path: Path) -> int:
         if self.n_threads is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,8 @@ class LlamaScheduler:
         self.preemptions = 0
         self.was_aborted = False
         """The last step computed nothing, because `LlamaDecoder.abort` ended it."""
+        self.give_way: Callable[[], bool] = lambda: False
+        """Called when no request finds room; frees something that is held for others, if anything is."""
         self._crowded = False
         """llama.cpp had no room for the last step: the next one admits no request."""
         self._decoder = decoder
@@ -77,6 +80,8 @@ class LlamaScheduler:
         """One decode, with what it means for each request; empty if it was aborted."""
         chunks = self._schedule()
         if not chunks:
+            if self.give_way():
+                return []
             return [(self.waiting.popleft(), ResourceExhausted("the KV cache has no room for this request"))]
         outputs = self._decode(chunks)
         if outputs is not None:

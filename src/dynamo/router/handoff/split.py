@@ -106,7 +106,7 @@ class Split:
             placement.first_token()
             if verdict.reason == "measuring" and self._of.measuring is None:
                 self._of.measuring = self
-            continued = await self._elsewhere(request, partners, verdict.uncached_tokens, context)
+            continued = await self._elsewhere(request, placement.instance_id, verdict.uncached_tokens, context)
             if continued is not None:
                 if verdict.handoff_seconds is not None:
                     self._of.stats.transfer.observe(verdict.handoff_seconds)
@@ -156,18 +156,19 @@ class Split:
         )
 
     async def _elsewhere(
-        self, request: PreprocessedRequest, partners: list[int], tokens: int, context: Context
+        self, request: PreprocessedRequest, decode_id: int, tokens: int, context: Context
     ) -> PreprocessedRequest | None:
         """The request that continues after a prefill; None if none succeeded."""
         pinned = request.routing.prefill_worker_id if request.routing else None
-        allowed = set(partners)
+        tried: set[int] = set()
         asked = prefill_request(request)
-        for _ in range(ATTEMPTS):
-            if not allowed or context.is_stopped():
+        while len(tried) < ATTEMPTS and not context.is_stopped():
+            allowed = set(self._of.pool.partners_of(decode_id)) - tried
+            if not allowed:
                 break
             try:
                 placement = await self._of.pool.place(asked, allowed, request_id=context.id(), pinned=pinned)
-                allowed.discard(placement.instance_id)
+                tried.add(placement.instance_id)
                 self._prefill = Prefill(self._of, placement, tokens)
                 return await self._continue_from(self._prefill, request, asked, context)
             except DynamoException as error:
