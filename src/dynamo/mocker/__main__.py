@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvloop
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.from_spec import words_of
@@ -24,6 +24,7 @@ from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_NAMESPACE
+from dynamo.runtime.own_address import own_address
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
 from dynamo.settings import Setting, Settings, given, options, read
 from dynamo.settings.arguments import FlagParser
@@ -31,6 +32,13 @@ from dynamo.settings.network import NetworkSettings
 from dynamo.settings.worker import MigrationLimit, ModelName
 from dynamo.worker.health import check_answers
 from dynamo.worker.life import closed_at_end, registered
+
+
+def _ports(text: str) -> tuple[str, ...]:
+    ports = tuple(text.replace(",", " ").split())
+    if not all(port.isascii() and port.isdecimal() and 0 < int(port) < 65536 for port in ports):
+        raise ValueError("ports from 1 to 65535, with commas between them")
+    return ports
 
 
 class MockerSettings(Settings, frozen=True, kw_only=True):
@@ -54,6 +62,9 @@ class MockerSettings(Settings, frozen=True, kw_only=True):
     extra_engine_args: Annotated[str | None, Setting(
         "--extra-engine-args", help="JSON: engine arguments; the flags below fill what it leaves out", metavar="FILE",
         group="engine")] = None
+    bootstrap_ports: Annotated[tuple[str, ...], Setting(
+        "--bootstrap-ports", help="a port for each prefill worker, at which decode workers meet it", metavar="PORTS",
+        group="workers", parse=_ports)] = ()
     # fmt: on
     migration_limit: MigrationLimit = 0
 
@@ -72,6 +83,7 @@ def main(argv: list[str] | None = None) -> None:
         network = Network.from_env(os.environ, **given(flags, NetworkSettings))
         endpoint = EndpointId.parse(asked.endpoint) if asked.endpoint else default_endpoint(args, asked.namespace)
         pauses = stagger(asked.num_workers, asked.stagger_delay)
+        ports = bootstrap_ports(asked, args)
     except (ValueError, InvalidArgument, StartError) as error:
         raise fail(str(error), code=2, error=error) from None
     try:
@@ -84,7 +96,11 @@ def main(argv: list[str] | None = None) -> None:
     def engine() -> MockerEngine:
         return MockerEngine(args.within(card), vocabulary=vocabulary, timing=timing)
 
-    uvloop.run(serve(pauses, network, endpoint, card, engine))
+    host = network.tcp.host
+    if host in ("0.0.0.0", "::"):
+        host = own_address(network.tcp.peers)
+    cards = [with_bootstrap(card, host, port) for port in ports] or [card] * len(pauses)
+    uvloop.run(serve(pauses, network, endpoint, cards, engine))
 
 
 def engine_args(flags: Mapping[str, Any]) -> MockerArgs:
@@ -123,6 +139,21 @@ def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: in
     )
 
 
+def bootstrap_ports(asked: MockerSettings, args: MockerArgs) -> list[int]:
+    """Checked: one for each worker, and only for prefill workers."""
+    ports = [int(port) for port in asked.bootstrap_ports]
+    if ports and args.worker_type is not WorkerType.Prefill:
+        raise ValueError("--bootstrap-ports are for prefill workers: add --disaggregation-mode prefill")
+    if ports and len(ports) != asked.num_workers:
+        raise ValueError(f"--bootstrap-ports: {len(ports)} ports for {asked.num_workers} workers")
+    return ports
+
+
+def with_bootstrap(card: ModelCard, host: str, port: int) -> ModelCard:
+    runtime = structs.replace(card.runtime_config, bootstrap_host=host, bootstrap_port=port)
+    return structs.replace(card, runtime_config=runtime)
+
+
 def stagger(workers: int, delay: float) -> list[float]:
     """Seconds to wait before the start of each worker."""
     if delay >= 0 and delay != float("inf"):
@@ -134,7 +165,11 @@ def stagger(workers: int, delay: float) -> list[float]:
 
 
 async def serve(
-    pauses: list[float], network: Network, endpoint: EndpointId, card: ModelCard, make: Callable[[], MockerEngine]
+    pauses: list[float],
+    network: Network,
+    endpoint: EndpointId,
+    cards: list[ModelCard],
+    make: Callable[[], MockerEngine],
 ) -> None:
     """One worker after each pause, each with its own runtime and so its own instance id."""
     first = await start_or_exit(lambda: DistributedRuntime(config=network))
@@ -143,9 +178,9 @@ async def serve(
     async def work() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for pause, runtime in zip(pauses, (first, *others), strict=True):
+                for pause, card, runtime in zip(pauses, cards, (first, *others), strict=True):
                     if not await shut_down_within(pause):
-                        group.create_task(one(runtime))
+                        group.create_task(one(runtime, card))
                 await first.wait_for_shutdown()
                 for runtime in others:
                     runtime.shutdown()
@@ -160,7 +195,7 @@ async def serve(
             pass
         return first.is_shutting_down
 
-    async def one(runtime: DistributedRuntime) -> None:
+    async def one(runtime: DistributedRuntime, card: ModelCard) -> None:
         engine = make()
         async with closed_at_end(runtime, engine, "mocker"):
             if await unless_shut_down(first, engine.start()) is None:

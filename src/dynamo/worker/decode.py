@@ -15,12 +15,15 @@ from dynamo.protocols.errors import DynamoException, ProtocolError
 from dynamo.protocols.handoff import CHUNK_BYTES, MAX_STATE_BYTES, HandoffOffer, StateChunk, TakeRequest, read_offer
 from dynamo.runtime import Context, DistributedRuntime
 from dynamo.runtime.stream import Outlet
+from dynamo.worker.bootstrap import meet
 from dynamo.worker.handoff_metrics import TakeMetrics
 
 log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 5.0
 """A prefill worker that sends no chunk for this long is given up."""
+MEETING_SECONDS = 60.0
+"""With bootstrap: how long a decode worker waits for the prompt to be computed."""
 
 
 class DecodeWorker:
@@ -34,7 +37,7 @@ class DecodeWorker:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
-        if request.prefill_result is None:
+        if request.prefill_result is None and request.bootstrap_info is None:
             self._generate(request, context, outlet)
             return
         task = asyncio.create_task(self._continue(request, context, outlet))
@@ -74,19 +77,25 @@ class DecodeWorker:
             outlet.item(EngineOutput(finish_reason="cancelled"))
             outlet.end()
             return
-        self._generate(structs.replace(request, prefill_result=None), context, outlet)
+        self._generate(structs.replace(request, prefill_result=None, bootstrap_info=None), context, outlet)
 
     async def _take(self, request: PreprocessedRequest) -> None:
-        assert request.prefill_result
-        offer = read_offer(request.prefill_result.disaggregated_params)
-        if offer is None:
-            raise ProtocolError("the prefill worker's answer holds no offer that this engine can take")
+        offer = await self._offer(request)
         began = asyncio.get_running_loop().time()
         state = await fetch_state(self._runtime, offer)
         routing = request.routing or Routing()
         await self._receiver.import_prefix(request.token_ids, state, routing.cache_salt, routing.dp_rank)
         self.metrics.bytes += len(state)
         self.metrics.seconds += asyncio.get_running_loop().time() - began
+
+    async def _offer(self, request: PreprocessedRequest) -> HandoffOffer:
+        if request.bootstrap_info is not None:
+            return await meet(request.bootstrap_info, MEETING_SECONDS)
+        assert request.prefill_result
+        offer = read_offer(request.prefill_result.disaggregated_params)
+        if offer is None:
+            raise ProtocolError("the prefill worker's answer holds no offer that this engine can take")
+        return offer
 
 
 async def fetch_state(runtime: DistributedRuntime, offer: HandoffOffer) -> bytes:

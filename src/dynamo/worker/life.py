@@ -100,7 +100,7 @@ async def registered(
     # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
     await publish_engine(endpoint, engine, card.name, kv_events=kv_events)
     card = await register_card(endpoint, card)
-    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, card.worker_type))
+    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, card))
     try:
         await _until_listed(endpoint, serving)
         yield card

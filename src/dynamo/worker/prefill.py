@@ -28,6 +28,7 @@ from dynamo.runtime.names import HANDOFF_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.stream import Outlet
+from dynamo.worker.bootstrap import MeetingPlace
 from dynamo.worker.handoff_metrics import HandoffMetrics
 
 log = logging.getLogger(__name__)
@@ -54,11 +55,14 @@ class PrefillWorker:
         """Prefixes that are about to get a record."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._taking = GeneratorHandler(self._send)
+        self._rooms = MeetingPlace(lease)
         self._route: Route | None = None
         self._sender: Instance | None = None
 
-    async def start(self) -> None:
-        """Send what is taken, from now on until `close`."""
+    async def start(self, bootstrap: tuple[str, int] | None = None) -> None:
+        """Send what is taken, from now on until `close`; with `bootstrap`, decode workers may meet it there."""
+        if bootstrap is not None:
+            await self._rooms.start(*bootstrap)
         runtime, near = self._endpoint.runtime, self._endpoint.id
         await runtime.start()
         where = EndpointId(near.namespace, near.component, HANDOFF_ENDPOINT)
@@ -74,6 +78,7 @@ class PrefillWorker:
 
     async def close(self) -> None:
         """Take back what is still offered; called when the streams have ended."""
+        await self._rooms.close()
         if self._route is not None:
             self._route.close()
             await self._route.drain(self._lease)
@@ -88,6 +93,7 @@ class PrefillWorker:
             request = structs.replace(request, stop_conditions=structs.replace(request.stop_conditions, max_tokens=1))
         running = self._engine.generate(request, PrefillSink(self, request, context, outlet))
         context.on_stop(lambda _: running.abort())
+        context.on_stop(lambda _: self.leave_room(request))
         if context.is_stopped():
             running.abort()
 
@@ -96,6 +102,11 @@ class PrefillWorker:
         task = asyncio.create_task(self._offer(request, output, context, outlet))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def leave_room(self, request: PreprocessedRequest) -> None:
+        """A decode worker that waits for this prompt waits in vain."""
+        if request.bootstrap_info is not None:
+            self._rooms.leave(request.bootstrap_info.bootstrap_room)
 
     async def _offer(
         self, request: PreprocessedRequest, output: EngineOutput, context: Context, outlet: Outlet
@@ -107,11 +118,15 @@ class PrefillWorker:
             if not (routing and routing.lora_name) and not context.is_stopped():
                 held = await self._hold(request.token_ids, routing.cache_salt if routing else None)
             if held is None:
+                self.leave_room(request)
                 outlet.item(output)
                 outlet.end()
                 return
             offer = self._open(held, context)
-            outlet.item(structs.replace(output, disaggregated_params={OFFER: self._described(offer)}))
+            described = self._described(offer)
+            if request.bootstrap_info is not None:
+                self._rooms.put(request.bootstrap_info.bootstrap_room, described)
+            outlet.item(structs.replace(output, disaggregated_params={OFFER: msgspec.to_builtins(described)}))
             await offer.settled()
             outlet.end()
         except asyncio.CancelledError:
@@ -138,9 +153,9 @@ class PrefillWorker:
         offer = self._offers[record.id] = OpenOffer(record, held, context)
         return offer
 
-    def _described(self, offer: OpenOffer) -> Any:
+    def _described(self, offer: OpenOffer) -> HandoffOffer:
         assert self._sender
-        return msgspec.to_builtins(HandoffOffer(id=offer.record.id, sender=self._sender, tokens=offer.held.tokens))
+        return HandoffOffer(id=offer.record.id, sender=self._sender, tokens=offer.held.tokens)
 
     async def _settle(self, offer: OpenOffer) -> None:
         """The record ends: taken and sent, or else withdrawn. What it stands for is released exactly once."""
@@ -221,8 +236,10 @@ class PrefillSink:
 
     def end(self) -> None:
         if not self._offered:
+            self._worker.leave_room(self._request)
             self._outlet.end()
 
     def fail(self, error: DynamoException) -> None:
         if not self._offered:
+            self._worker.leave_room(self._request)
             self._outlet.fail(error)

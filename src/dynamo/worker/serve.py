@@ -22,7 +22,7 @@ from dynamo.engines.base import (
 from dynamo.llm.kv.feed import component_of, kv_feed
 from dynamo.llm.kv.publisher import KvEventPublisher
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
-from dynamo.protocols.card import ModelInput, WorkerType
+from dynamo.protocols.card import ModelCard, ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.kv import KvChange
@@ -78,11 +78,11 @@ async def publish_engine(
 
 
 async def serve_requests(
-    endpoint: Endpoint, engine: Engine, model: str | None = None, kind: WorkerType = WorkerType.Aggregated
+    endpoint: Endpoint, engine: Engine, model: str | None = None, card: ModelCard | None = None
 ) -> None:
-    """`kind` is the part of a request that this worker does."""
+    """The card says which part of a request this worker does; without it, all."""
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
-    async with _handler(endpoint, engine, model, kind) as handler:
+    async with _handler(endpoint, engine, card) as handler:
         await endpoint.serve(
             handler,
             request_type,
@@ -92,18 +92,19 @@ async def serve_requests(
 
 
 @asynccontextmanager
-async def _handler(endpoint: Endpoint, engine: Engine, model: str | None, kind: WorkerType) -> AsyncIterator[Handler]:
+async def _handler(endpoint: Endpoint, engine: Engine, card: ModelCard | None) -> AsyncIterator[Handler]:
     """Of an engine that leaves it to the worker to hand computed prompts over; others do that themselves."""
-    if kind is WorkerType.Aggregated or not isinstance(engine, PrefixHandoff):
+    if card is None or card.worker_type is WorkerType.Aggregated or not isinstance(engine, PrefixHandoff):
         yield engine_handler(engine)
         return
     worker: PrefillWorker | DecodeWorker
-    if kind is WorkerType.Prefill:
+    if card.worker_type is WorkerType.Prefill:
         worker = PrefillWorker(engine, endpoint)
-        await worker.start()
+        host, port = card.runtime_config.bootstrap_host, card.runtime_config.bootstrap_port
+        await worker.start((host, port) if host and port else None)
     else:
         worker = DecodeWorker(engine, engine, endpoint.runtime)
-    _show(endpoint, worker.metrics, model)
+    _show(endpoint, worker.metrics, card.name)
     try:
         yield worker
     finally:

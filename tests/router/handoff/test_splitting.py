@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.handoff import read_offer
 from dynamo.router import RoutingConfig
@@ -15,6 +16,7 @@ from dynamo.runtime import Context
 from dynamo.settings.split import SplitConfig
 from dynamo.worker.decode import fetch_state
 from support.asking import asking
+from support.services import free_port
 from support.sinks import Kept
 from support.splitting import ALWAYS, SplitStack, held
 from support.waiting import until
@@ -144,6 +146,33 @@ async def test_a_decode_worker_that_dies_is_replaced_and_its_offer_given_back() 
         assert sink.error is None
         assert delivery.instance_id != slow.id
         await until(lambda: held(prefill) == 0)
+
+
+async def test_with_bootstrap_both_workers_get_the_request_at_once_and_meet() -> None:
+    async with SplitStack() as side:
+        engine = MockerEngine(MockerArgs(disaggregation_mode="prefill", block_size=16, speedup_ratio=0.0))
+        place = {"bootstrap_host": "127.0.0.1", "bootstrap_port": free_port()}
+        prefill = await side.worker(engine, await engine.start(), **place)
+        decode = await side.mocker("decode")
+        await side.ready()
+        sink, _ = await side.ask(long())
+        assert sink.error is None
+        assert sink.last.completion_usage
+        assert sink.last.completion_usage.prompt_tokens_details == {"cached_tokens": 96}
+        assert side.reasons == {(True, "always"): 1}
+        await until(lambda: held(prefill) == held(decode) == 0)
+
+
+async def test_with_bootstrap_a_prefill_that_is_refused_leaves_the_prompt_to_the_decode_worker() -> None:
+    async with SplitStack() as side:
+        engine = MockerEngine(
+            MockerArgs(disaggregation_mode="prefill", block_size=16, speedup_ratio=0.0, num_gpu_blocks=4)
+        )
+        place = {"bootstrap_host": "127.0.0.1", "bootstrap_port": free_port()}
+        await side.worker(engine, await engine.start(), **place)
+        await side.mocker("decode")
+        await side.ready()
+        assert len((await side.ask(long()))[0].ids) == 8
 
 
 async def test_a_leaving_prefill_worker_waits_until_its_offer_is_taken() -> None:
