@@ -13,6 +13,7 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
 from dynamo.model import FetchConfig, HubConfig
+from dynamo.replay.__main__ import ReplaySettings, TrafficSettings
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.run.help import help_text
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
@@ -36,6 +37,7 @@ TABLES = {
     "mocker": (MockerSettings, MockerArgs),
     "nats": (NatsConfig,),
     "network": (NetworkSettings,),
+    "replay": (TrafficSettings, ReplaySettings),
     "router": (RouterSettings,),
     "standalone router": (StandaloneSettings,),
     "status": (StatusConfig,),

@@ -1,14 +1,21 @@
-"""docs/structure.md leads a newcomer through the code: what it names must be there."""
+"""docs/structure.md leads a newcomer through the code: what it names must be there, and a class has one name alone."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src"
+MODULES = {
+    ".".join(file.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): ast.parse(file.read_text())
+    for file in sorted((SOURCE / "dynamo").rglob("*.py"))
+}
 PAGE = (ROOT / "docs" / "structure.md").read_text()
 STEPS = re.findall(r"`([\w/]+\.py)`\s+`(\w+(?:\.\w+)?)`", PAGE)
 ROOMS = re.findall(r"`([\w/]+)/`", PAGE.partition("## The rooms")[2].partition("## Beside")[0])
@@ -38,3 +45,46 @@ def test_every_room_is_on_the_page_and_there() -> None:
     package = ROOT / "src" / "dynamo"
     there = {folder.name for folder in package.iterdir() if (folder / "__init__.py").exists()}
     assert {room for room in ROOMS if "/" not in room} & there == there
+
+
+def test_no_two_classes_share_a_name() -> None:
+    homes = defaultdict(list)
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
+
+
+def imported(module: str, statements: Iterable[ast.stmt]) -> set[str]:
+    """The modules of this package that these statements of `module` import."""
+    found: set[str] = set()
+    package = module if (SOURCE / module.replace(".", "/")).is_dir() else module.rpartition(".")[0]
+    for node in statements:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            found.update(f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names)
+    return found & MODULES.keys()
+
+
+def only_for_types(tree: ast.Module) -> list[ast.stmt]:
+    guards = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return [statement for guard in guards for statement in guard.body]
+
+
+def test_no_import_for_types_hides_a_cycle() -> None:
+    typed = {module: imported(module, only_for_types(tree)) for module, tree in MODULES.items()}
+    imports = {module: imported(module, tree.body) | typed[module] for module, tree in MODULES.items()}
+
+    def reached(start: str) -> set[str]:
+        seen, left = {start}, [start]
+        while left:
+            new = imports[left.pop()] - seen
+            seen |= new
+            left += new
+        return seen
+
+    assert {(module, target) for module in typed for target in typed[module] if module in reached(target)} == set()

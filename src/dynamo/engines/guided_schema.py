@@ -1,4 +1,4 @@
-"""Grammars that leave a model no room to ramble: JSON on one line, with the listed properties only.
+"""`guided_decoding` as engines take it. JSON is on one line, with the listed properties only.
 
 llguidance, the library that follows grammars for llamacpp and in mistral.rs, by default allows any amount of whitespace
 between JSON tokens, and any further properties in an object. A small model then writes spaces until its limit.
@@ -6,10 +6,14 @@ between JSON tokens, and any further properties in an object. A small model then
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+
+from dynamo.protocols.errors import InvalidArgument
 
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """At most one space, where models have learned to write one; the separators are regular expressions."""
@@ -35,6 +39,47 @@ class Calls(Struct, frozen=True):
         call = f"{_quoted(self.begin)} json {_quoted(self.end)}"
         more = f" ({_quoted(self.separator)} call){{0,{self.limit - 1}}}" if self.limit > 1 else ""
         return f"start: call{more}\ncall: {call}\njson: %json {json_grammar(self.json)}\n"
+
+    def structural_tag(self, *, counts: bool = False, short_whitespace: bool = False) -> str:
+        """For xgrammar: from one call to `limit` if it counts repeats, else any number unless the limit is one."""
+        limited = {"max_whitespace_cnt": 1} if short_whitespace else {}
+        content = {"type": "json_schema", "json_schema": self.json, **limited}
+        call = {"type": "tag", "begin": self.begin, "content": content, "end": self.end}
+        form: dict[str, Any] = {
+            "type": "tags_with_separator",
+            "tags": [call],
+            "separator": self.separator,
+            "at_least_one": True,
+            "stop_after_first": self.limit == 1,
+        }
+        if self.limit > 1 and counts:
+            separator = {"type": "const_string", "value": self.separator}
+            further = {"type": "sequence", "elements": [separator, call] if self.separator else [call]}
+            more = {"type": "repeat", "min": 0, "max": self.limit - 1, "content": further}
+            form = {"type": "sequence", "elements": [call, more]}
+        return _encoded({"type": "structural_tag", "format": form})
+
+
+def tool_calls(raw: Any) -> Calls:
+    """`guided_decoding.tool_calls`; raises InvalidArgument if it is malformed."""
+    try:
+        return msgspec.convert(raw, Calls)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"guided_decoding.tool_calls: {error}") from None
+
+
+def json_schema(raw: Any) -> Any:
+    """`guided_decoding.json`, which may be text; raises InvalidArgument if that is not JSON."""
+    try:
+        return msgspec.json.decode(raw) if isinstance(raw, str) else raw
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"guided_decoding.json: {error}") from None
+
+
+def choice_regex(choices: Sequence[str]) -> str:
+    """`guided_decoding.choice`: unlike `re.escape`, escapes only what may be escaped in every syntax."""
+    escaped = (re.sub(r"([\\.+*?()|\[\]{}^$/])", r"\\\1", each).replace("\n", r"\n") for each in choices)
+    return f"({'|'.join(escaped)})"
 
 
 def json_grammar(schema: Any) -> str:

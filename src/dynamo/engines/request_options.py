@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from dynamo.engines.guided_schema import choice_regex, tool_calls
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 
@@ -50,13 +49,16 @@ class Guide(Struct, frozen=True):
     structural_tag: str | None = None
 
 
-def guide(engine: str, guidance: dict[str, Any] | None) -> Guide | None:
-    """Raises InvalidArgument for a kind of guidance that is unknown or malformed."""
+def guide(engine: str, guidance: dict[str, Any] | None, **tags: bool) -> Guide | None:
+    """Raises InvalidArgument for a kind of guidance that is unknown or malformed.
+
+    `tags` is what the engine's xgrammar can do with tool calls: see `Calls.structural_tag`.
+    """
     if not guidance:
         return None
     match guidance:
         case {"tool_calls": calls} if calls is not None:
-            return Guide(structural_tag=_calls(calls))
+            return Guide(structural_tag=tool_calls(calls).structural_tag(**tags))
         case {"structural_tag": tag} if tag is not None:
             return Guide(structural_tag=_text(tag))
         case {"json": schema} if schema is not None:
@@ -64,7 +66,7 @@ def guide(engine: str, guidance: dict[str, Any] | None) -> Guide | None:
         case {"regex": str() as regex}:
             return Guide(regex=regex)
         case {"choice": [str(), *_] as choices} if all(isinstance(each, str) for each in choices):
-            return Guide(regex=f"({'|'.join(map(re.escape, choices))})")
+            return Guide(regex=choice_regex(choices))
         case {"grammar": str() as grammar}:
             return Guide(grammar=grammar)
     raise InvalidArgument(f"{engine} cannot follow guided_decoding with {', '.join(map(str, guidance))}")
@@ -72,30 +74,3 @@ def guide(engine: str, guidance: dict[str, Any] | None) -> Guide | None:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-class Calls(Struct, frozen=True):
-    """The form in which a model writes tool calls: `json` is the schema of one."""
-
-    json: dict[str, Any]
-    begin: str
-    end: str
-    separator: str
-    limit: int
-
-
-def _calls(raw: Any) -> str:
-    """Forced tool calls as a structural tag: one call, or one or more."""
-    try:
-        calls = msgspec.convert(raw, Calls)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"guided_decoding.tool_calls: {error}") from None
-    call = {"type": "json_schema", "json_schema": calls.json}
-    form = {
-        "type": "tags_with_separator",
-        "tags": [{"type": "tag", "begin": calls.begin, "content": call, "end": calls.end}],
-        "separator": calls.separator,
-        "at_least_one": True,
-        "stop_after_first": calls.limit == 1,
-    }
-    return json.dumps({"type": "structural_tag", "format": form})

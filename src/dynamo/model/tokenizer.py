@@ -163,11 +163,11 @@ class Tokenizer:
 
 
 class _DecoderOnly(msgspec.Struct):
-    class Kind(msgspec.Struct):
+    class DecoderKind(msgspec.Struct):
         type: str | None = None
-        decoders: list[_DecoderOnly.Kind] = []
+        decoders: list[_DecoderOnly.DecoderKind] = []
 
-    decoder: Kind | None = None
+    decoder: DecoderKind | None = None
 
 
 def _is_byte_level(json: str) -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import uuid
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from dynamo.nixl_connect.agent import NixlAgent
 from dynamo.nixl_connect.memory import Descriptor
 from dynamo.nixl_connect.metadata import OperationKind, RdmaMetadata, SerializedDescriptor
-
-if TYPE_CHECKING:
-    from dynamo.nixl_connect.connector import Connector
 
 _POLL_SECONDS = 0.001
 
@@ -36,7 +34,7 @@ class AbstractOperation:
 
     kind: OperationKind
 
-    def __init__(self, connector: Connector, local: Descriptor | list[Descriptor]) -> None:
+    def __init__(self, connector: NixlAgent, local: Descriptor | list[Descriptor]) -> None:
         self._connector = connector
         self._local = [local] if isinstance(local, Descriptor) else list(local)
         if not self._local or not all(isinstance(each, Descriptor) for each in self._local):
@@ -50,7 +48,7 @@ class AbstractOperation:
         return self.kind
 
     @property
-    def connector(self) -> Connector:
+    def connector(self) -> NixlAgent:
         return self._connector
 
     @property
@@ -86,7 +84,7 @@ class AbstractOperation:
 class PassiveOperation(AbstractOperation):
     """Complete when the other side has said so."""
 
-    def __init__(self, connector: Connector, local: Descriptor | list[Descriptor]) -> None:
+    def __init__(self, connector: NixlAgent, local: Descriptor | list[Descriptor]) -> None:
         super().__init__(connector, local)
         self._key = uuid.uuid4().hex
         self._complete = False
@@ -125,7 +123,7 @@ class WritableOperation(PassiveOperation):
 
     kind = OperationKind.WRITE
 
-    def __init__(self, connector: Connector, local: Descriptor | list[Descriptor]) -> None:
+    def __init__(self, connector: NixlAgent, local: Descriptor | list[Descriptor]) -> None:
         for each in [local] if isinstance(local, Descriptor) else local:
             if isinstance(each, Descriptor) and not each.is_writable:
                 raise ValueError("bytes cannot be written to; use a bytearray")
@@ -135,7 +133,7 @@ class WritableOperation(PassiveOperation):
 class ActiveOperation(AbstractOperation):
     """Begins when it is made."""
 
-    def __init__(self, connector: Connector, local: Descriptor | list[Descriptor], remote: RdmaMetadata) -> None:
+    def __init__(self, connector: NixlAgent, local: Descriptor | list[Descriptor], remote: RdmaMetadata) -> None:
         if remote.operation_kind != self.kind:
             offered = OperationKind(remote.operation_kind) if 0 <= remote.operation_kind <= 2 else "unknown"
             raise ValueError(f"the other side offers a {offered} operation, not a {self.kind} operation")

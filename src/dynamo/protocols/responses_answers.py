@@ -26,7 +26,7 @@ class OutputMessage(Struct, kw_only=True, tag_field="type", tag="message"):
     content: list[OutputText]
 
 
-class ReasoningText(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
+class ReasoningContent(Struct, kw_only=True, tag_field="type", tag="reasoning_text"):
     text: str
 
 
@@ -40,7 +40,7 @@ class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
     id: str
     status: ItemStatus
     summary: list[SummaryText] = []
-    content: list[ReasoningText] = []
+    content: list[ReasoningContent] = []
 
 
 class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
@@ -163,7 +163,7 @@ def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletio
         if request.wants_summary:
             item.summary.append(SummaryText(text=message.reasoning_content))
         else:
-            item.content.append(ReasoningText(text=message.reasoning_content))
+            item.content.append(ReasoningContent(text=message.reasoning_content))
         output.append(item)
     if message.content:
         logprobs = (choice.logprobs and choice.logprobs.content) or []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
 
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
@@ -22,6 +23,8 @@ def make_router(
     instances: InstanceSet,
     runtime: DistributedRuntime,
     runtime_of: Callable[[int], ModelRuntimeConfig] | None = None,
+    *,
+    rng: random.Random | None = None,
 ) -> Router:
     """Create the router, not yet started. `runtime_of` is each instance's runtime configuration, by default the card's.
 
@@ -35,5 +38,5 @@ def make_router(
         except ValueError as error:
             log.warning("model '%s': its card asks for a router we cannot make (%s); ours is used", card.name, error)
     if config.mode == "kv":
-        return KvAwareRouter(config, instances, runtime, card.kv_cache_block_size, runtime_of)
+        return KvAwareRouter(config, instances, runtime, card.kv_cache_block_size, runtime_of, rng=rng)
     return SimpleRouter(config, instances, runtime.events, runtime_of)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dynamo.engines.guided_schema import Calls, json_grammar
+from dynamo.engines.guided_schema import choice_regex, json_grammar, json_schema, tool_calls
 from dynamo.model import Tokenizer
 from dynamo.protocols.errors import InvalidArgument
 
@@ -178,37 +176,19 @@ def _grammar(guidance: dict[str, Any], matcher: Any) -> str:
     grammar: str
     match guidance:
         case {"tool_calls": calls} if calls is not None:
-            grammar = matcher.grammar_from_lark(_converted(calls).grammar())
+            grammar = matcher.grammar_from_lark(tool_calls(calls).grammar())
         case {"json": schema} if schema is not None:
-            grammar = matcher.grammar_from_json_schema(json_grammar(_decoded(schema)))
+            grammar = matcher.grammar_from_json_schema(json_grammar(json_schema(schema)))
         case {"regex": str() as regex}:
             grammar = matcher.grammar_from_regex(regex)
         case {"choice": [str(), *_] as choices} if all(isinstance(each, str) for each in choices):
-            grammar = matcher.grammar_from_regex("|".join(f"({_escaped(each)})" for each in choices))
+            grammar = matcher.grammar_from_regex(choice_regex(choices))
         case {"grammar": str() as text}:
             grammar = matcher.grammar_from_lark(text)
         case _:
             named = ", ".join(map(str, guidance)) or "nothing"
             raise InvalidArgument(f"llamacpp cannot follow guided_decoding with {named}")
     return grammar
-
-
-def _converted(calls: Any) -> Calls:
-    try:
-        return msgspec.convert(calls, Calls)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"guided_decoding.tool_calls: {error}") from None
-
-
-def _decoded(schema: Any) -> Any:
-    try:
-        return msgspec.json.decode(schema) if isinstance(schema, str) else schema
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"guided_decoding.json: {error}") from None
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([\\.+*?()|\[\]{}^$/])", r"\\\1", text).replace("\n", r"\n")
 
 
 def _one_line(message: str) -> str:

@@ -62,7 +62,7 @@ class MistralRsEngine:
             self._runner = None
             self._folder.cleanup()
             raise
-        self._outbox = Outbox(asyncio.get_running_loop())
+        self._mailbox = LoopMailbox(asyncio.get_running_loop())
         self._pool = ThreadPoolExecutor(self._args.max_seqs, thread_name_prefix="mistralrs")
         log.info(
             "loaded %s in %.1f s: context of %d tokens, up to %d answers at a time",
@@ -98,7 +98,7 @@ class MistralRsEngine:
         if request.sampling_options.seed is not None and not self._seed_logged:
             self._seed_logged = True
             log.info("mistralrs cannot seed single requests: seeds are accepted and have no effect")
-        stream = MistralRsStream(planned, self._vocabulary, sink, self._open, self._outbox.post, self._streams.discard)
+        stream = MistralRsStream(planned, self._vocabulary, sink, self._open, self._mailbox.post, self._streams.discard)
         self._streams.add(stream)
         stream.queued = self._pool.submit(stream.follow)
         self._reading.add(stream.queued)
@@ -127,7 +127,7 @@ class MistralRsEngine:
         await asyncio.to_thread(self._folder.cleanup)
 
 
-class Outbox:
+class LoopMailbox:
     """A queue from the threads to the event loop, which is woken once for all that is in it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

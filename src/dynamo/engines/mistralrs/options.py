@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from dynamo.engines.guided_schema import Calls, json_grammar
+from dynamo.engines.guided_schema import choice_regex, json_grammar, json_schema, tool_calls
 from dynamo.engines.mistralrs.vocabulary import Vocabulary
 from dynamo.engines.refusals import refuse_options
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions
@@ -105,35 +103,16 @@ def guided(guidance: dict[str, Any] | None) -> dict[str, str]:
         raise InvalidArgument("mistralrs cannot follow guided_whitespace_pattern")
     match guidance:
         case {"tool_calls": calls} if calls is not None:
-            return {"grammar": _converted(calls).grammar(), "grammar_type": "lark"}
+            return {"grammar": tool_calls(calls).grammar(), "grammar_type": "lark"}
         case {"json": schema} if schema is not None:
-            return {"grammar": json_grammar(_decoded(schema)), "grammar_type": "json_schema"}
+            return {"grammar": json_grammar(json_schema(schema)), "grammar_type": "json_schema"}
         case {"regex": str() as regex}:
             return {"grammar": regex, "grammar_type": "regex"}
         case {"choice": [str(), *_] as choices} if all(isinstance(each, str) for each in choices):
-            return {"grammar": "|".join(f"({_escaped(each)})" for each in choices), "grammar_type": "regex"}
+            return {"grammar": choice_regex(choices), "grammar_type": "regex"}
         case {"grammar": str() as grammar}:
             return {"grammar": grammar, "grammar_type": "lark"}
     raise InvalidArgument(f"mistralrs cannot follow guided_decoding with {', '.join(map(str, guidance)) or 'nothing'}")
-
-
-def _converted(calls: Any) -> Calls:
-    try:
-        return msgspec.convert(calls, Calls)
-    except msgspec.ValidationError as error:
-        raise InvalidArgument(f"guided_decoding.tool_calls: {error}") from None
-
-
-def _decoded(schema: Any) -> Any:
-    try:
-        return msgspec.json.decode(schema) if isinstance(schema, str) else schema
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"guided_decoding.json: {error}") from None
-
-
-def _escaped(text: str) -> str:
-    """Unlike `re.escape`, escapes only characters that may be escaped in syntaxes other than Python's."""
-    return re.sub(r"([\\.+*?()|\[\]{}^$/])", r"\\\1", text).replace("\n", r"\n")
 
 
 def _sampling(options: SamplingOptions) -> dict[str, Any]:

@@ -34,6 +34,8 @@ _LACKS = ("use_beam_search", "best_of", "guided_decoding")
 
 # Timers are no finer than this: what ends within it goes out at once, and the simulated clock runs ahead.
 _SLACK = 1e-3
+_ROUNDING = 1e-6
+"""The same for a coarse mocker, which need not be punctual: only sums of times must not miss each other."""
 _TURN = 1e-3
 """Other work on the event loop waits no longer than this plus one iteration."""
 _LOAD_SECONDS = 0.1
@@ -69,8 +71,17 @@ class MockerEngine:
         *,
         vocabulary: MockVocabulary | Callable[[], MockVocabulary] | None = None,
         timing: Timing | None = None,
+        coarse: bool = False,
     ) -> None:
+        """A `coarse` mocker hands over the tokens of a run of decode steps together, at the end of the run.
+
+        Everything still happens at the same time as in a fine one, and its tokens are the same.
+        """
         self.args = args
+        self._coarse = coarse
+        self._slack = _ROUNDING if coarse else _SLACK
+        self._resume_at: float | None = None
+        """The end of the run of decode steps that a coarse mocker waits for."""
         self._vocabulary = vocabulary if isinstance(vocabulary, MockVocabulary) else MockVocabulary()
         self._load_vocabulary = vocabulary if callable(vocabulary) else None
         self._on_kv_events: KvListener | None = None
@@ -78,6 +89,8 @@ class MockerEngine:
         self._ids = count()
         self._sinks: dict[int, Sink] = {}
         self._clock = 0.0
+        self.busy_seconds = 0.0
+        """Spent computing so far, by the clock of the imitated engine."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.Handle | None = None
         self._awake = False
@@ -130,6 +143,8 @@ class MockerEngine:
         if self._loop is None:
             sink.fail(EngineShutdown("mocker is not running"))
             return running
+        if self._resume_at is not None:
+            self._catch_up()
         try:
             answer = self._queue(request_id, request)
         except InvalidArgument as error:
@@ -149,6 +164,8 @@ class MockerEngine:
         return not self._sinks
 
     def abort(self, request_id: int) -> None:
+        if self._resume_at is not None:
+            self._catch_up()
         sink = self._sinks.pop(request_id, None)
         self.ranks.cancel(request_id)
         self._report_load_soon()
@@ -184,11 +201,11 @@ class MockerEngine:
         self.ranks.add(request_id, prompt, answer, dp_rank=routing.dp_rank, salt=salt)
         return answer
 
-    def _tick(self) -> None:
-        """Deliver what is due, and come back when more is."""
+    def _tick(self, *, ahead: bool = True) -> None:
+        """Deliver what is due, and come back when more is. Only `ahead` may a coarse mocker wait for a whole run."""
         self._report_load_soon()
         try:
-            self._deliver(*self._iterate())
+            self._deliver(*self._iterate(ahead))
         except Exception as error:
             log.exception("mocker failed; ending every request it was answering")
             self._rest()
@@ -198,23 +215,39 @@ class MockerEngine:
             return
         if self._computed is not None:
             # Timers fire a millisecond late on average: set slightly early, they are less late.
-            self._timer = self._loop.call_at(self._computed.ends - _SLACK / 2, self._tick)
+            self._timer = self._loop.call_at(self._computed.ends - self._slack / 2, self._tick)
+        elif self._resume_at is not None:
+            self._timer = self._loop.call_at(self._resume_at, self._tick)
         elif self.ranks.busy:
             self._timer = self._loop.call_soon(self._tick)
         else:
             self._rest()
 
-    def _iterate(self) -> tuple[dict[Sequence, int], list[Finished]]:
+    def _catch_up(self) -> None:
+        """Make up for the steps of a run that have ended, and for the one under way, before something changes."""
+        assert self._timer is not None
+        self._timer.cancel()
+        self._tick(ahead=False)
+
+    def _iterate(self, ahead: bool) -> tuple[dict[Sequence, int], list[Finished]]:
         """The new tokens and finished requests of all iterations that are due, as far as one turn of the loop allows.
 
         Their KV events are reported here. An iteration that is computed but not due yet waits in `_computed`.
         """
         assert self._loop is not None
-        due, enough = self._loop.time() + _SLACK, time.monotonic() + _TURN
+        due, enough = self._loop.time() + self._slack, time.monotonic() + _TURN
         answered: dict[Sequence, int] = {}
         finished: list[Finished] = []
+        self._resume_at = None
         while True:
+            if ahead and self._coarse and self._computed is None:
+                ends = self.ranks.run_ends(self._clock)
+                if ends is not None and ends > due:
+                    self._resume_at = ends
+                    break
             iteration = self._computed or self.ranks.step(self._clock, due)
+            if iteration is not self._computed:
+                self.busy_seconds += iteration.ends - self._clock
             self._clock = iteration.ends
             if iteration.ends > due:
                 self._computed = iteration
@@ -224,7 +257,7 @@ class MockerEngine:
             for sequence in iteration.answered:
                 answered[sequence] = answered.get(sequence, 0) + iteration.steps
             finished += iteration.finished
-            if not self.ranks.busy or time.monotonic() > enough:
+            if not self.ranks.busy or (time.monotonic() > enough and not self._coarse):
                 break
         return answered, finished
 
@@ -331,6 +364,7 @@ class MockerEngine:
             self._timer = None
         self._awake = False
         self._computed = None
+        self._resume_at = None
 
     def _fail_all(self, error: Exception) -> None:
         sinks = list(self._sinks.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from itertools import repeat
 
@@ -93,6 +94,12 @@ class Ranks:
             results = [scheduler.step() for scheduler in busy]
             ends = now + max([result.duration for result in results], default=0.0)
         return self._gather(results, ends, steps)
+
+    def run_ends(self, now: float) -> float | None:
+        """When the run of iterations that only decode will end; None if fewer than two come next."""
+        busy = [scheduler for scheduler in self.schedulers if scheduler.busy]
+        quiet = min([scheduler.quiet_steps() for scheduler in busy], default=0)
+        return self._pace(busy, now, math.inf, quiet)[0] if quiet > 1 else None
 
     def clear_cache(self) -> bool:
         """Forget every cached prefix; refused while requests hold blocks anywhere."""

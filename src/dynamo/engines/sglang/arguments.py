@@ -37,7 +37,7 @@ def server_arguments(spec: EngineSpec, *, sockets: Path) -> Any:
     """
     if spec.model is None:
         raise EngineError("SGLang needs a model: a folder, a GGUF file or a Hugging Face id")
-    parser = _Parser(prog="out=sglang --", add_help=False, allow_abbrev=False)
+    parser = _SglangParser(prog="out=sglang --", add_help=False, allow_abbrev=False)
     ServerArgs.add_cli_args(parser)
     extra = _extra(parser, spec.extra_engine_args)
     asked = _from_flags(spec)
@@ -59,7 +59,7 @@ def server_arguments(spec: EngineSpec, *, sockets: Path) -> Any:
     return args
 
 
-class _Parser(argparse.ArgumentParser):
+class _SglangParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise EngineError(f"SGLang: {message}")
 

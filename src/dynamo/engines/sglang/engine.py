@@ -13,13 +13,13 @@ from uuid import uuid4
 
 from prometheus_client import REGISTRY, CollectorRegistry, Metric, multiprocess
 
-from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvSocket, LoadListener, RankLoad
+from dynamo.engines.base import EngineError, EngineInfo, KvSocket, LoadListener, RankLoad
 from dynamo.engines.owner_thread import OwnerThread
 from dynamo.engines.sglang.options import generate_arguments
 from dynamo.engines.sglang.processes import DeathWatch, load, start_handle_loop
 from dynamo.engines.sglang.request import SglangRequest
+from dynamo.engines.stream_engine import StreamEngine
 from dynamo.engines.stream_request import StreamRequest, first_line
-from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import DynamoException, EngineShutdown, from_exception
 from dynamo.runtime.stream import Sink
@@ -29,20 +29,13 @@ log = logging.getLogger(__name__)
 _LOAD_SECONDS = 0.5
 
 
-class SglangEngine:
-    model_input = ModelInput.Tokens
-
+class SglangEngine(StreamEngine):
     def __init__(self, args: Any, sockets: TemporaryDirectory[str]) -> None:
+        super().__init__("SGLang", OwnerThread("dynamo-sglang", lambda: load(args), lambda llm: llm.shutdown()))
         self._args = args
         self._sockets = sockets
-        self._llm: Any = None
-        self._owner = OwnerThread("dynamo-sglang", lambda: load(args), lambda llm: llm.shutdown())
         self._watch = DeathWatch(self._died)
-        self._requests: set[StreamRequest] = set()
-        self._on_death: DeathListener | None = None
-        self._death: str | None = None
         self._load_reports: asyncio.Task[None] | None = None
-        self._closed = False
 
     async def start(self) -> EngineInfo:
         begun = time.perf_counter()
@@ -76,7 +69,7 @@ class SglangEngine:
         rid = uuid4().hex
         error: DynamoException | None = None
         arguments: dict[str, Any] = {}
-        if self._llm is None or self._closed or self._death is not None:
+        if not self._runs:
             error = EngineShutdown("SGLang is not running")
         else:
             try:
@@ -91,39 +84,14 @@ class SglangEngine:
             running.start()
         return running
 
-    def quiet(self) -> bool:
-        return not self._requests
-
-    def _died(self, reason: str) -> None:
-        if self._closed or self._llm is None:  # a start that fails says so by itself
-            return
-        self._death = reason
-        log.error("SGLang died: %s", reason)
-        self._fail_all(EngineShutdown("the engine died"))
-        if self._on_death is not None:
-            self._on_death(reason)
-
-    def _fail_all(self, error: DynamoException) -> None:
-        for running in list(self._requests):
-            running.fail(error)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._fail_all(EngineShutdown("the engine was closed"))
+    async def _release(self) -> None:
         self._watch.close()
         if self._load_reports is not None:
             self._load_reports.cancel()
             await asyncio.gather(self._load_reports, return_exceptions=True)
-        await self._owner.close()
+        await super()._release()
         self._watch.release_signal()
         self._sockets.cleanup()
-
-    def on_death(self, listener: DeathListener) -> None:
-        self._on_death = listener
-        if self._death is not None:
-            listener(self._death)
 
     def kv_sockets(self) -> list[KvSocket]:
         """One for each rank of this node."""

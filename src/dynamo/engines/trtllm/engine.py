@@ -11,15 +11,15 @@ from typing import Any
 
 from tensorrt_llm import LLM
 
-from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvListener, LoadListener, RankLoad
+from dynamo.engines.base import EngineError, EngineInfo, KvListener, LoadListener, RankLoad
 from dynamo.engines.owner_thread import OwnerThread
+from dynamo.engines.stream_engine import StreamEngine
 from dynamo.engines.stream_request import StreamRequest, first_line
 from dynamo.engines.trtllm.events import EventReader
 from dynamo.engines.trtllm.options import sampling_params
 from dynamo.engines.trtllm.request import TrtllmRequest
-from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
+from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -30,23 +30,17 @@ _WAIT_SECONDS = 0.5
 _LOAD_SECONDS = 0.1
 
 
-class TrtllmEngine:
-    model_input = ModelInput.Tokens
-
+class TrtllmEngine(StreamEngine):
     def __init__(self, arguments: dict[str, Any], *, kv_events: bool = True) -> None:
+        owner = OwnerThread("dynamo-trtllm", lambda: LLM(**arguments), lambda llm: llm.shutdown())
+        super().__init__("TensorRT-LLM", owner)
         self._arguments = arguments
         self._block_size = int(arguments["kv_cache_config"]["tokens_per_block"])
         self._context: int | None = arguments.get("max_seq_len")
         self._guided = bool(arguments.get("guided_decoding_backend")) and not arguments["skip_tokenizer_init"]
         self._kv_events = kv_events and arguments["kv_cache_config"].get("enable_block_reuse", True)
-        self._llm: Any = None
-        self._owner = OwnerThread("dynamo-trtllm", lambda: LLM(**arguments), lambda llm: llm.shutdown())
-        self._requests: set[StreamRequest] = set()
         self._busy = asyncio.Event()
         self._polls: list[asyncio.Task[None]] = []
-        self._on_death: DeathListener | None = None
-        self._death: str | None = None
-        self._closed = False
 
     async def start(self) -> EngineInfo:
         begun = time.perf_counter()
@@ -68,7 +62,7 @@ class TrtllmEngine:
     def generate(self, request: PreprocessedRequest, sink: Sink) -> StreamRequest:
         """Begin one request; what TensorRT-LLM refuses fails its sink at once."""
         running = TrtllmRequest(request, sink, self._requests.discard, self._died)
-        if self._llm is None or self._closed or self._death is not None:
+        if not self._runs:
             running.fail(EngineShutdown("TensorRT-LLM is not running"))
             return running
         try:
@@ -93,36 +87,11 @@ class TrtllmEngine:
             inputs["cache_salt"] = routing.cache_salt
         return inputs
 
-    def quiet(self) -> bool:
-        return not self._requests
-
-    def _died(self, reason: str) -> None:
-        if self._closed or self._death is not None:
-            return
-        self._death = reason
-        log.error("TensorRT-LLM died: %s", reason)
-        self._fail_all(EngineShutdown("the engine died"))
-        if self._on_death is not None:
-            self._on_death(reason)
-
-    def _fail_all(self, error: DynamoException) -> None:
-        for running in list(self._requests):
-            running.fail(error)
-
-    async def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        self._fail_all(EngineShutdown("the engine was closed"))
+    async def _release(self) -> None:
         for poll in self._polls:
             poll.cancel()
         await asyncio.gather(*self._polls, return_exceptions=True)
-        await self._owner.close()
-
-    def on_death(self, listener: DeathListener) -> None:
-        self._on_death = listener
-        if self._death is not None:
-            listener(self._death)
+        await super()._release()
 
     def on_kv_events(self, listener: KvListener) -> None:
         if not self._kv_events:
@@ -139,7 +108,7 @@ class TrtllmEngine:
     def on_load(self, listener: LoadListener) -> None:
         if not self._arguments["enable_iter_perf_stats"]:
             return
-        self._poll(lambda: self._llm.get_stats_async(timeout=_WAIT_SECONDS), LoadReports(listener).take)
+        self._poll(lambda: self._llm.get_stats_async(timeout=_WAIT_SECONDS), StatsReader(listener).take)
 
     def _poll(self, ask: Callable[[], Any], take: Callable[[Any], None]) -> None:
         self._polls.append(asyncio.create_task(self._polling(ask, take)))
@@ -160,7 +129,7 @@ class TrtllmEngine:
             self._died(first_line(error))
 
 
-class LoadReports:
+class StatsReader:
     """Reports how full the cache is from the statistics of each step, but not more often than is useful."""
 
     def __init__(self, listener: LoadListener) -> None:

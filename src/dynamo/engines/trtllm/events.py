@@ -24,14 +24,14 @@ class EventReader:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, _RankBlocks] = {}
         self._window = 0
 
     def read(self, event: Any) -> tuple[int, list[KvChange]]:
         """The rank, and what happened to its blocks; an event that cannot be read makes all of them unknown."""
         number = event.get("attention_dp_rank") if isinstance(event, Mapping) else None
         number = number if isinstance(number, int) else 0
-        rank = self._ranks.setdefault(number, _Rank(self._block_size))
+        rank = self._ranks.setdefault(number, _RankBlocks(self._block_size))
         try:
             window = int(event.get("window_size") or 0)
             if event["data"]["type"] == "created":
@@ -45,7 +45,7 @@ class EventReader:
         return number, changes
 
 
-class _Rank:
+class _RankBlocks:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._translator = Translator(block_size)

@@ -47,7 +47,7 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
         if name not in known:
             raise EngineError(f"--extra-engine-args: vLLM has no argument '{name}'{nearest(name, known)}")
     asked = _from_flags(spec)
-    parser = EngineArguments.add_cli_args(_Parser(prog="out=vllm --", add_help=True))
+    parser = EngineArguments.add_cli_args(_VllmParser(prog="out=vllm --", add_help=True))
     unconfigured = StructuredOutputsConfig()
     parser.set_defaults(structured_outputs_config=unconfigured)
     parser.set_defaults(**{**_defaults(spec, cpu=cpu, sockets=sockets), **_files(spec), **asked, **extra})
@@ -68,7 +68,7 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
     return args
 
 
-class _Parser(FlexibleArgumentParser):  # type: ignore[misc]
+class _VllmParser(FlexibleArgumentParser):  # type: ignore[misc]
     def error(self, message: str) -> NoReturn:
         raise EngineError(f"vLLM: {message}")
 

@@ -21,8 +21,8 @@ from dynamo.protocols.responses_answers import (
     OutputItem,
     OutputMessage,
     OutputText,
+    ReasoningContent,
     ReasoningItem,
-    ReasoningText,
     ResponseObject,
     SummaryText,
     item_id,
@@ -112,7 +112,7 @@ class ResponsesStream:
             item.summary.append(SummaryText(text=""))
             return ended + added + self._summary("response.reasoning_summary_part.added", part=item.summary[0])
         added = self._add(item, "response.reasoning_text.delta", b'"content_index":0,')
-        item.content.append(ReasoningText(text=""))
+        item.content.append(ReasoningContent(text=""))
         return ended + added + self._part("response.content_part.added", item.content[0])
 
     def _add(self, item: OutputItem, delta_event: str, delta_fields: bytes) -> bytes:
@@ -158,7 +158,7 @@ class ResponsesStream:
                 done = b""
         return done + self._event("response.output_item.done", output_index=len(self._response.output) - 1, item=item)
 
-    def _part(self, event: str, part: OutputText | ReasoningText) -> bytes:
+    def _part(self, event: str, part: OutputText | ReasoningContent) -> bytes:
         return self._event(event, **self._place, content_index=0, part=part)
 
     def _summary(self, event: str, **fields: Any) -> bytes:

@@ -15,7 +15,8 @@ class MemoryBus:
     """What the `MemoryEventPlane` objects of one event loop share."""
 
     def __init__(self) -> None:
-        self.planes: set[MemoryEventPlane] = set()
+        self.planes: dict[MemoryEventPlane, None] = {}
+        """Those with subscribers, in order."""
         self._waiting: deque[tuple[str, bytes]] = deque()
 
     def publish(self, subject: str, data: bytes) -> None:
@@ -39,7 +40,7 @@ class MemoryEventPlane:
         self._closed = False
 
     async def start(self) -> None:
-        self._bus.planes.add(self)
+        pass
 
     async def announce(self) -> None:
         pass
@@ -50,9 +51,11 @@ class MemoryEventPlane:
             self._bus.publish(subject, data)
 
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
+        # A process may hold thousands of workers that only publish.
+        self._bus.planes[self] = None
         return self.subscribers.add(subject, callback)
 
     async def close(self) -> None:
         self._closed = True
-        self._bus.planes.discard(self)
+        self._bus.planes.pop(self, None)
         self.subscribers.clear()

@@ -1,0 +1,1 @@
+"""`python -m dynamo.replay`: traffic on a simulated fleet."""

@@ -1,0 +1,132 @@
+"""Simulated workers: mockers that register, publish and serve like any other worker, inside this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec import structs
+
+from dynamo.engines.mocker import MockerArgs, MockerEngine
+from dynamo.engines.mocker.profile import timing_for
+from dynamo.engines.mocker.timing import Timing
+from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType
+from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId, RuntimeConfig
+from dynamo.runtime.network import Local
+from dynamo.worker.life import registered
+
+MODEL = "simulated"
+ENDPOINT = EndpointId("simulated", "backend", "generate")
+
+
+class VariableTiming:
+    """A worker's times, which may be stretched while it runs."""
+
+    def __init__(self, timing: Timing) -> None:
+        self._timing = timing
+        self.factor = 1.0
+
+    def prefill(self, new_tokens: int) -> float:
+        return self.factor * self._timing.prefill(new_tokens)
+
+    def decode(self, sequences: int, context_tokens: int) -> float:
+        return self.factor * self._timing.decode(sequences, context_tokens)
+
+
+class SimulatedWorker:
+    """One worker from `start` to `drain` or `kill`."""
+
+    def __init__(self, config: RuntimeConfig, local: Local, args: MockerArgs, timing: Timing) -> None:
+        self.runtime = DistributedRuntime(config=config, local=local)
+        self.timing = VariableTiming(timing)
+        self.engine = MockerEngine(args, timing=self.timing, coarse=True)
+        self.started_at = self.ended_at = 0.0
+        self._args = args
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def instance_id(self) -> int:
+        return self.runtime.instance_id
+
+    async def start(self) -> None:
+        """Return once a router can find it."""
+        self.started_at = asyncio.get_running_loop().time()
+        found = asyncio.Event()
+        self._serving = asyncio.create_task(self._serve(found))
+        waiting = asyncio.create_task(found.wait())
+        await asyncio.wait({waiting, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._serving.done():
+            await self._serving
+
+    async def drain(self) -> None:
+        """Leave after the running requests have ended."""
+        await self._end(drain=True)
+
+    async def kill(self) -> None:
+        """Fail the running requests, as a worker that dies does."""
+        await self._end(drain=False)
+
+    async def _end(self, *, drain: bool) -> None:
+        if self._serving is None or self.runtime.is_shutting_down:
+            return
+        self.runtime.shutdown(drain=drain)
+        if not drain:
+            await self.engine.close()
+        await self._serving
+        self.ended_at = asyncio.get_running_loop().time()
+
+    async def _serve(self, found: asyncio.Event) -> None:
+        try:
+            await self.engine.start()
+            async with registered(Endpoint(self.runtime, ENDPOINT), self.engine, _card(self._args)):
+                found.set()
+                await self.runtime.wait_for_shutdown()
+            await self.engine.close()
+        finally:
+            await self.runtime.close()
+
+
+class SimulatedFleet:
+    """The workers of one simulation, which join and leave while it runs."""
+
+    def __init__(self, args: MockerArgs, *, timing: Callable[[], Timing] | None = None) -> None:
+        self.args = structs.replace(args, startup_time=None)
+        self.startup_time = args.startup_time or 0.0
+        self.local = Local()
+        self.config = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1e9)
+        self.workers: list[SimulatedWorker] = []
+        self._timing = timing or (lambda: timing_for(args))
+
+    async def join(self, count: int = 1) -> None:
+        """Add workers, which are ready when this returns."""
+        workers = [SimulatedWorker(self.config, self.local, self.args, self._timing()) for _ in range(count)]
+        for worker in workers:
+            await worker.start()
+        self.workers += workers
+
+    async def close(self) -> None:
+        for worker in self.workers:
+            await worker.kill()
+
+    def worker_seconds(self, since: float, until: float) -> float:
+        """The time that workers were there, added up."""
+        return sum((worker.ended_at or until) - max(since, worker.started_at) for worker in self.workers)
+
+    def busy_seconds(self) -> float:
+        return sum(worker.engine.busy_seconds for worker in self.workers)
+
+
+def _card(args: MockerArgs) -> ModelCard:
+    return ModelCard(
+        name=MODEL,
+        model_type=ModelType.Backend.value,
+        context_length=args.max_model_len,
+        kv_cache_block_size=args.block_size,
+        runtime_config=ModelRuntimeConfig(
+            total_kv_blocks=args.num_gpu_blocks,
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            data_parallel_size=args.dp_size,
+        ),
+    )

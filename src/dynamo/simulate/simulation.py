@@ -1,0 +1,287 @@
+"""One simulation: traffic through the product's own router and delivery to simulated workers, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from msgspec import Struct
+
+from dynamo.engines.mocker import MockerArgs
+from dynamo.protocols.card import ModelCard
+from dynamo.protocols.engine import EngineOutput
+from dynamo.protocols.errors import DynamoException
+from dynamo.router.config import RoutingConfig
+from dynamo.router.delivery import Delivery
+from dynamo.router.factory import make_router
+from dynamo.router.placement import Router
+from dynamo.router.workers import Workers
+from dynamo.runtime import Context, DistributedRuntime
+from dynamo.simulate import virtual_time
+from dynamo.simulate.fleet import ENDPOINT, SimulatedFleet
+from dynamo.simulate.incidents import Incident
+from dynamo.simulate.measured import Histogram, Values
+from dynamo.simulate.report import Report
+from dynamo.simulate.traffic import SimulatedRequest
+
+
+class SimulationConfig(Struct, frozen=True, kw_only=True):
+    workers: int = 1
+    engine: MockerArgs = MockerArgs()
+    routing: RoutingConfig = RoutingConfig(mode="kv")
+    concurrency: int | None = None
+    """Requests under way at once; the times of the trace then do not count."""
+    migration_limit: int = 3
+    incidents: Sequence[Incident] = ()
+    seed: int = 0
+    name: str = ""
+
+
+class Measured:
+    """What happened to the requests of one simulation."""
+
+    def __init__(self) -> None:
+        self.ttft, self.tpot, self.e2e = Values(), Values(), Values()
+        self.itl = Histogram()
+        self.completed = self.failed = self.migrations = 0
+        self.input_tokens = self.cached_tokens = self.output_tokens = 0
+        self.errors: dict[str, int] = {}
+        self.last_end = 0.0
+
+    def ended(self, request: _Request) -> None:
+        now = request.last
+        self.completed += 1
+        self.last_end = max(self.last_end, now)
+        self.input_tokens += request.asked.input_tokens
+        self.cached_tokens += request.cached_tokens
+        self.output_tokens += request.tokens_seen
+        self.e2e.add(now - request.sent)
+        if request.first is not None:
+            self.ttft.add(request.first - request.sent)
+            if request.tokens_seen > 1:
+                self.tpot.add((now - request.first) / (request.tokens_seen - 1))
+
+    def failed_with(self, error: DynamoException) -> None:
+        self.failed += 1
+        words = type(error).__name__
+        self.errors[words] = self.errors.get(words, 0) + 1
+
+
+class _Request:
+    """The sink at the end of one delivery."""
+
+    __slots__ = ("_measured", "_time", "asked", "cached_tokens", "done", "first", "last", "sent", "tokens_seen")
+
+    def __init__(self, asked: SimulatedRequest, measured: Measured, clock: Callable[[], float]) -> None:
+        self.asked = asked
+        self.sent = self.last = clock()
+        self.first: float | None = None
+        self.tokens_seen = 0
+        self.cached_tokens = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._measured = measured
+        self._time = clock
+
+    def tokens(self, ids: list[int]) -> None:
+        if ids:
+            self._saw(len(ids))
+
+    def item(self, value: Any) -> None:
+        if isinstance(value, EngineOutput):
+            if value.token_ids:
+                self._saw(len(value.token_ids))
+            if value.completion_usage:
+                details = value.completion_usage.prompt_tokens_details or {}
+                self.cached_tokens = details.get("cached_tokens", 0)
+
+    def end(self) -> None:
+        self._measured.ended(self)
+        self.done.set_result(None)
+
+    def fail(self, error: DynamoException) -> None:
+        self._measured.failed_with(error)
+        self.done.set_result(None)
+
+    def _saw(self, count: int) -> None:
+        now = self._time()
+        if self.first is None:
+            self.first = self.last = now
+            self.tokens_seen = 1
+            count -= 1
+        if count:
+            # Steps that come together took about equally long: nothing but decoding happened between them.
+            self._measured.itl.add((now - self.last) / count, count)
+            self.tokens_seen += count
+            self.last = now
+
+
+class Simulation:
+    """A fleet with its router. Traffic is sent by `replay`."""
+
+    def __init__(self, config: SimulationConfig, fleet: SimulatedFleet, router: Router) -> None:
+        self.config = config
+        self.fleet = fleet
+        self.router = router
+        self.measured = Measured()
+        self._loop = asyncio.get_running_loop()
+        self._sent = 0
+        self.in_flight = 0
+
+    async def ask(self, asked: SimulatedRequest) -> None:
+        """Send one request and wait for its end."""
+        sink = _Request(asked, self.measured, self._loop.time)
+        self._sent += 1
+        context = Context(f"{self._sent:x}")
+        router = self.router
+        limit = self.config.migration_limit
+        delivery = Delivery(router.place, router.instances, asked.preprocessed(), context, sink, limit=limit)
+        self.in_flight += 1
+        try:
+            await delivery.start()
+            await sink.done
+        except DynamoException as error:
+            self.measured.failed_with(error)
+        finally:
+            self.in_flight -= 1
+            self.measured.migrations += delivery.history.migrations
+            await delivery.close()
+
+    async def replay(self, traffic: Iterable[SimulatedRequest]) -> None:
+        """Send all of it, at its times or with the configured concurrency, and wait for the last answer."""
+        start = self._loop.time()
+        incidents = [asyncio.create_task(incident.happen(self.fleet, start)) for incident in self.config.incidents]
+        send = self._at_its_times if self.config.concurrency is None else self._as_answers_end
+        await send(traffic, start)
+        for task in incidents:
+            task.cancel()
+        for outcome in await asyncio.gather(*incidents, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    def report(self, begun: float, wall_seconds: float) -> Report:
+        """About everything since `begun`."""
+        measured, fleet, config = self.measured, self.fleet, self.config
+        worker_seconds = fleet.worker_seconds(begun, self._loop.time())
+        return Report(
+            name=config.name,
+            router_mode=config.routing.mode,
+            workers=config.workers,
+            completed=measured.completed,
+            failed=measured.failed,
+            errors=measured.errors,
+            migrations=measured.migrations,
+            input_tokens=measured.input_tokens,
+            cached_tokens=measured.cached_tokens,
+            output_tokens=measured.output_tokens,
+            virtual_seconds=max(0.0, measured.last_end - begun),
+            wall_seconds=wall_seconds,
+            worker_hours=worker_seconds / 3600,
+            utilisation=fleet.busy_seconds() / worker_seconds if worker_seconds else 0.0,
+            ttft_ms=measured.ttft.distribution(1e-3),
+            itl_ms=measured.itl.distribution(1e-3),
+            tpot_ms=measured.tpot.distribution(1e-3),
+            e2e_ms=measured.e2e.distribution(1e-3),
+        )
+
+    async def _at_its_times(self, traffic: Iterable[SimulatedRequest], start: float) -> None:
+        sessions = _Sessions(self.ask)
+        async with asyncio.TaskGroup() as group:
+            for asked in traffic:
+                if asked.at is not None:
+                    await _sleep_until(start + asked.at, self._loop)
+                sessions.send(asked, group)
+
+    async def _as_answers_end(self, traffic: Iterable[SimulatedRequest], start: float) -> None:
+        free = asyncio.Semaphore(self.config.concurrency or 1)
+
+        async def ask(asked: SimulatedRequest) -> None:
+            try:
+                await self.ask(asked)
+            finally:
+                free.release()
+
+        sessions = _Sessions(ask)
+        async with asyncio.TaskGroup() as group:
+            for asked in traffic:
+                await free.acquire()
+                sessions.send(asked, group)
+
+
+class _Sessions:
+    """Turns of one session follow each other."""
+
+    def __init__(self, ask: Callable[[SimulatedRequest], Coroutine[Any, Any, None]]) -> None:
+        self._ask = ask
+        self._last: dict[str, asyncio.Task[None]] = {}
+
+    def send(self, asked: SimulatedRequest, group: asyncio.TaskGroup) -> None:
+        if not asked.session:
+            group.create_task(self._ask(asked))
+            return
+        task = group.create_task(self._after(self._last.get(asked.session), asked))
+        self._last[asked.session] = task
+        task.add_done_callback(lambda done: self._forget(asked.session, done))
+
+    async def _after(self, before: asyncio.Task[None] | None, asked: SimulatedRequest) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        if asked.delay:
+            await asyncio.sleep(asked.delay)
+        await self._ask(asked)
+
+    def _forget(self, session: str, done: asyncio.Task[None]) -> None:
+        if self._last.get(session) is done:
+            del self._last[session]
+
+
+async def _sleep_until(when: float, loop: asyncio.AbstractEventLoop) -> None:
+    if (left := when - loop.time()) > 0:
+        await asyncio.sleep(left)
+
+
+@asynccontextmanager
+async def simulated(config: SimulationConfig) -> AsyncIterator[Simulation]:
+    """A fleet that has started, with its router. Runs on a `VirtualTimeLoop`."""
+    fleet = SimulatedFleet(config.engine)
+    runtime = DistributedRuntime(config=fleet.config, local=fleet.local)
+    await runtime.start()
+    cards: asyncio.Future[ModelCard] = asyncio.get_running_loop().create_future()
+
+    def found(instance_id: int, card: ModelCard) -> None:
+        if not cards.done():
+            cards.set_result(card)
+
+    workers = Workers(runtime, ENDPOINT, found)
+    await workers.start()
+    router: Router | None = None
+    try:
+        await fleet.join(config.workers)
+        router = make_router(
+            config.routing, await cards, workers.instances, runtime, workers.runtime_of, rng=random.Random(config.seed)
+        )
+        router.start()
+        yield Simulation(config, fleet, router)
+    finally:
+        if router:
+            await router.close()
+        await workers.close()
+        await fleet.close()
+        await runtime.close()
+
+
+def simulate(config: SimulationConfig, traffic: Callable[[], Iterable[SimulatedRequest]]) -> Report:
+    """Run the traffic through the fleet and report; the same input gives the same report, except for `wall_seconds`."""
+
+    async def work() -> Report:
+        async with simulated(config) as simulation:
+            begun = asyncio.get_running_loop().time()
+            await simulation.replay(traffic())
+            return simulation.report(begun, time.perf_counter() - wall)
+
+    wall = time.perf_counter()
+    random.seed(config.seed)
+    return virtual_time.run(work())

@@ -1,0 +1,62 @@
+"""What arrives at a simulated fleet: when, the blocks of each prompt, the length of each answer."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator
+
+import xxhash
+from msgspec import Struct, structs
+
+from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
+
+_TOKEN_IDS = 1 << 32
+
+
+class SimulatedRequest(Struct, frozen=True, kw_only=True):
+    """One request of a trace. Prompts that begin with the same block ids begin with the same tokens."""
+
+    at: float | None
+    """Seconds after the start; None follows the session's earlier request after `delay`."""
+    input_tokens: int
+    output_tokens: int
+    block_ids: tuple[int, ...] = ()
+    block_size: int = 512
+    session: str = ""
+    delay: float = 0.0
+    """Seconds between the end of the session's earlier request and this one."""
+    priority: int = 0
+    label: str = ""
+    """Where it comes from, for error messages."""
+
+    def preprocessed(self, model: str = "simulated") -> PreprocessedRequest:
+        return PreprocessedRequest(
+            model=model,
+            token_ids=self.token_ids(),
+            stop_conditions=StopConditions(max_tokens=self.output_tokens, ignore_eos=True),
+            routing=Routing(priority=self.priority) if self.priority else None,
+        )
+
+    def token_ids(self) -> array[int]:
+        tokens: array[int] = array("I")
+        for block_id in self.block_ids:
+            # Equal tokens are as good as any: what a block of a prompt is called depends on all blocks before it.
+            tokens += array("I", (block_id % _TOKEN_IDS,)) * self.block_size
+        if (rest := self.input_tokens - len(tokens)) > 0:
+            # A trace names whole blocks only, or none; the rest of a prompt is its own.
+            tokens += array("I", (xxhash.xxh32_intdigest(self.label.encode()),)) * rest
+        return tokens[: self.input_tokens]
+
+
+def scaled(requests: Iterable[SimulatedRequest], copies: int, speedup: float = 1.0) -> Iterator[SimulatedRequest]:
+    """Each request `copies` times, of users with prompts of their own, at `speedup` times the rate."""
+    for request in requests:
+        at = None if request.at is None else request.at / speedup
+        for copy in range(copies):
+            yield structs.replace(
+                request,
+                at=at,
+                delay=request.delay / speedup,
+                session=f"{request.session}/{copy}" if request.session and copy else request.session,
+                block_ids=tuple(block_id * copies + copy for block_id in request.block_ids),
+            )

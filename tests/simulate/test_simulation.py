@@ -1,0 +1,83 @@
+"""Traffic on a simulated fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec import structs
+
+from dynamo.engines.mocker import MockerArgs
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.config import RoutingConfig
+from dynamo.simulate import Incident, SimulatedRequest, SimulationConfig, Synthetic, simulate
+from dynamo.simulate.report import as_json
+
+CONFIG = SimulationConfig(workers=3, engine=MockerArgs(num_gpu_blocks=256), seed=7)
+ROUND_ROBIN = structs.replace(CONFIG, routing=RoutingConfig(mode="round-robin"))
+GROUPS = Synthetic(
+    requests=120, input_tokens=1024, output_tokens=24, interval=0.05, shared_prefix=0.75, groups=25, seed=3
+)
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    assert as_json(simulate(CONFIG, lambda: GROUPS)) == as_json(simulate(CONFIG, lambda: GROUPS))
+
+
+def test_kv_routing_finds_more_cached_than_round_robin() -> None:
+    kv, round_robin = simulate(CONFIG, lambda: GROUPS), simulate(ROUND_ROBIN, lambda: GROUPS)
+    assert kv.completed == round_robin.completed == 120
+    assert kv.input_tokens == round_robin.input_tokens == 120 * 1024
+    assert kv.output_tokens == round_robin.output_tokens == 120 * 24
+    assert kv.prefix_reuse > round_robin.prefix_reuse + 0.1
+
+
+def test_requests_of_a_killed_worker_move_and_none_is_lost() -> None:
+    config = structs.replace(ROUND_ROBIN, incidents=[Incident("kill", 1.0, 1), Incident("join", 2.0)])
+    report = simulate(config, lambda: GROUPS)
+    assert (report.completed, report.failed) == (120, 0)
+    assert report.migrations > 0
+    assert report.output_tokens == 120 * 24
+
+
+def test_a_drained_worker_loses_and_moves_nothing() -> None:
+    report = simulate(structs.replace(ROUND_ROBIN, incidents=[Incident("drain", 1.0, 1)]), lambda: GROUPS)
+    assert (report.completed, report.failed, report.migrations) == (120, 0, 0)
+
+
+def test_a_slow_worker_makes_the_slowest_requests_slower() -> None:
+    usual = simulate(ROUND_ROBIN, lambda: GROUPS)
+    slowed = simulate(structs.replace(ROUND_ROBIN, incidents=[Incident("slow", 0.0, 0, 10.0)]), lambda: GROUPS)
+    assert usual.e2e_ms
+    assert slowed.e2e_ms
+    assert slowed.e2e_ms.p90 > 3 * usual.e2e_ms.p90
+
+
+def test_an_incident_of_a_worker_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="no worker 9, only 3"):
+        simulate(structs.replace(CONFIG, incidents=[Incident("kill", 0.0, 9)]), lambda: GROUPS)
+
+
+def test_turns_of_a_session_follow_each_other_after_their_delay() -> None:
+    def turns() -> Iterator[SimulatedRequest]:
+        for turn in range(4):
+            yield SimulatedRequest(
+                at=None if turn else 0.0, input_tokens=64, output_tokens=2, session="s", delay=10.0 if turn else 0.0
+            )
+
+    report = simulate(CONFIG, turns)
+    assert report.completed == 4
+    assert 30 < report.virtual_seconds < 31
+
+
+def test_with_a_concurrency_times_do_not_count() -> None:
+    late = [SimulatedRequest(at=1000.0 * n, input_tokens=64, output_tokens=8, label=str(n)) for n in range(8)]
+    report = simulate(structs.replace(CONFIG, concurrency=2), lambda: late)
+    assert report.completed == 8
+    assert report.virtual_seconds < 10
+
+
+def test_a_prompt_that_cannot_fit_is_counted_as_failed() -> None:
+    report = simulate(CONFIG, lambda: [SimulatedRequest(at=0.0, input_tokens=10**6, output_tokens=8)])
+    assert (report.completed, report.failed) == (0, 1)
+    assert report.errors == {"InvalidArgument": 1}
