@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from dynamo.protocols.card import ModelCard
+from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.router import RoutingConfig, make_router
 from dynamo.router.handoff.pairing import Peer, mismatch
 from dynamo.router.handoff.pool import PrefillPool
@@ -32,7 +32,7 @@ class Prefills:
         return pool
 
     def changed(self, before: Member, after: Member) -> None:
-        if before.card and (after.card is None or after.card.name != before.card.name):
+        if before.card and (after.card is None or _role(after.card) != _role(before.card)):
             self._remove(before, before.card)
         if after.card:
             self._put(after, after.card)
@@ -87,3 +87,7 @@ class Prefills:
             task = asyncio.create_task(router.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+
+def _role(card: ModelCard) -> tuple[str, WorkerType, bool]:
+    return card.name, card.worker_type, card.prefills
