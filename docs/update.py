@@ -10,6 +10,7 @@ from pathlib import Path
 from dynamo.engines.echo import EchoSettings
 from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
+from dynamo.frontend.measure.request_trace import TraceSettings, TraceSinkSettings
 from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
 from dynamo.model import FetchConfig, HubConfig
@@ -38,6 +39,7 @@ TABLES = {
     "nats": (NatsConfig,),
     "network": (NetworkSettings,),
     "replay": (TrafficSettings, ReplaySettings),
+    "request trace": (TraceSettings, TraceSinkSettings),
     "router": (RouterSettings,),
     "standalone router": (StandaloneSettings,),
     "status": (StatusConfig,),

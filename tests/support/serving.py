@@ -16,6 +16,7 @@ from msgspec import structs
 from dynamo.engines.base import Engine, EngineInfo, Running
 from dynamo.engines.echo import EchoCore
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.measure.request_trace import RequestTrace
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.server import Server
 from dynamo.llm import register_llm
@@ -75,6 +76,7 @@ async def serving(
     worker_namespace: str = "test",
     workers: int = 1,
     tracing: Tracing | None = None,
+    request_trace: RequestTrace | None = None,
     card: dict[str, Any] | None = None,
     context: int = 2048,
     **config: Any,
@@ -103,7 +105,7 @@ async def serving(
             tasks.append(asyncio.create_task(endpoint.serve(handler, request_type)))
             await registered(endpoint)
         hub = HubConfig(cache=folder)
-        server = Server(runtimes[0], settings, hub, tracing=tracing)
+        server = Server(runtimes[0], settings, hub, tracing=tracing, request_trace=request_trace)
         try:
             await server.start()
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:

@@ -16,6 +16,7 @@ import uvloop
 
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.greeting import no_workers_hint
+from dynamo.frontend.measure.request_trace import request_trace_from_env
 from dynamo.frontend.measure.tracing import tracing_from_env
 from dynamo.frontend.processes import Parent, supervise
 from dynamo.frontend.server import Server
@@ -90,6 +91,7 @@ async def serve(
     network = network.with_graceful_shutdown_timeout(config.graceful_shutdown_timeout)
     try:
         tracing = tracing_from_env(os.environ)
+        request_trace = request_trace_from_env(os.environ)
     except ValueError as error:
         raise fail(str(error), code=2, error=error) from None
     runtime = await start_or_exit(lambda: DistributedRuntime(config=network))
@@ -99,6 +101,7 @@ async def serve(
         HubConfig.from_env(os.environ),
         siblings=siblings,
         tracing=tracing,
+        request_trace=request_trace,
     )
 
     async def work() -> None:

@@ -21,6 +21,7 @@ from dynamo.frontend.kept_state import KeptState, open_state
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.request_record import RunningRequests
+from dynamo.frontend.measure.request_trace import RequestTrace
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
@@ -52,6 +53,7 @@ class Server:
         *,
         siblings: Siblings | None = None,
         tracing: Tracing | None = None,
+        request_trace: RequestTrace | None = None,
     ) -> None:
         self._runtime = runtime
         self._config = config
@@ -61,8 +63,14 @@ class Server:
         )
         self._siblings = siblings
         self._tracing = tracing
+        self._request_trace = request_trace
         self._loop_delay = LoopDelay()
-        self._frontend = Frontend(self.models, RunningRequests(metrics), self._loop_delay, siblings)
+        self._frontend = Frontend(
+            self.models,
+            RunningRequests(metrics, request_trace.ended if request_trace else None),
+            self._loop_delay,
+            siblings,
+        )
         self._gate = Gate(self._frontend, config, tracing)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -135,6 +143,8 @@ class Server:
         await self.models.close()
         if self._tracing:
             await asyncio.to_thread(self._tracing.close)
+        if self._request_trace:
+            await asyncio.to_thread(self._request_trace.close)
 
     def reload_certificate(self) -> None:
         """Read the certificate's files now rather than at the next check."""

@@ -85,6 +85,10 @@ class Delivery:
         self._finished = False
 
     @property
+    def request(self) -> Any:
+        return self._request
+
+    @property
     def instance_id(self) -> int | None:
         return self.placement.instance_id if self.placement else None
 

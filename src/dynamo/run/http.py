@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.greeting import no_workers_hint
+from dynamo.frontend.measure.request_trace import request_trace_from_env
 from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
 from dynamo.run.files import request_template
@@ -27,7 +28,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         request_template=request_template(command.request_template),
         **given(command.flags, FrontendSettings, RouterSettings),
     )
-    server = Server(runtime, config, HubConfig.from_env(environ))
+    trace = request_trace_from_env(environ)
+    server = Server(runtime, config, HubConfig.from_env(environ), request_trace=trace)
     if not command.output.remote:
         server.models.expect(served_name(command))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -25,8 +26,10 @@ EMBEDDING_ENDPOINTS = ("embeddings", "ollama_embed", "ollama_embeddings")
 class RunningRequests:
     """All requests that run a model now, and the metrics they end up in."""
 
-    def __init__(self, metrics: FrontendMetrics) -> None:
+    def __init__(self, metrics: FrontendMetrics, on_end: Callable[[RequestRecord, int], None] | None = None) -> None:
+        """`on_end` is called with the record of each request that ran a model, and its status."""
         self.metrics = metrics
+        self._on_end = on_end
         self._records: set[RequestRecord] = set()
 
     def __len__(self) -> int:
@@ -45,6 +48,8 @@ class RunningRequests:
     def end(self, record: RequestRecord, status: int) -> None:
         self._records.discard(record)
         record.end(status)
+        if self._on_end and record.endpoint:
+            self._on_end(record, status)
 
     def settle(self) -> None:
         """Bring the metrics up to this moment."""
@@ -150,6 +155,15 @@ class RequestRecord:
         return sum([meter.prompt_tokens for meter in self._meters])
 
     @property
+    def cached_tokens(self) -> int:
+        return sum([meter.cached_tokens for meter in self._meters])
+
+    @property
+    def deliveries(self) -> Sequence[Delivery]:
+        """One per prompt and choice."""
+        return self._deliveries
+
+    @property
     def output_tokens(self) -> int:
         return sum([meter.count for meter in self._meters])
 
@@ -231,7 +245,7 @@ class RequestRecord:
         input_tokens = self.input_tokens
         if input_tokens:
             model.input_tokens.observe(input_tokens)
-            model.cached_tokens.observe(sum([meter.cached_tokens for meter in self._meters]))
+            model.cached_tokens.observe(self.cached_tokens)
         if self._first_token:
             model.output_sequence.observe(self.output_tokens)
         if self.endpoint in EMBEDDING_ENDPOINTS:

@@ -1,0 +1,136 @@
+"""Rows about requests that ended."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dynamo.engines.mocker import MockerArgs, MockerEngine
+from dynamo.engines.mocker.tokens import MockVocabulary
+from dynamo.frontend.measure.request_trace import RequestTrace, RollingFile, request_trace_from_env
+from dynamo.simulate import SimulationConfig, read_request_trace, simulate
+from support.serving import serving
+
+
+def settings(folder: Path, **more: str) -> dict[str, str]:
+    return {"DYN_REQUEST_TRACE": "1", "DYN_REQUEST_TRACE_FILE_PATH": str(folder / "trace.jsonl")} | more
+
+
+async def mocker(args: MockerArgs) -> MockerEngine:
+    engine = MockerEngine(args, vocabulary=MockVocabulary(300, 400))
+    await engine.start()
+    return engine
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+
+async def test_each_request_has_a_row_that_names_no_word_of_it(tmp_path: Path) -> None:
+    trace = request_trace_from_env(settings(tmp_path))
+    async with serving(tmp_path, await mocker(MockerArgs()), request_trace=trace) as stack:
+        secret = "pelican " * 40
+        messages = [{"role": "user", "content": secret}]
+        await stack.chat(messages=messages, max_tokens=5, headers={"x-request-id": "mine"})
+        async with await stack.chat(messages=messages, max_tokens=7, stream=True) as answer:
+            await answer.read()
+        await stack.chat(messages=messages, n=2)
+        await stack.http.get(f"{stack.url}/v1/models")
+    text = (tmp_path / "trace.jsonl").read_text()
+    assert "pelican" not in text
+    one, other = rows(tmp_path / "trace.jsonl")
+    assert (one["schema"], one["event_type"]) == ("dynamo.request.trace.v1", "request_end")
+    request = one["request"]
+    assert request["x_request_id"] == "mine"
+    assert (request["output_tokens"], other["request"]["output_tokens"]) == (5, 7)
+    assert request["replay"]["input_length"] == request["input_tokens"] > 200
+    assert len(request["replay"]["input_sequence_hashes"]) == request["input_tokens"] // 64
+    assert request["replay"]["input_sequence_hashes"] == other["request"]["replay"]["input_sequence_hashes"]
+    assert 0 < request["ttft_ms"] <= request["total_time_ms"]
+    assert other["request"]["cached_tokens"] > 0
+    assert request["worker"]["decode_worker_id"]
+
+
+async def test_a_recorded_trace_replays_with_the_same_reuse(tmp_path: Path) -> None:
+    args = MockerArgs(speedup_ratio=0)
+    trace = request_trace_from_env(settings(tmp_path))
+    seen = asked = 0
+    async with serving(tmp_path, await mocker(args), request_trace=trace, context=8192) as stack:
+        for number in range(12):
+            words = f"system {number % 3} " * 60 + f"user {number} " * 30
+            answer = await stack.chat(messages=[{"role": "user", "content": words}], max_tokens=4)
+            usage = (await answer.json())["usage"]
+            asked += usage["prompt_tokens"]
+            seen += usage["prompt_tokens_details"]["cached_tokens"]
+    recorded = tmp_path / "trace.jsonl"
+    report = await asyncio.to_thread(simulate, SimulationConfig(engine=args), lambda: read_request_trace(recorded))
+    assert report.completed == 12
+    assert report.input_tokens == asked
+    assert report.cached_tokens == seen > 0
+
+
+async def test_a_request_that_fails_says_so_in_its_row(tmp_path: Path) -> None:
+    trace = request_trace_from_env(settings(tmp_path))
+    engine = await mocker(MockerArgs())
+    async with serving(tmp_path, engine, request_trace=trace) as stack:
+        await engine.close()
+        assert (await stack.chat()).status >= 500
+    (row,) = rows(tmp_path / "trace.jsonl")
+    assert row["request"]["finish_reason_metadata"]["status"] >= 500
+
+
+def test_a_full_file_is_set_aside(tmp_path: Path) -> None:
+    write = RollingFile(tmp_path / "t", 100, compressed=False)
+    for letter in b"abc":
+        write(bytes([letter]) * 60 + b"\n")
+    write.close()
+    assert [(tmp_path / name).read_bytes()[:1] for name in ("t.1", "t.2", "t")] == [b"a", b"b", b"c"]
+
+
+def test_a_compressed_file_is_appended_to(tmp_path: Path) -> None:
+    for line in (b"one\n", b"two\n"):
+        write = RollingFile(tmp_path / "t.gz", 1 << 20, compressed=True)
+        write(line)
+        write.close()
+    assert gzip.decompress((tmp_path / "t.gz").read_bytes()) == b"one\ntwo\n"
+
+
+async def test_rows_that_cannot_be_written_in_time_are_dropped_and_requests_go_on(tmp_path: Path) -> None:
+    go, written = threading.Event(), queue.Queue[bytes]()
+
+    def slow(line: bytes) -> None:
+        go.wait()
+        written.put(line)
+
+    trace = RequestTrace([slow], capacity=1)
+    async with serving(tmp_path, request_trace=trace) as stack:
+        for _ in range(5):
+            assert (await stack.chat()).status == 200
+        assert trace.dropped >= 3
+        go.set()
+    assert written.qsize() == 5 - trace.dropped
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"DYN_REQUEST_TRACE_SINKS": "file,s3"}, "DYN_REQUEST_TRACE_SINKS must be file, stderr or otel, not 's3'"),
+        ({"DYN_REQUEST_TRACE_FILE_FORMAT": "csv"}, "DYN_REQUEST_TRACE_FILE_FORMAT must be jsonl or jsonl_gz"),
+        ({"DYN_REQUEST_TRACE_FILE_PATH": "/no/folder/t"}, "DYN_REQUEST_TRACE_FILE_PATH: cannot write /no/folder/t"),
+        ({"DYN_REQUEST_TRACE_CAPACITY": "0"}, "DYN_REQUEST_TRACE_CAPACITY must be at least 1"),
+    ],
+)
+def test_a_wrong_variable_is_named(tmp_path: Path, variables: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        request_trace_from_env(settings(tmp_path, **variables))
+
+
+def test_nothing_is_written_unless_asked_for() -> None:
+    assert request_trace_from_env({}) is None
