@@ -7,7 +7,7 @@ methods it has: one protocol below for each.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -147,6 +147,40 @@ class HealthChecked(Protocol):
 
         It must be answered before the worker registers; health checks, where enabled, send it to an idle worker.
         """
+
+
+class HeldPrefix(Struct, frozen=True, kw_only=True):
+    """The computed beginning of a prompt that an engine holds until it is released."""
+
+    key: int
+    tokens: int
+    blocks: int
+
+
+@runtime_checkable
+class PrefixHandoff(Protocol):
+    """An engine whose computed prompts another one can continue from. The worker moves the bytes between them."""
+
+    @property
+    def transfer(self) -> str:
+        """The form of the state: engines with the same can continue from each other. Asked after the start."""
+
+    async def hold_prefix(self, token_ids: Sequence[int], cache_salt: str | None = None) -> HeldPrefix | None:
+        """Hold what is computed of this prompt, in full blocks; None if nothing is, or if there is no room for it."""
+
+    async def held_state(self, held: HeldPrefix) -> bytes:
+        """The state of a held prefix. Raises DynamoException if it had to give way."""
+
+    async def release_prefix(self, held: HeldPrefix) -> None:
+        """Hold it no longer. Safe twice."""
+
+    def held_blocks(self) -> int:
+        """The blocks of all held prefixes."""
+
+    async def import_prefix(
+        self, token_ids: Sequence[int], state: bytes, cache_salt: str | None = None, dp_rank: int | None = None
+    ) -> int:
+        """Add a state to the cache; returns how many tokens of the prompt it holds. Raises DynamoException if not."""
 
 
 DeathListener = Callable[[str], None]

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from dynamo.settings.setting import Setting
+from dynamo.settings.split import SplitConfig
 from dynamo.settings.table import Settings
 
 Seconds = Meta(ge=0, lt=1e9)
@@ -78,4 +79,11 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
     migration_wait_secs: Annotated[float, Seconds, Setting(
         "--migration-wait-secs", "DYN_MIGRATION_WAIT_SECS",
         "how long a request that may move waits for a worker when it can reach none", "SECONDS")] = 30.0
+    conditional_disagg: Annotated[bool, Setting(
+        "--router-conditional-disagg", "DYN_ROUTER_CONDITIONAL_DISAGG",
+        "split by the thresholds of --router-conditional-disagg-config instead of by measured times")] = False
+    conditional_disagg_config: Annotated[SplitConfig | None, Setting(
+        "--router-conditional-disagg-config", "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
+        "when a prefill worker computes the prompt: policy, eff_isl_threshold and so on", "JSON",
+        default="measured times decide", parse=SplitConfig.from_json)] = None
     # fmt: on

@@ -30,7 +30,7 @@ from dynamo.worker.config import WorkerConfig
 from dynamo.worker.life import Interrupted, engine_started, serve_started
 from dynamo.worker.model import served_name
 
-_PREFILL = "prefill"
+_COMPONENTS = {WorkerType.Prefill: "prefill", WorkerType.Decode: "decode"}
 
 
 def main(engine: str, argv: Sequence[str] | None = None, command: str | None = None) -> None:
@@ -118,7 +118,7 @@ def _model_type(words: Sequence[str]) -> ModelType | None:
 
 
 class Place:
-    """The endpoint of a worker; a prefill worker has a component of its own, as it must not get others' requests."""
+    """The endpoint of a worker; each part of a request has a component of its own."""
 
     def __init__(self, settings: WorkerSettings, flags: Mapping[str, Any]) -> None:
         """Raises ValueError for names that are wrong, and for `flags` that contradict each other."""
@@ -133,7 +133,7 @@ class Place:
         self(WorkerType.Aggregated)
 
     def __call__(self, kind: WorkerType) -> EndpointId:
-        component = self._component or (_PREFILL if kind is WorkerType.Prefill else DEFAULT_COMPONENT)
+        component = self._component or _COMPONENTS.get(kind, DEFAULT_COMPONENT)
         return EndpointId(self._namespace or DEFAULT_NAMESPACE, component, self._name)
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
+from dynamo.protocols.card import WorkerType
 from dynamo.settings import Setting, options
 from dynamo.settings.setting import nearest
 
@@ -46,6 +47,9 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         "--kv-offload-disk-gb", "DYN_KVBM_DISK_CACHE_GB", "disk space for the same", "GB")] = 0.0
     kv_offload_dir: Annotated[str | None, Setting(
         "--kv-offload-dir", "DYN_KVBM_DISK_CACHE_DIR", "its folder, one for each worker", "FOLDER")] = None
+    disaggregation_mode: Annotated[Literal["agg", "prefill", "decode"], Setting(
+        "--disaggregation-mode", help="what the worker does: everything, or only prompts, or what follows them",
+        )] = "agg"
     # fmt: on
 
     @classmethod
@@ -96,6 +100,10 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     @property
     def sequences(self) -> int:
         return self.max_num_seqs + self.cached_seqs + self.scratch
+
+    @property
+    def worker_type(self) -> WorkerType:
+        return WorkerType.Aggregated if self.disaggregation_mode == "agg" else WorkerType(self.disaggregation_mode)
 
     def threads(self, path: Path) -> int:
         if self.n_threads is not None:

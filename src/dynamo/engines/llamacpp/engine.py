@@ -10,11 +10,20 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 
-from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvListener, KvTierListener, LoadListener
+from dynamo.engines.base import (
+    DeathListener,
+    EngineError,
+    EngineInfo,
+    HeldPrefix,
+    KvListener,
+    KvTierListener,
+    LoadListener,
+)
 from dynamo.engines.grammar_guide import Guides
 from dynamo.engines.llamacpp.args import LlamaCppArgs, gguf_file
 from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import LlamaDecoder
+from dynamo.engines.llamacpp.held_prefixes import HeldPrefixes
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import library, version
 from dynamo.engines.llamacpp.scheduler import LlamaScheduler
@@ -90,6 +99,9 @@ class LlamaCppEngine:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-grammar")
         self._thread = EngineThread(self.scheduler, decoder, self._deliver, self._died)
         self._states = SequenceStates(decoder, self.blocks)
+        self._transfer = f"the state of llama.cpp sequences, {decoder.description}, {self._args.cache_type}"
+        self._prefixes = HeldPrefixes(decoder, self.blocks, self._states, self._args.cached_seqs // 2)
+        self.scheduler.give_way = self._prefixes.give_way
         log.info(
             "loaded %s with xllamacpp %s in %.1f s: %s, context of %d tokens, room for %d",
             self._file, version(), time.perf_counter() - begun, decoder.description, self.context_length, decoder.cells,
@@ -100,6 +112,7 @@ class LlamaCppEngine:
             total_kv_blocks=decoder.cells // self._block_size,
             max_num_seqs=self._args.max_num_seqs,
             max_num_batched_tokens=decoder.n_batch,
+            worker_type=self._args.worker_type,
             guided_decoding=find_spec("llguidance") is not None,
         )
 
@@ -169,7 +182,27 @@ class LlamaCppEngine:
         state: bytes | None = await self._running().call(partial(self._states.export, list(token_ids), cache_salt))
         return state
 
-    async def import_prefix(self, token_ids: Sequence[int], state: bytes, cache_salt: str | None = None) -> int:
+    @property
+    def transfer(self) -> str:
+        return self._transfer
+
+    async def hold_prefix(self, token_ids: Sequence[int], cache_salt: str | None = None) -> HeldPrefix | None:
+        held: HeldPrefix | None = await self._running().call(partial(self._prefixes.hold, token_ids, cache_salt))
+        return held
+
+    async def held_state(self, held: HeldPrefix) -> bytes:
+        return bytes(await self._running().call(partial(self._prefixes.state, held)))
+
+    async def release_prefix(self, held: HeldPrefix) -> None:
+        if self._thread is not None:
+            await self._thread.call(partial(self._prefixes.release, held))
+
+    def held_blocks(self) -> int:
+        return self._prefixes.blocks_held
+
+    async def import_prefix(
+        self, token_ids: Sequence[int], state: bytes, cache_salt: str | None = None, dp_rank: int | None = None
+    ) -> int:
         """Add a state that `export_prefix` of the same model gave to the cache; returns how many tokens it holds.
 
         Raises InvalidArgument for a state of other tokens or another model; ResourceExhausted if there is no room.
@@ -194,6 +227,9 @@ class LlamaCppEngine:
             gpu_layers=args.n_gpu_layers,
             cache_type=args.cache_type,
         )
+        if args.disaggregation_mode != "agg" and not decoder.rewinds:
+            decoder.close()
+            raise EngineError(f"llamacpp cannot hand over the prompts of {self._file}: it is a recurrent model")
         possible = min(decoder.trained_context, decoder.cells)
         if asked is not None and not 1 <= asked <= possible:
             decoder.close()

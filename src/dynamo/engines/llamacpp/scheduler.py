@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ class LlamaScheduler:
         self.preemptions = 0
         self.was_aborted = False
         """The last step computed nothing, because `LlamaDecoder.abort` ended it."""
+        self.give_way: Callable[[], bool] = lambda: False
+        """Called when no request finds room; frees something that is held for others, if anything is."""
         self._crowded = False
         """llama.cpp had no room for the last step: the next one admits no request."""
         self._decoder = decoder
@@ -115,6 +118,8 @@ class LlamaScheduler:
 
     def _step(self, chunks: list[Chunk]) -> list[tuple[Job, Output]]:
         if not chunks:
+            if self.give_way():
+                return []
             return [(self.waiting.popleft(), ResourceExhausted("the KV cache has no room for this request"))]
         outputs = self._decode(chunks)
         if outputs is not None:
