@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: run docs test coverage test-deep test-engines test-hosts test-clients lint bench clean
+.PHONY: run docs test coverage test-deep test-engines test-hosts test-clients test-ui lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -17,12 +17,12 @@ docs: $(READY)
 
 # In as many processes as there are processors, each with an etcd and a NATS of its own.
 test: $(DEV)
-	@echo "Running about 3,500 tests, some with real processes, etcd and NATS: 4 to 8 minutes on two processors."
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients"
+	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui"
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients" \
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui" \
 	  --cov --cov-report=term
 
 # The KV index against its naive model: 50 times 2,000 random sequences of events, about 40 minutes.
@@ -49,6 +49,11 @@ test-clients: $(DEV)
 	@$(BIN)/python tests/clients/install.py
 	$(BIN)/python -m pytest -n 2 -m clients tests/clients
 
+# The page in Debian's Chromium, which it installs where it may; Playwright and axe-core go into .ui/.
+test-ui: $(DEV)
+	@$(BIN)/python tests/ui/install.py
+	$(BIN)/python -m pytest -n 2 -m ui tests/ui
+
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,7 +64,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/serve.py $(if $(PEER_PYTHON),--peer $(PEER_PYTHON))
 
 clean:
-	rm -rf $(VENV) .clients build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients .ui build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@echo "Creating $(VENV) ..."

@@ -168,7 +168,7 @@ def changed(rng: random.Random, data: bytes) -> bytes:
 def sample_frames() -> list[bytes]:
     request = frames.Request(1, "a/b/c", "id", frames.encode_payload({"token_ids": [1] * 50}), True, tokens=bytes(400))
     made = [
-        (Kind.HELLO, frames.Hello(token="t")),
+        (Kind.HELLO, frames.Hello(nonce=bytes(16))),
         (Kind.REQUEST, request),
         (Kind.CANCEL, frames.Cancel(1)),
         (Kind.DELTAS, {number: [number] for number in range(64)}),

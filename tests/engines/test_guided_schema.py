@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo.engines.guided_schema import Calls, close_objects, json_grammar
+from dynamo.engines.guided_schema import Calls, close_objects, json_grammar, without_control_characters
 
 NAMES = st.sampled_from("abc")
 VALUES = st.recursive(
@@ -86,3 +86,45 @@ def test_calls_are_limited() -> None:
     assert (
         Calls(json={}, begin="<", end=">", separator=";", limit=3).grammar().startswith('start: call (";" call){0,2}\n')
     )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "pattern"),
+    [
+        ({"maxLength": 5}, r'^[^"\\\x00-\x1f]{0,5}$'),
+        ({"minLength": 2}, r'^[^"\\\x00-\x1f]{2,}$'),
+        ({"minLength": 2, "maxLength": 5}, r'^[^"\\\x00-\x1f]{2,5}$'),
+    ],
+)
+def test_a_string_of_a_length_has_no_control_characters(lengths: dict[str, int], pattern: str) -> None:
+    for kind in ("string", ["string", "null"]):
+        nested = {"type": "array", "items": {"anyOf": [{"type": kind, **lengths}]}}
+        assert without_control_characters(nested) == {
+            "type": "array",
+            "items": {"anyOf": [{"type": kind, "pattern": pattern}]},
+        }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string"},
+        {"type": "string", "maxLength": 5, "pattern": "^a"},
+        {"type": "string", "maxLength": "5"},
+        {"type": "integer", "maxLength": 5},
+        {"not": {"type": "string", "maxLength": 5}},
+        True,
+    ],
+)
+def test_other_schemas_are_left_as_they_are(schema: Any) -> None:
+    assert without_control_characters(schema) == schema
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 3), st.none() | st.integers(0, 4), st.text(max_size=6))
+def test_whatever_fits_the_pattern_fits_the_lengths(low: int, high: int | None, value: str) -> None:
+    schema = {"type": "string", "minLength": low} | ({} if high is None else {"maxLength": high})
+    narrowed = without_control_characters(schema)
+    if jsonschema_rs.is_valid(narrowed, value):
+        assert jsonschema_rs.is_valid(schema, value)
+        assert narrowed == schema or not any(ord(character) < 32 for character in value)

@@ -20,7 +20,7 @@ def test_what_runs_a_model_takes_a_body_and_is_documented() -> None:
 
 async def test_errors_have_the_shape_of_the_api_the_path_belongs_to(live: Live, toy: Scripted) -> None:
     anthropic = {"/v1/messages": 405, "/v1/messages/count_tokens": 405, "/v1/messages/batches": 404}
-    openai = {"/v1/chat/completions": 405, "/v1/nothing": 404, "/": 404}
+    openai = {"/v1/chat/completions": 405, "/v1/nothing": 404, "/nothing": 404}
     for path, expected in (anthropic | openai).items():
         async with live.http.get(path) as answer:
             assert answer.status == expected

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from prometheus_client import CollectorRegistry, Counter
 
+from dynamo.protocols.errors import InvalidArgument
 from dynamo.worker import EngineEntry, EngineError, EngineInfo, EngineSpec, ModelInput, Running, Sink
 
 ENTRY = EngineEntry(name="child", factory="child_engine:ChildEngine", weights=True, bundled=True)
@@ -103,6 +105,13 @@ class ChildEngine:
             return None
 
         return {"sleep": sleep, "wake_up": wake_up}
+
+    async def load_adapter(self, name: str, folder: Path) -> int:
+        if not folder.is_dir():
+            raise InvalidArgument(f"{folder} is no adapter")
+        return 7
+
+    async def unload_adapter(self, name: str) -> None: ...
 
     async def close(self) -> None:
         if self.flags.trouble == "close":

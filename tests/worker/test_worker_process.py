@@ -203,7 +203,8 @@ async def test_the_engines_controls_are_called_over_http(stack: Stack) -> None:
         assert await post("sleep") == (400, {"error": "sleep needs a level"})
         status, body = await post("sleep", b"[1]")
         assert (status, "JSON object" in body["error"]) == (400, True)
-        assert await post("nap") == (404, {"error": "this engine has no control 'nap'; it has sleep, wake_up"})
+        status, body = await post("nap")
+        assert (status, body["error"].partition(";")[0]) == (404, "this engine has no control 'nap'")
         assert (await post("wake_up", Origin="http://evil.example"))[0] == 403
 
 

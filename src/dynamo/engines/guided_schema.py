@@ -43,7 +43,7 @@ class Calls(Struct, frozen=True):
     def structural_tag(self, *, counts: bool = False, short_whitespace: bool = False) -> str:
         """For xgrammar: from one call to `limit` if it counts repeats, else any number unless the limit is one."""
         limited = {"max_whitespace_cnt": 1} if short_whitespace else {}
-        content = {"type": "json_schema", "json_schema": self.json, **limited}
+        content = {"type": "json_schema", "json_schema": without_control_characters(self.json), **limited}
         call = {"type": "tag", "begin": self.begin, "content": content, "end": self.end}
         form: dict[str, Any] = {
             "type": "tags_with_separator",
@@ -96,6 +96,38 @@ def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
     returned as it is, because a property listed in one of them is unlisted in the others.
     """
     return schema if _joins(schema) else _closed(schema)
+
+
+def without_control_characters(node: Any) -> Any:
+    """The schema with a pattern for strings that only have a length.
+
+    xgrammar lets such a string contain raw control characters, which are not JSON. Whatever satisfies the result
+    satisfies the schema.
+    """
+    if not isinstance(node, dict):
+        return node
+    made = dict(node)
+    for key in _ONE:
+        if key in node:
+            made[key] = without_control_characters(node[key])
+    for key in (*_MANY, "allOf"):
+        if isinstance(node.get(key), list):
+            made[key] = [without_control_characters(child) for child in node[key]]
+    for key in _NAMED:
+        if isinstance(node.get(key), dict):
+            made[key] = {name: without_control_characters(child) for name, child in node[key].items()}
+    low, high = node.get("minLength", 0), node.get("maxLength")
+    measured = type(low) is int and (low > 0 if high is None else type(high) is int and 0 <= low <= high)
+    if measured and "string" in _types(node) and {"pattern", "format", "enum", "const", "$ref"}.isdisjoint(node):
+        made.pop("minLength", None)
+        made.pop("maxLength", None)
+        made["pattern"] = rf'^[^"\\\x00-\x1f]{{{low},{"" if high is None else high}}}$'
+    return made
+
+
+def _types(node: dict[str, Any]) -> list[Any]:
+    types = node.get("type")
+    return types if isinstance(types, list) else [types]
 
 
 def _closed(node: Any) -> Any:

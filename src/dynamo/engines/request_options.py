@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from dynamo.engines.guided_schema import choice_regex, tool_calls
+from dynamo.engines.guided_schema import choice_regex, json_schema, tool_calls, without_control_characters
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 
@@ -60,7 +60,7 @@ def guide(engine: str, guidance: dict[str, Any] | None, **tags: bool) -> Guide |
         case {"structural_tag": tag} if tag is not None:
             return Guide(structural_tag=_text(tag))
         case {"json": schema} if schema is not None:
-            return Guide(json_schema=_text(schema))
+            return Guide(json_schema=json.dumps(without_control_characters(json_schema(schema))))
         case {"regex": str() as regex}:
             return Guide(regex=regex)
         case {"choice": [str(), *_] as choices} if all(isinstance(each, str) for each in choices):

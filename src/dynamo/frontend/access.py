@@ -17,3 +17,5 @@ class Access(enum.Enum):
     """Anyone."""
     METRICS = enum.auto()
     """Anyone, unless `--protect-metrics` requires a key."""
+    PAGE = enum.auto()
+    """Anyone: a browser has no key before the page has asked for one. Logged as probes are."""

@@ -13,7 +13,9 @@ from dynamo.frontend.gate import Gate
 from dynamo.frontend.openapi import document
 from dynamo.frontend.route import HttpRoute
 from dynamo.frontend.routes.docs import DOCUMENTS, Documents
-from dynamo.frontend.routes.table import ROUTES, UNKNOWN_PATHS, wrong_method
+from dynamo.frontend.routes.table import ROUTES, UI_ROUTES, UNKNOWN_PATHS, wrong_method
+from dynamo.frontend.routes.ui import PAGES
+from dynamo.frontend.ui.pages import Pages
 
 
 def application(gate: Gate, config: FrontendConfig) -> web.Application:
@@ -23,7 +25,7 @@ def application(gate: Gate, config: FrontendConfig) -> web.Application:
         app.router.add_route(method, route.path, gate.guard(route))
 
     by_path: dict[str, list[HttpRoute[Any]]] = {}
-    for route in ROUTES:
+    for route in ROUTES + UI_ROUTES if config.ui else ROUTES:
         by_path.setdefault(route.path, []).append(route)
         add(route, route.method)
         if route.method == "GET":
@@ -36,4 +38,5 @@ def application(gate: Gate, config: FrontendConfig) -> web.Application:
     app[CORK] = Cork()
     app[KEEP_ALIVE_SECONDS] = config.sse_keep_alive_secs
     app[DOCUMENTS] = Documents(document(ROUTES))
+    app[PAGES] = Pages()
     return app

@@ -44,4 +44,4 @@ class HttpRoute(Struct, Generic[Body], frozen=True):
 
     @property
     def is_probe(self) -> bool:
-        return self.access in (Access.PROBE, Access.METRICS)
+        return self.access in (Access.PROBE, Access.METRICS, Access.PAGE)

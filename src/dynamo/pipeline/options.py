@@ -21,6 +21,8 @@ class ModelDefaults(Struct, kw_only=True, frozen=True):
     """The model author's recommendation, for options that the client leaves out."""
     eos_token_ids: tuple[int, ...] = ()
     context_length: int | None = None
+    lora_name: str | None = None
+    """The adapter that this model is."""
 
 
 def engine_request(
@@ -40,7 +42,7 @@ def engine_request(
         eos_token_ids=[] if ignores_eos(request) else list(defaults.eos_token_ids),
         mdc_sum=mdc_sum,
         annotations=list(request.nvext.annotations or ()) if request.nvext else [],
-        routing=routing(request),
+        routing=routing(request, defaults.lora_name),
         extra_args=extra_args(request),
     )
 
@@ -155,12 +157,15 @@ def output_options(request: GenerationFields) -> OutputOptions:
     )
 
 
-def routing(request: GenerationFields) -> Routing | None:
+def routing(request: GenerationFields, lora_name: str | None = None) -> Routing | None:
     nvext = request.nvext
     hints = nvext.agent_hints if nvext else None
     chosen = Routing(
-        backend_instance_id=nvext.backend_instance_id if nvext else None,
+        backend_instance_id=_first(nvext.backend_instance_id, nvext.decode_worker_id) if nvext else None,
         dp_rank=nvext.dp_rank if nvext else None,
+        lora_name=lora_name,
+        prefill_worker_id=nvext.prefill_worker_id if nvext else None,
+        prefill_dp_rank=nvext.prefill_dp_rank if nvext else None,
         cache_salt=_first(request.cache_salt, nvext and nvext.cache_salt),
         priority=_first(request.priority, hints and hints.priority),
         strict_priority=hints.strict_priority if hints else None,

@@ -51,7 +51,10 @@ class Preprocessor:
         self._tool_format = card.runtime_config.tool_call_parser
         self._reasoning_format = card.runtime_config.reasoning_parser
         self._defaults = ModelDefaults(
-            sampling=model.sampling, eos_token_ids=tuple(model.eos_token_ids), context_length=model.context_length
+            sampling=model.sampling,
+            eos_token_ids=tuple(model.eos_token_ids),
+            context_length=model.context_length,
+            lora_name=card.lora.name if card.lora else None,
         )
         self._times = times or PromptTimes()
         widest, context = model.tokenizer.characters_per_token, model.context_length

@@ -83,7 +83,7 @@ def validate_chat(request: ChatRequest) -> None:
     for index, message in enumerate(request.messages):
         _message(message, f"messages[{index}]")
         if message.tool_calls:
-            arguments += [call.function.arguments for call in message.tool_calls]
+            arguments += [call.function.arguments for call in message.tool_calls if call.function is not UNSET]
     if arguments:
         # Templates get them as objects.
         check_texts(arguments, _ARGUMENT_LIMITS, "The JSON in the arguments of tool calls")
@@ -178,8 +178,9 @@ def _generation(request: GenerationFields, max_tokens: int | None) -> None:
     if request.metadata:
         check_value(request.metadata, "metadata")
     if request.nvext is not None:
-        if request.nvext.backend_instance_id is not None and request.nvext.backend_instance_id >= 2**64:
-            raise InvalidRequest.bad_value("nvext.backend_instance_id", f"must be at most {2**64 - 1}")
+        for name in ("backend_instance_id", "prefill_worker_id", "decode_worker_id"):
+            if (getattr(request.nvext, name) or 0) >= 2**64:
+                raise InvalidRequest.bad_value(f"nvext.{name}", f"must be at most {2**64 - 1}")
         if request.nvext.token_data == []:
             raise InvalidRequest.bad_value("nvext.token_data", "must not be empty")
         _nvext_names(request.nvext)

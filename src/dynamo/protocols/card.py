@@ -50,6 +50,10 @@ class WorkerType(enum.Enum):
     Encode = "encode"
 
 
+NEEDS = {WorkerType.Prefill: [[WorkerType.Decode]], WorkerType.Decode: [[WorkerType.Prefill]]}
+"""What workers of one part of a request say that they need."""
+
+
 def check_model_name(name: str) -> None:
     """A ValueError for a name that would garble logs, headers and lists."""
     if not name or not name.isprintable():
@@ -119,11 +123,22 @@ class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
         self.bootstrap_host, self.bootstrap_port = bootstrap_host, bootstrap_port
 
 
+class LoraInfo(Struct, kw_only=True, omit_defaults=True):
+    """The LoRA adapter that requests for this model use."""
+
+    name: str
+    base_model: str | None = None
+    max_gpu_lora_count: int | None = None
+
+
 class ModelCard(Struct, kw_only=True, omit_defaults=True):
     name: str
     model_type: int
     model_input: ModelInput = ModelInput.Tokens
     worker_type: WorkerType = WorkerType.Aggregated
+    needs: list[list[WorkerType]] = []
+    """Kinds of workers that must be there too, alternatives of combinations. Nothing here waits for them: a decode
+    worker without a prefill worker computes prompts itself."""
     source: str | None = None
     """The Hugging Face id or path given to the worker; a frontend on another machine resolves it again, if
     no worker sends it the files."""
@@ -140,6 +155,7 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     tensor_model_config: dict[str, Any] | None = None
     """The inputs and outputs of a model that takes tensors."""
     runtime_config: ModelRuntimeConfig = msgspec.field(default_factory=ModelRuntimeConfig)
+    lora: LoraInfo | None = None
 
     def __post_init__(self) -> None:
         check_model_name(self.name)
@@ -151,8 +167,12 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     @property
     def takes_requests(self) -> bool:
         """Whether clients' requests may be sent to this worker: not if it only does prefill or encoding for others."""
-        prefills = bool(self.model_type & ModelType.Prefill.value)
-        return self.worker_type in (WorkerType.Aggregated, WorkerType.Decode) and not prefills
+        return self.worker_type in (WorkerType.Aggregated, WorkerType.Decode) and not self.prefills
+
+    @property
+    def prefills(self) -> bool:
+        """Whether the worker computes prompts for decode workers."""
+        return self.worker_type is WorkerType.Prefill or bool(self.model_type & ModelType.Prefill.value)
 
     @property
     def accepts_guided_decoding(self) -> bool:
@@ -166,7 +186,7 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
             self.name,
             self.model_type,
             self.model_input,
-            self.worker_type,
+            None if self.takes_requests else self.worker_type,
             sorted((role, file.checksum) for role, file in self.files.items()),
             self.context_length,
             self.kv_cache_block_size,

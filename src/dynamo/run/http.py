@@ -63,6 +63,8 @@ def _greet(server: Server, config: FrontendConfig, model: str | None) -> None:
 def greeting(url: str, config: FrontendConfig, model: str | None) -> str:
     """The address, a request to try, and how to open it to other machines."""
     lines = [f"serving on {url}"]
+    if config.ui:
+        lines.append(f"to chat, open {url}/ in a browser")
     if model is None:
         lines.append(f"workers that join are found by themselves; to see their models: curl {url}/v1/models")
     else:

@@ -48,6 +48,8 @@ class FrontendSettings(Settings, frozen=True, kw_only=True):
     grpc_metrics_port: Annotated[int, Meta(ge=0, le=65535), Setting(
         "--grpc-metrics-port", "DYN_GRPC_METRICS_PORT", "port of HTTP beside gRPC; 0 takes a free one", "PORT",
         HTTP)] = 8788
+    ui: Annotated[bool, Setting(
+        "--ui", "DYN_HTTP_UI", "serve the chat page at /", group=HTTP)] = True
     cors_allow_origins: Annotated[tuple[str, ...], Setting(
         "--cors-allow-origin", "DYN_HTTP_CORS_ALLOW_ORIGIN",
         "web pages that may read answers, * for all; may be repeated", "ORIGIN", HTTP, valid=_is_origin,

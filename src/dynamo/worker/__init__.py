@@ -1,6 +1,7 @@
 """What every worker does around an engine, and the contract of an engine for those who write one."""
 
 from dynamo.engines.base import (
+    AdapterHost,
     CacheOwner,
     Control,
     Controllable,
@@ -10,14 +11,18 @@ from dynamo.engines.base import (
     EngineError,
     EngineInfo,
     HealthChecked,
+    HeldPrefix,
     KvListener,
     KvSocket,
     KvSocketSource,
     KvSource,
+    KvTierListener,
+    KvTierSource,
     LoadListener,
     LoadSource,
     MetricsRegistry,
     MetricsSource,
+    PrefixHandoff,
     RankLoad,
     Running,
 )
@@ -28,6 +33,7 @@ from dynamo.runtime.stream import Sink
 from dynamo.worker.serve import serve_engine
 
 __all__ = [
+    "AdapterHost",
     "CacheOwner",
     "Control",
     "Controllable",
@@ -39,15 +45,19 @@ __all__ = [
     "EngineInfo",
     "EngineSpec",
     "HealthChecked",
+    "HeldPrefix",
     "KvListener",
     "KvSocket",
     "KvSocketSource",
     "KvSource",
+    "KvTierListener",
+    "KvTierSource",
     "LoadListener",
     "LoadSource",
     "MetricsRegistry",
     "MetricsSource",
     "ModelInput",
+    "PrefixHandoff",
     "RankLoad",
     "Running",
     "Sink",

@@ -6,29 +6,28 @@ The engine's death ends it: leave discovery, fail the streams so that they migra
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from msgspec import Struct, structs
 
-from dynamo.engines.base import DeathSource, Engine, EngineError, EngineInfo
+from dynamo.engines.base import AdapterHost, DeathSource, Engine, EngineError, EngineInfo
 from dynamo.engines.registry import engine_entry, load_engine, make_engine, refuse_parallel
-from dynamo.llm.register import register_card, unregister_llm
 from dynamo.model import HubConfig
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.children import exit_within
-from dynamo.runtime.discovery import Put
-from dynamo.runtime.names import EndpointId, instance_key
+from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.process import INTERRUPTED, exit_if_blocked, unless_shut_down
 from dynamo.runtime.threads import in_thread
+from dynamo.worker.adapters import WorkerAdapters
 from dynamo.worker.config import WorkerConfig
 from dynamo.worker.health import check_answers
+from dynamo.worker.listing import listed
 from dynamo.worker.model import EngineModel, find_model, model_card, say_default
-from dynamo.worker.serve import publish_engine, serve_requests
+from dynamo.worker.serve import publish_engine
 
 log = logging.getLogger(__name__)
 
@@ -99,21 +98,25 @@ async def registered(
     endpoint: Endpoint, engine: Engine, card: ModelCard, *, kv_events: bool = True, limit: RequestLimit | None = None
 ) -> AsyncIterator[ModelCard]:
     """Publish, register and serve an engine that answers, with its card as listed; at the end, leave and drain."""
-    runtime = endpoint.runtime
     # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
     await publish_engine(endpoint, engine, card.name, kv_events=kv_events)
-    card = await register_card(endpoint, card)
-    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, limit))
-    try:
-        await _until_listed(endpoint, serving)
+    async with listed(endpoint, engine, card, limit) as card, _adapters(endpoint, engine, card):
         yield card
+
+
+@asynccontextmanager
+async def _adapters(endpoint: Endpoint, engine: Engine, card: ModelCard) -> AsyncIterator[None]:
+    """Offer to load adapters, where the engine can and the worker has a port for it."""
+    status = endpoint.runtime.status
+    if status is None or not isinstance(engine, AdapterHost):
+        yield
+        return
+    adapters = WorkerAdapters(endpoint, engine, engine, card)
+    status.add_controls(adapters.controls(), endpoint.runtime.config.tcp.token)
+    try:
+        yield
     finally:
-        if not runtime.is_shutting_down:
-            serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
-        if not runtime.is_shutting_down:  # otherwise the runtime takes all its records with it
-            await unregister_llm(endpoint)
+        await adapters.close()
 
 
 @asynccontextmanager
@@ -195,22 +198,3 @@ async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
     except BaseException:
         await engine.close()
         raise
-
-
-async def _until_listed(endpoint: Endpoint, serving: asyncio.Task[None]) -> None:
-    """Wait until discovery lists the instance; if serving fails first, raise its error."""
-    runtime = endpoint.runtime
-
-    async def watch() -> None:
-        key = instance_key(endpoint.id, runtime.instance_id)
-        async with contextlib.aclosing(runtime.discovery.watch(key)) as changes:
-            async for change in changes:
-                if isinstance(change, Put):
-                    return
-
-    seen = asyncio.create_task(watch())
-    await asyncio.wait({seen, serving}, return_when=asyncio.FIRST_COMPLETED)
-    seen.cancel()
-    await asyncio.gather(seen, return_exceptions=True)
-    if serving.done():
-        await serving

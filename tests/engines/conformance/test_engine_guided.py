@@ -21,10 +21,11 @@ PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"enum": ["Ada", "Grace", "Alan"]},
+        "motto": {"type": "string", "maxLength": 12},
         "age": {"type": "integer", "minimum": 0, "maximum": 150},
         "tags": {"type": "array", "items": {"enum": ["old", "young"]}, "maxItems": 2},
     },
-    "required": ["name", "age", "tags"],
+    "required": ["name", "motto", "age", "tags"],
     "additionalProperties": False,
 }
 
@@ -36,7 +37,8 @@ def text(kept: Kept) -> str:
 
 def fits(value: Any) -> bool:
     return (
-        set(value) == {"name", "age", "tags"}
+        set(value) == {"name", "motto", "age", "tags"}
+        and len(value["motto"]) <= 12
         and value["name"] in ("Ada", "Grace", "Alan")
         and isinstance(value["age"], int)
         and 0 <= value["age"] <= 150

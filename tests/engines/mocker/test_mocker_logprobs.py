@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine
-from dynamo.engines.mocker.logprobs import RANKS, Distribution
+from dynamo.engines.mocker.logprobs import RANKS, TokenDistribution
 from dynamo.protocols.engine import EngineOutput, OutputOptions, PreprocessedRequest, SamplingOptions, StopConditions
 from support.sinks import Kept
 
@@ -76,7 +76,7 @@ async def test_without_being_asked_there_are_none() -> None:
 def test_probabilities_are_those_of_one_distribution(
     context_sum: int, position: int, words: list[int], others: list[int]
 ) -> None:
-    distribution = Distribution(words, context_sum, position)
+    distribution = TokenDistribution(words, context_sum, position)
     ranked = [each.logprob for each in distribution.top(RANKS, words[0])]
     assert ranked == sorted(ranked, reverse=True)
     assert sum(exp(distribution.logprob(token)) for token in {*words, *others}) <= 1

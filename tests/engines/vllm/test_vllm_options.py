@@ -109,3 +109,12 @@ def test_forced_calls_keep_the_form_the_model_writes(limit: int, text: str, fits
     assert made is not None
     grammar = xgrammar.Grammar.from_structural_tag(made.structural_tag)
     assert _is_grammar_accept_string(grammar, text) is fits
+
+
+@pytest.mark.parametrize("text", ['"a\tb"', '"a\x01b"', '"abcdef"'])
+def test_a_string_of_a_length_is_json_within_that_length(text: str) -> None:
+    made = structured_outputs({"json": {"type": "string", "maxLength": 5}})
+    assert made is not None
+    grammar = xgrammar.Grammar.from_json_schema(made.json, any_whitespace=False)
+    assert _is_grammar_accept_string(grammar, '"a b c"')
+    assert not _is_grammar_accept_string(grammar, text)

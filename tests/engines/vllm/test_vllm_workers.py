@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from dynamo.model import bundled
+from support.adapter_files import make_adapter
 from support.stack import Frontend, Process, Stack
 from support.waiting import until
 
@@ -36,11 +37,12 @@ async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
                 await process.child.wait()
 
 
-async def workers(stack: Stack, count: int) -> dict[int, Process]:
-    """By instance id."""
+async def workers(stack: Stack, count: int, *more: str) -> dict[int, Process]:
+    """By instance id; `more` are flags of vLLM."""
     words = ("in=dyn://ns.backend.generate", "out=vllm", str(bundled()), "--model-name", "m", "--migration-limit", "3")
-    flags = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "64M")
-    started = [await stack.python("-m", "dynamo.run.main", *words, "--", *flags) for _ in range(count)]
+    flags = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", *more)
+    run = ("-m", "dynamo.run.main", *words, "--", *flags)
+    started = [await stack.python(*run, DYN_SYSTEM_PORT="0", DYN_SYSTEM_HOST="127.0.0.1") for _ in range(count)]
     return {await serving(process): process for process in started}
 
 
@@ -58,10 +60,10 @@ def text(number: int) -> str:
     return " ".join([WORDS[number % len(WORDS)], *WORDS * 24])
 
 
-async def ask(frontend: Frontend, number: int, **nvext: Any) -> tuple[int, int, int]:
+async def ask(frontend: Frontend, number: int, model: str = "m", **nvext: Any) -> tuple[int, int, int]:
     """The worker that answered, the tokens it had cached, and those the router knew it had."""
     body = {
-        "model": "m",
+        "model": model,
         "prompt": text(number),
         "max_tokens": 4,
         "nvext": {"extra_fields": ["worker_id", "routing"], **nvext},
@@ -76,11 +78,11 @@ async def ask(frontend: Frontend, number: int, **nvext: Any) -> tuple[int, int, 
     return routing["worker_id"], usage["prompt_tokens_details"]["cached_tokens"], known
 
 
-async def until_known(frontend: Frontend, number: int, worker: int, **nvext: Any) -> int:
+async def until_known(frontend: Frontend, number: int, worker: int, model: str = "m", **nvext: Any) -> int:
     """Tokens of a prompt this worker has cached, once the router knows of them."""
     async with asyncio.timeout(PATIENCE):
         while True:
-            _, cached, known = await ask(frontend, number, backend_instance_id=worker, **nvext)
+            _, cached, known = await ask(frontend, number, model, backend_instance_id=worker, **nvext)
             if known == cached > 0:
                 return cached
 
@@ -153,3 +155,24 @@ async def test_a_killed_worker_takes_vllms_processes_with_it(stack: Stack) -> No
     worker.signal(signal.SIGKILL)
     await worker.child.wait()
     await until(lambda: not any(map(alive, family)))
+
+
+async def test_an_adapter_is_asked_for_by_its_name_and_has_prefixes_of_its_own(stack: Stack, tmp_path: Path) -> None:
+    ((instance, worker),) = (await workers(stack, 1, "--enable-lora")).items()
+    frontend = await stack.frontend("--router-mode", "kv")
+    await frontend.until_models("m")
+    body = {"lora_name": "poet", "source": {"uri": make_adapter(tmp_path / "poet", seed=1).as_uri()}}
+    loras = (await worker.line("status at ")).rpartition(" ")[2].removesuffix("/health") + "/v1/loras"
+    async with aiohttp.ClientSession() as http, http.post(loras, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+    await frontend.until_models("m", "poet")
+    texts = set()
+    for model in ("m", "poet"):
+        assert (await ask(frontend, 0, model))[1:] == (0, 0)
+        assert await until_known(frontend, 0, instance, model) > 100
+        made = await frontend.client.completions.create(model=model, prompt="The", max_tokens=16, temperature=0)
+        texts.add(made.choices[0].text)
+    assert len(texts) == 2
+    async with aiohttp.ClientSession() as http, http.delete(f"{loras}/poet") as answer:
+        assert answer.status == 200, await answer.text()
+    await frontend.until_models("m")

@@ -26,7 +26,7 @@ _UNLIKELY = (1 - _LIKELY) / (1 << 18)
 """The most that any other token has. No model has so many tokens that they all add up to more than one."""
 
 
-class Distribution:
+class TokenDistribution:
     """What may follow a context, which is known by its length and the sum of its tokens."""
 
     def __init__(self, words: Sequence[int], context_sum: int, position: int) -> None:
@@ -95,7 +95,7 @@ class LogprobSink:
         return structs.replace(output, log_probs=log_probs, top_logprobs=tops)
 
     def _next(self, token: int, count: int) -> list[TopLogprob]:
-        top = Distribution(self._words, self._sum, self._position).top(count, token)
+        top = TokenDistribution(self._words, self._sum, self._position).top(count, token)
         self._sum += token
         self._position += 1
         return top
@@ -105,6 +105,6 @@ class LogprobSink:
         entries: list[list[TopLogprob] | None] = []
         before = 0
         for position, token in enumerate(self._prompt):
-            entries.append(Distribution(self._words, before, position).top(count, token) if position else None)
+            entries.append(TokenDistribution(self._words, before, position).top(count, token) if position else None)
             before += token
         return entries

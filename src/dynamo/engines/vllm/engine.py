@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import multiprocessing
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,8 +22,11 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.stats import RequestStateStats
 
-from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvSocket, LoadListener
+from dynamo.engines.base import Control, DeathListener, EngineError, EngineInfo, KvSocket, LoadListener
+from dynamo.engines.vllm.adapters import VllmAdapters
+from dynamo.engines.vllm.controls import vllm_controls
 from dynamo.engines.vllm.intake import Intake
+from dynamo.engines.vllm.orphans import OwnChildren
 from dynamo.engines.vllm.outbox import Outbox
 from dynamo.engines.vllm.request import VllmRequest
 from dynamo.engines.vllm.stats import LoadReports, Meter, StepStats, VllmMetrics
@@ -47,6 +51,7 @@ class VllmEngine:
         self._meter: Meter | None = None
         self._on_death: DeathListener | None = None
         self._closed = False
+        self._own = OwnChildren()
 
     async def start(self) -> EngineInfo:
         begun = time.perf_counter()
@@ -59,6 +64,7 @@ class VllmEngine:
         ranks = len(llm.engine_core.engine_ranks_managed)
         blocks = (config.cache_config.num_gpu_blocks or 0) // ranks
         self._llm = llm
+        self._llm_config = config
         self._outbox = Outbox(llm.engine_core, self._not_sent)
         self._load_reports = LoadReports(blocks)
         if llm.logger_manager is not None:
@@ -67,7 +73,8 @@ class VllmEngine:
         if not {"generate", "embed"} & set(tasks):
             raise EngineError(f"vLLM runs this model for {', '.join(tasks)}, of which this worker serves none")
         self._embeds = "generate" not in tasks
-        self._intake = Intake(llm, tasks)
+        self._adapters = VllmAdapters(llm, self.clear_cache)
+        self._intake = Intake(llm, tasks, self._adapters)
         self._reader = asyncio.create_task(self._read(llm.engine_core))
         llm.output_handler = self._reader  # nothing in vLLM may start a second one
         log.info("vLLM is ready after %.1f s: %d blocks of KV cache", time.perf_counter() - begun, blocks)
@@ -83,7 +90,8 @@ class VllmEngine:
         )
 
     def _load(self) -> AsyncLLM:
-        llm = AsyncLLM.from_engine_args(self._args)
+        with self._own:
+            llm = AsyncLLM.from_engine_args(self._args)
         if self._closed:
             llm.shutdown()
         # What was imported stays: without this a full collection stops all streams for a tenth of a second or more.
@@ -99,7 +107,7 @@ class VllmEngine:
             return running
         try:
             if self._embeds:
-                self._send(running, self._intake.checked(running.id, request, PoolingParams(task="embed")))
+                self._send(running, self._intake.checked(running.id, request, self._pooling(request)))
                 return running
             if known := self._intake.from_known(running.id, request):
                 self._send(running, known)
@@ -113,6 +121,11 @@ class VllmEngine:
         except Exception as error:
             running.fail(_refusal(error))
         return running
+
+    def _pooling(self, request: PreprocessedRequest) -> PoolingParams:
+        # vLLM refuses any number, also the model's own, for a model that was not trained to be shortened.
+        own = request.dimensions == self._llm_config.model_config.get_hidden_size()
+        return PoolingParams(task="embed", dimensions=None if own else request.dimensions)
 
     async def _prepare(self, running: VllmRequest, params: Any) -> None:
         try:
@@ -198,8 +211,7 @@ class VllmEngine:
         self._fail_all(EngineShutdown("engine shutting down"))
         if self._llm is None:
             # Still loading, or it could not: its process ends the loading thread too.
-            for child in multiprocessing.active_children():
-                child.kill()
+            self._own.kill()
         else:
             self._load_reports.close()
             if self._meter is not None:
@@ -241,6 +253,16 @@ class VllmEngine:
             )
             for rank in core.engine_ranks_managed
         ]
+
+    def controls(self) -> Mapping[str, Control]:
+        assert self._llm is not None
+        return vllm_controls(self._llm, self.clear_cache)
+
+    async def load_adapter(self, name: str, folder: Path) -> int:
+        return await self._adapters.load(name, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._adapters.unload(name)
 
     async def clear_cache(self) -> bool:
         assert self._llm is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from typing import Any
 
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from dynamo.engines.base import DeathListener, EngineError, EngineInfo
+from dynamo.engines.vllm.orphans import OwnChildren
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.errors import EngineShutdown
 from dynamo.runtime.stream import Sink
@@ -25,6 +25,7 @@ class VllmFollower:
         self._args = args
         self._executor: Any = None
         self._closed = False
+        self._own = OwnChildren()
 
     async def start(self) -> EngineInfo:
         try:
@@ -34,7 +35,8 @@ class VllmFollower:
         return EngineInfo(follower=True)
 
     def _join(self) -> Any:
-        return MultiprocExecutor(self._args.create_engine_config(headless=True))
+        with self._own:
+            return MultiprocExecutor(self._args.create_engine_config(headless=True))
 
     def generate(self, request: Any, sink: Sink) -> VllmFollower:
         sink.fail(EngineShutdown("a follower node takes no requests"))
@@ -61,5 +63,4 @@ class VllmFollower:
         self._closed = True
         if self._executor is not None:
             await in_thread(self._executor.shutdown)
-        for child in multiprocessing.active_children():
-            child.kill()
+        self._own.kill()

@@ -16,6 +16,7 @@ import msgspec
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from dynamo.engines.vllm.adapters import VllmAdapters
 from dynamo.engines.vllm.options import SALT_PREFIX, sampling_params
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.protocols.errors import InvalidArgument
@@ -26,10 +27,11 @@ _NO_ROUTING = Routing()
 
 
 class Intake:
-    def __init__(self, llm: AsyncLLM, tasks: Sequence[str]) -> None:
+    def __init__(self, llm: AsyncLLM, tasks: Sequence[str], adapters: VllmAdapters) -> None:
         config = llm.vllm_config
         self._process = llm.input_processor.process_inputs
         self._tasks = tasks
+        self._adapters = adapters
         self._ranks = len(llm.engine_core.engine_ranks_managed)
         self._thinks = bool(getattr(config.reasoning_config, "enabled", False))
         self._most_tokens = config.model_config.max_model_len
@@ -62,8 +64,6 @@ class Intake:
     def checked(self, request_id: str, request: PreprocessedRequest, params: Any) -> Any:
         """Raises InvalidArgument, or an error of vLLM's."""
         routing = request.routing or _NO_ROUTING
-        if routing.lora_name:
-            raise InvalidArgument(f"this worker has no adapter '{routing.lora_name}'")
         made = self._process(
             request_id,
             tokens_input(self._token_ids(request.token_ids), cache_salt=_salt(routing)),
@@ -72,6 +72,7 @@ class Intake:
             # A higher priority goes first for dynamo, a lower one for vLLM.
             priority=-(routing.priority or 0),
             data_parallel_rank=self._rank(routing),
+            lora_request=self._adapters.find(routing.lora_name) if routing.lora_name else None,
         )
         if made.sampling_params is not None and (options := self._options(request)) is not None:
             if len(self._known) >= _MOST_OPTIONS:

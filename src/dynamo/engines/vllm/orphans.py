@@ -5,6 +5,7 @@ vLLM calls `end_with_worker` in each of its processes, by the entry point `vllm.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import signal
@@ -36,3 +37,28 @@ def _watch(file: int) -> None:
     alive.register(file, select.POLLIN)
     alive.poll()
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class OwnChildren:
+    """The child processes that begin within its `with` block, of all those of this process."""
+
+    def __init__(self) -> None:
+        self._before: set[int] | None = None
+        self._pids: set[int] = set()
+
+    def __enter__(self) -> None:
+        self._before = {child.pid for child in multiprocessing.active_children() if child.pid}
+
+    def __exit__(self, *_: object) -> None:
+        self._pids = self._begun()
+        self._before = None
+
+    def _begun(self) -> set[int]:
+        here = {child.pid for child in multiprocessing.active_children() if child.pid}
+        return self._pids if self._before is None else here - self._before
+
+    def kill(self) -> None:
+        begun = self._begun()
+        for child in multiprocessing.active_children():
+            if child.pid in begun:
+                child.kill()

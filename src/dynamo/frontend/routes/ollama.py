@@ -116,6 +116,9 @@ async def show(frontend: Frontend, call: HttpCall[OllamaShowRequest]) -> web.Str
         capabilities.append("tools")
     if model.card.runtime_config.reasoning_parser:
         capabilities.append("thinking")
+    if model.preprocessor is None and model.card.type & ModelType.Chat:
+        # Its workers read messages as they are sent; all others get tokens.
+        capabilities.append("vision")
     listed = _listed(model)
     return json_response(
         {

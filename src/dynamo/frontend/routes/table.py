@@ -26,6 +26,7 @@ from dynamo.frontend.routes import (
     ollama,
     responses,
     tokens,
+    ui,
 )
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.anthropic import CountTokensRequest, MessagesRequest
@@ -233,6 +234,13 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
         statuses=(400, 401, 403, 404, 413, 415, 503),
     ),
 )  # fmt: skip
+
+
+UI_ROUTES = (
+    HttpRoute("GET", "/", ui.chat_page, access=Access.PAGE),
+    HttpRoute("GET", "/ui/{version}/{name}", ui.file, access=Access.PAGE),
+)
+"""Unless `--no-ui`."""
 
 
 async def not_found(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:

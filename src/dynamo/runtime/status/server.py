@@ -39,6 +39,9 @@ class StatusServer:
             app.router.add_get(config.live_path, self._health)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/engine/control/{name}", self._control)
+        app.router.add_get("/v1/loras", self._list_loras)
+        app.router.add_post("/v1/loras", self._load_lora)
+        app.router.add_delete("/v1/loras/{name:.+}", self._unload_lora)
         app.router.add_route("*", r"/{path:[\s\S]*}", self._not_found)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -74,14 +77,25 @@ class StatusServer:
         return web.Response(body=exposition(families), headers={"Content-Type": CONTENT_TYPE})
 
     async def _control(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
+        return await self._call(request.match_info["name"], request)
+
+    async def _list_loras(self, request: web.Request) -> web.Response:
+        return await self._call("list_loras", request)
+
+    async def _load_lora(self, request: web.Request) -> web.Response:
+        return await self._call("load_lora", request)
+
+    async def _unload_lora(self, request: web.Request) -> web.Response:
+        return await self._call("unload_lora", request, lora_name=request.match_info["name"])
+
+    async def _call(self, name: str, request: web.Request, **more: Any) -> web.Response:
         try:
             self._check_caller(request)
             control = self._status.controls.get(name)
             if control is None:
                 known = ", ".join(sorted(self._status.controls)) or "none"
                 raise HttpError(404, f"this engine has no control '{name}'; it has {known}")
-            answer = await control(_object(await request.read()))
+            answer = await control(_object(await request.read()) | more)
             return _json(200, {"status": "ok"} if answer is None else answer)
         except web.HTTPException:
             raise

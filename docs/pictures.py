@@ -1,0 +1,153 @@
+"""Makes the pictures of the chat page: a frontend and a worker are started, Chromium asks, and the page is kept as PNG.
+
+Needs what `make test-ui` installs, and Debian's fonts-inter, fonts-jetbrains-mono and pngquant. The worker's answers
+are written below; all else is the product.
+
+    make test-ui && .venv/bin/python docs/pictures.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "pictures"
+sys.path += [str(ROOT / "tests"), str(ROOT / ".ui" / "python")]
+
+FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
+<include>/etc/fonts/fonts.conf</include>
+<match target="pattern"><test name="family"><string>sans</string></test>
+<edit name="family" mode="prepend" binding="strong"><string>Inter</string></edit></match>
+<match target="pattern"><test name="family"><string>system-ui</string></test>
+<edit name="family" mode="prepend" binding="strong"><string>Inter</string></edit></match>
+<match target="pattern"><test name="family"><string>ui-monospace</string></test>
+<edit name="family" mode="prepend" binding="strong"><string>JetBrains Mono</string></edit></match></fontconfig>"""
+
+ANSWERS = {
+    "prefix": """<think>Start from what the cache holds, then why the place matters, then a figure.</think>\
+Every worker keeps the attention state of prompts that it has computed. If a new prompt *begins* like an old one, only \
+the rest has to be computed, so the **first token comes sooner**.
+
+The router therefore asks two questions of each worker:
+
+1. How much of this prompt does it hold already?
+2. How busy is it?
+
+| worker | prompt cached | blocks in use | cost |
+|:--|--:|--:|--:|
+| 1 | 0 % | 120 | 64 |
+| 2 | **92 %** | 310 | **21** |
+| 3 | 40 % | 95 | 45 |
+
+Worker 2 wins, although it is the busiest. In code:
+
+```python
+def cost(worker, prompt):
+    missing = len(prompt) - worker.cached(prompt)  # to be computed
+    return weight * missing + worker.blocks_in_use
+
+best = min(workers, key=lambda worker: cost(worker, prompt))
+```
+""",
+    "haiku": "Blocks rest in their place,\nthe same words come home again:\nno step is walked twice.",
+    "weather": '<tool_call>\n{"name": "weather", "arguments": {"city": "Lyon", "days": 2}}\n</tool_call>',
+}
+QUESTION = "Why should a request go to the worker that has seen its prefix?"
+TOOL = '[{"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}]'
+
+
+async def generate(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    from support.toys import EOS, toy_tokenizer
+
+    tokenizer = toy_tokenizer()
+    question = tokenizer.decode(request["token_ids"]).rpartition("user")[2]
+    ids = tokenizer.encode(next(answer for word, answer in ANSWERS.items() if word in question))
+    for id in ids:
+        yield {"token_ids": [id]}
+        await asyncio.sleep(0.004)
+    size = len(request["token_ids"])
+    usage = {"prompt_tokens": size, "prompt_tokens_details": {"cached_tokens": size // 16 * 16}}
+    yield {"token_ids": [tokenizer.id_of(EOS)], "finish_reason": "eos", "completion_usage": usage}
+
+
+def serve(folder: Path) -> None:
+    import uvloop
+
+    from dynamo.llm.register import register_card
+    from dynamo.runtime import DistributedRuntime, dynamo_worker
+    from support.toys import toy_card
+
+    @dynamo_worker()
+    async def worker(runtime: DistributedRuntime) -> None:
+        places = [runtime.endpoint(f"dynamo.{name}.generate") for name in ("small", "large")]
+        for place, name in zip(places, ("demo-8b", "demo-70b"), strict=True):
+            await register_card(place, toy_card(folder, name, tool_call_parser="hermes", reasoning_parser="basic"))
+        await asyncio.gather(*(place.serve_endpoint(generate) for place in places))
+
+    uvloop.run(worker())
+
+
+def take(url: str) -> None:
+    from playwright.sync_api import sync_playwright
+
+    from ui.conftest import FLAGS, Chat
+    from ui.install import chromium
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=[*FLAGS, "--hide-scrollbars"])
+        for theme in ("light", "dark"):
+            for width, height in ((390, 844), (1280, 860), (2560, 1300)):
+                context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+                chat = Chat(context.new_page(), url).opened("demo-8b")
+                chat.ask("Write a haiku about caches")
+                chat.page.keyboard.press("Alt+n")
+                if width == 2560:
+                    chat.button("Compare two models").click()
+                chat.ask(QUESTION)
+                chat.page.mouse.move(width / 2, 5)
+                keep(chat, f"chat-{width}-{theme}")
+                if (width, theme) == (1280, "light"):
+                    chat.settings(**{"Tools_(JSON": TOOL})
+                    chat.page.keyboard.press("Alt+n")
+                    chat.ask("What is the weather in Lyon?")
+                    keep(chat, "chat-tool")
+                context.close()
+        browser.close()
+
+
+def keep(chat: Any, name: str) -> None:
+    path = PICTURES / f"{name}.png"
+    chat.page.screenshot(path=path)
+    if tool := shutil.which("pngquant"):
+        subprocess.run([tool, "--force", "--ext", ".png", "--quality", "70-95", "--strip", path], check=True)
+    print(path.relative_to(ROOT), path.stat().st_size)
+
+
+def main() -> None:
+    from support.running import SOURCE, running
+    from support.toys import toy_folder
+
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        folder = toy_folder(place / "model")
+        (place / "fonts.conf").write_text(FONTS)
+        os.environ["FONTCONFIG_FILE"] = str(place / "fonts.conf")
+        path = f"{SOURCE}:{ROOT / 'tests'}"
+        with running(place, "in=http", "out=dyn", "--http-port", "0") as frontend:
+            url = frontend.url()
+            with running(place, program=[sys.executable, __file__, str(folder)], PYTHONPATH=path):
+                frontend.line_with("model 'demo-70b' can be served")
+                take(url)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1])) if sys.argv[1:] else main()

@@ -1,0 +1,27 @@
+"""GET / and /ui/VERSION/NAME: the chat page and the files it loads."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from dynamo.frontend.call import HttpCall
+from dynamo.frontend.state import Frontend
+from dynamo.frontend.ui.pages import Pages
+from dynamo.protocols.errors import HttpError
+
+PAGES = web.AppKey("pages", Pages)
+REVALIDATE = "no-cache"
+FOR_EVER = "private, max-age=31536000, immutable"
+
+
+async def chat_page(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    return call.request.app[PAGES].chat.answer(call.request, REVALIDATE)
+
+
+async def file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    pages, place = call.request.app[PAGES], call.request.match_info
+    found = pages.files.get(place["name"])
+    if found is None:
+        raise HttpError(404, f"Route not found: {call.request.method} {call.request.path}")
+    # Another version's address is that of a server beside this one: its page works with these files, for now.
+    return found.answer(call.request, FOR_EVER if place["version"] == pages.version else REVALIDATE)

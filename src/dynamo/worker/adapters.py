@@ -1,0 +1,93 @@
+"""LoRA adapters of a worker: each is a model of its own, at an endpoint beside that of the base model.
+
+Its card is the base model's with another name, so that parsers, template and limits are the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from msgspec import structs
+
+from dynamo.engines.base import AdapterHost, Control, Engine
+from dynamo.llm.lora import lora_name_to_id
+from dynamo.protocols.card import LoraInfo, ModelCard
+from dynamo.protocols.errors import HttpError, InvalidArgument
+from dynamo.runtime import Endpoint
+from dynamo.runtime.names import EndpointId
+from dynamo.worker.listing import listed
+
+
+class WorkerAdapters:
+    def __init__(self, endpoint: Endpoint, engine: Engine, host: AdapterHost, card: ModelCard) -> None:
+        self._endpoint = endpoint
+        self._engine = engine
+        self._host = host
+        self._card = card
+        self._listed: dict[str, AsyncExitStack] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    def controls(self) -> dict[str, Control]:
+        return {"load_lora": self._load, "unload_lora": self._unload, "list_loras": self._list}
+
+    async def _load(self, body: dict[str, Any]) -> Any:
+        name, source = body.get("lora_name"), body.get("source")
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument("lora_name must be the name of the adapter")
+        if name == self._card.name:
+            raise InvalidArgument(f"'{name}' is the name of the base model")
+        folder = _folder(source.get("uri") if isinstance(source, dict) else None)
+        async with self._one_at_a_time:
+            number = await self._host.load_adapter(name, folder)
+            if name not in self._listed:
+                stack = AsyncExitStack()
+                try:
+                    await stack.enter_async_context(listed(self._place(number), self._engine, self._adapted(name)))
+                except BaseException:
+                    await self._host.unload_adapter(name)
+                    raise
+                self._listed[name] = stack
+        return {"status": "success", "message": f"adapter '{name}' is loaded", "lora_name": name, "lora_id": number}
+
+    async def _unload(self, body: dict[str, Any]) -> Any:
+        name = body.get("lora_name")
+        async with self._one_at_a_time:
+            stack = self._listed.pop(name, None) if isinstance(name, str) else None
+            if stack is None or not isinstance(name, str):
+                raise HttpError(404, f"this worker has no adapter '{name}'")
+            # Requests that arrive until it has left discovery must still be answered.
+            await stack.aclose()
+            await self._host.unload_adapter(name)
+        number = lora_name_to_id(name)
+        return {"status": "success", "message": f"adapter '{name}' is unloaded", "lora_name": name, "lora_id": number}
+
+    async def _list(self, body: dict[str, Any]) -> Any:
+        loras = {name: lora_name_to_id(name) for name in sorted(self._listed)}
+        return {"status": "success", "loras": loras, "count": len(loras)}
+
+    async def close(self) -> None:
+        async with self._one_at_a_time:
+            while self._listed:
+                await self._listed.popitem()[1].aclose()
+
+    def _place(self, number: int) -> Endpoint:
+        base = self._endpoint.id
+        return Endpoint(
+            self._endpoint.runtime, EndpointId(base.namespace, base.component, f"{base.name}-lora-{number:x}")
+        )
+
+    def _adapted(self, name: str) -> ModelCard:
+        return structs.replace(self._card, name=name, lora=LoraInfo(name=name, base_model=self._card.name))
+
+
+def _folder(uri: Any) -> Path:
+    if not isinstance(uri, str) or not uri:
+        raise InvalidArgument('source must be {"uri": "file:///folder/of/the/adapter"}')
+    parts = urlsplit(uri)
+    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
+        raise InvalidArgument(f"adapters are read from folders of the worker's machine (file:///…), not from {uri}")
+    return Path(unquote(parts.path) if parts.scheme else uri)
