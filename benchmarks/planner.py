@@ -46,8 +46,8 @@ def day(hours: float, peak: float, seed: int = 1, bursts: int = 4) -> Iterator[S
 
 def line(name: str, report: PlannedReport) -> str:
     return (
-        f"{name:<22} {100 * report.share_within_targets:6.2f} % within targets, {report.worker_seconds:9,.0f} worker-s, "
-        f"{report.failed} failed of {report.completed + report.failed:,}"
+        f"{name:<22} {100 * report.share_within_targets:6.2f} % within targets, "
+        f"{report.worker_seconds:9,.0f} worker-s, {report.failed} failed of {report.completed + report.failed:,}"
     )
 
 
@@ -62,7 +62,9 @@ def main() -> None:
     parser.add_argument("--fixed", type=int, default=0, help="try no smaller fixed fleet than this")
     parser.add_argument("--ticks", action="store_true", help="print every change")
     asked = parser.parse_args()
-    engine = MockerArgs(num_gpu_blocks=4096, block_size=64, max_num_seqs=64, speedup_ratio=0.1, startup_time=asked.startup)
+    engine = MockerArgs(
+        num_gpu_blocks=4096, block_size=64, max_num_seqs=64, speedup_ratio=0.1, startup_time=asked.startup
+    )
     config = PlannerConfig(
         optimization_target="sla", ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, max_gpu_budget=32,
         load_predictor=asked.predictor, startup_seconds=asked.startup, environment="virtual",

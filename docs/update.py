@@ -14,6 +14,7 @@ from dynamo.frontend.measure.request_trace import TraceSettings, TraceSinkSettin
 from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
 from dynamo.model import FetchConfig, HubConfig
+from dynamo.planner.__main__ import PlannerSettings
 from dynamo.replay.__main__ import ReplaySettings, TrafficSettings
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.run.help import help_text
@@ -38,6 +39,7 @@ TABLES = {
     "mocker": (MockerSettings, MockerArgs),
     "nats": (NatsConfig,),
     "network": (NetworkSettings,),
+    "planner": (PlannerSettings,),
     "replay": (TrafficSettings, ReplaySettings),
     "request trace": (TraceSettings, TraceSinkSettings),
     "router": (RouterSettings,),

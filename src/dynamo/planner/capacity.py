@@ -6,6 +6,7 @@ fitted to observations, so that no profiling is needed; the load is in tokens pe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -34,12 +35,13 @@ class LatencyLine(Struct, frozen=True):
     """The load at which latency has no bound."""
     seen: float
     """The highest load that was observed."""
+    fitted: bool = True
 
     def sustained(self, target: float, tail: float) -> float:
         """The load at which `idle + tail * (mean - idle)` reaches the target; 0 where even an idle worker misses it."""
         allowed = self.idle + (target - self.idle) / tail
         if allowed <= self.idle:
-            return 0.0
+            return 0.0 if self.fitted else self.limit / 4
         return min(self.limit * (1 - self.idle / allowed), _EXTRAPOLATED * self.seen)
 
 
@@ -55,11 +57,13 @@ def fit(samples: Sequence[Sampled], least: int) -> LatencyLine | None:
         xx = sum(each.weight * (each.load - x) ** 2 for each in samples)
         xy = sum(each.weight * (each.load - x) * (1 / each.latency - y) for each in samples)
         slope = -xy / xx
-        if slope > 0:
-            at_rest = y + slope * x
-            return LatencyLine(1 / at_rest, at_rest / slope, high)
-    # One load says nothing about others: assume that it is half of the limit.
-    return LatencyLine(1 / y / 2, 2 * x, high)
+        if slope <= 0:
+            return LatencyLine(1 / y, math.inf, high)
+        at_rest = y + slope * x
+        return LatencyLine(1 / at_rest, at_rest / slope, high)
+    # One load says nothing about others: assume that it is half of the limit. An overloaded fleet must not look as if
+    # more workers could not help.
+    return LatencyLine(1 / y / 2, 2 * x, high, fitted=False)
 
 
 def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, latency: str) -> list[Sampled]:
@@ -87,7 +91,11 @@ def _measured(
         if not count or count != earlier.serving:
             continue
         if latency == "ttft":
-            seconds, load, weight = traffic.ttft, traffic.first_tokens * (traffic.input_tokens or 0), traffic.first_tokens
+            seconds, load, weight = (
+                traffic.ttft,
+                traffic.first_tokens * (traffic.input_tokens or 0),
+                traffic.first_tokens,
+            )
         else:
             seconds, load, weight = traffic.itl, traffic.generated, traffic.first_tokens
         if seconds and load > 0 and weight > 0:

@@ -92,6 +92,7 @@ class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     metric_pulling_prometheus_endpoint: str | None = None
     """Read the metrics from this Prometheus instead of the frontend."""
     metric_reporting_prometheus_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    metric_reporting_host: str = "127.0.0.1"
     deployment: str | None = None
     """The file of `dynamo serve` whose components are started and scaled (local)."""
     prefill_component: str = "prefill"
@@ -161,7 +162,7 @@ def _refuse_conflicts(config: PlannerConfig, file: str) -> None:
     if least > config.max_gpu_budget:
         shown = " and ".join(f"{config.minimum(role)} {role} workers" for role in config.roles)
         raise PlannerConfigError(
-            f"{file}: max_gpu_budget: {config.max_gpu_budget} GPUs are fewer than the minimum of {shown} needs ({least})"
+            f"{file}: max_gpu_budget: is {config.max_gpu_budget}, but the minimum of {shown} needs {least} GPUs"
         )
     if config.min_gpu_budget > config.max_gpu_budget:
         raise PlannerConfigError(

@@ -7,10 +7,10 @@ data is missing, while a change by someone else is fresh, and while an earlier d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from dynamo.planner.capacity import LatencyLine, fit, samples
 from dynamo.planner.config import PlannerConfig, Role
@@ -22,9 +22,9 @@ State = Literal[
     "manual_change",
 ]  # fmt: skip
 
-_TTFT_TAIL = 3.0
+TTFT_TAIL = 3.0
 """Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
-_ITL_TAIL = 1.2
+ITL_TAIL = 1.2
 """The mean time between the tokens of one request differs less from request to request."""
 _FULL = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
@@ -131,6 +131,8 @@ def _need_now(
     need, why = _need_for_rate(rate, role, forecast, config, share=1.0)
     pool = now.pool(role)
     if pool and pool.serving and not pool.starting and (missed := _missed(history[-2:], role, config)):
+        if hopeless := _hopeless(_rate(now) / pool.serving, role, forecast, config):
+            return None, f"{missed}; {hopeless}"
         return max(need or 0, pool.serving + 1), missed
     return need, why
 
@@ -167,20 +169,29 @@ def _need_for_rate(
     said = f"{rate:.2f} requests/s are expected"
     if not rate:
         return 0, said
-    capacity = math.inf
-    limits = (
-        (forecast.ttft, config.ttft_ms, _TTFT_TAIL, forecast.input_tokens, role in _ttft_roles(config)),
-        (forecast.itl, config.itl_ms, _ITL_TAIL, forecast.output_tokens, role == "decode"),
+    capacity = min(
+        (line.sustained(target, tail) / tokens for line, target, tail, tokens in _limits(role, forecast, config)),
+        default=None,
     )
-    for line, target_ms, tail, tokens, counts in limits:
-        if line is None or not tokens or not counts:
-            continue
-        capacity = min(capacity, line.sustained(target_ms / 1000, tail) / tokens)
-        if not capacity:
-            return None, f"{said}; even an idle worker misses {target_ms:g} ms, so more workers cannot help"
-    if capacity == math.inf:
-        return None, f"{said}, and what a worker sustains is not known yet"
+    if not capacity:
+        return None, f"{said}, and what a worker sustains within the targets is not known"
     return math.ceil(rate / (share * capacity)), f"{said}, and one {role} worker sustains {capacity:.2f}"
+
+
+def _limits(role: Role, forecast: Forecast, config: PlannerConfig) -> Iterator[tuple[LatencyLine, float, float, float]]:
+    """What bounds the load of a worker: the line, the target in seconds, its tail, and the tokens of a request."""
+    if role in _ttft_roles(config) and forecast.ttft and forecast.input_tokens:
+        yield forecast.ttft, config.ttft_ms / 1000, TTFT_TAIL, forecast.input_tokens
+    if role == "decode" and forecast.itl and forecast.output_tokens:
+        yield forecast.itl, config.itl_ms / 1000, ITL_TAIL, forecast.output_tokens
+
+
+def _hopeless(rate: float, role: Role, forecast: Forecast, config: PlannerConfig) -> str | None:
+    """Why more workers do not help, where each has only `rate` requests per second and misses a target even so."""
+    for line, target, _, tokens in _limits(role, forecast, config):
+        if line.fitted and line.idle >= target and rate * tokens < line.limit / 2:
+            return f"a worker without load would take {1000 * line.idle:.0f} ms, so more workers cannot help"
+    return None
 
 
 def _missed(recent: Sequence[Observation], role: Role, config: PlannerConfig) -> str | None:
@@ -199,7 +210,9 @@ def _missed(recent: Sequence[Observation], role: Role, config: PlannerConfig) ->
 def _need_by_load(seen: Observation, role: Role, config: PlannerConfig) -> tuple[int, str]:
     """Workers that bring the use below its upper threshold, or just below the lower one where it is less."""
     pool = seen.pool(role)
-    assert pool and pool.serving is not None and seen.traffic
+    assert pool
+    assert pool.serving is not None
+    assert seen.traffic
     queue_up, queue_down, kv_up, kv_down = _THRESHOLDS[config.optimization_target]
     context = seen.traffic.context_length or 0.0
     queue_up = _or(config.prefill_scale_up_queue_tokens, queue_up * context)
@@ -225,7 +238,7 @@ def _scaled(serving: int, use: float, up: float, down: float) -> int:
         return max(serving + 1, math.ceil(serving * use / up))
     if use > down or down <= 0 < use:
         return serving
-    return math.ceil(serving * use / down) if down > 0 else 0
+    return min(serving, math.ceil(serving * use / down)) if down > 0 else 0
 
 
 def _forecast(history: Sequence[Observation], config: PlannerConfig) -> Forecast:
@@ -287,21 +300,28 @@ def _most(role: Role, config: PlannerConfig) -> int:
 
 def _within_budget(chosen: dict[Role, PoolDecision], config: PlannerConfig) -> dict[Role, PoolDecision]:
     """Share the budget between the roles in proportion to what each wants above its minimum."""
-    spent = sum(decision.workers * config.gpus(role) for role, decision in chosen.items())
-    if spent > config.max_gpu_budget:
-        least = sum(config.minimum(role) * config.gpus(role) for role in chosen)
-        share = (config.max_gpu_budget - least) / (spent - least)
-        for role, decision in chosen.items():
-            kept = config.minimum(role) + math.floor((decision.workers - config.minimum(role)) * share)
-            reason = f"{decision.reason}; the budget of {config.max_gpu_budget} GPUs allows {kept}"
-            chosen[role] = PoolDecision(workers=kept, state=decision.state, reason=reason)
-    elif chosen and spent < config.min_gpu_budget:
-        role = config.roles[-1] if config.roles[-1] in chosen else next(iter(chosen))
-        decision = chosen[role]
-        more = (config.min_gpu_budget - spent) // config.gpus(role)
-        reason = f"{decision.reason}; at least {config.min_gpu_budget} GPUs are to be used"
-        chosen[role] = PoolDecision(workers=decision.workers + more, state=decision.state, reason=reason)
-    return chosen
+    wanted = {role: decision.workers for role, decision in chosen.items()}
+    workers = dict(wanted)
+    if _spent(workers, config) > config.max_gpu_budget:
+        least = {role: config.minimum(role) for role in workers}
+        share = (config.max_gpu_budget - _spent(least, config)) / (_spent(workers, config) - _spent(least, config))
+        workers = {role: least[role] + math.floor((count - least[role]) * share) for role, count in workers.items()}
+        for role in workers:
+            rest = (config.max_gpu_budget - _spent(workers, config)) // config.gpus(role)
+            workers[role] += min(rest, wanted[role] - workers[role])
+    if workers:
+        last = list(workers)[-1]
+        workers[last] += max(0, config.min_gpu_budget - _spent(workers, config)) // config.gpus(last)
+    return {
+        role: decision
+        if workers[role] == wanted[role]
+        else structs.replace(decision, workers=workers[role], reason=f"{decision.reason}; the budget decides")
+        for role, decision in chosen.items()
+    }
+
+
+def _spent(workers: Mapping[Role, int], config: PlannerConfig) -> int:
+    return sum(count * config.gpus(role) for role, count in workers.items())
 
 
 def _or(own: float | None, default: float) -> float:

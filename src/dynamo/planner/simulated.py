@@ -1,4 +1,4 @@
-"""The planner on a simulated fleet, in virtual time: the loop that runs on real workers, fed and obeyed by simulated ones."""
+"""The planner on a simulated fleet, in virtual time: the loop is the one that scales real workers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any
 
 from msgspec import Struct
 
@@ -38,13 +40,13 @@ class PlannedReport(Struct, frozen=True, kw_only=True):
     @property
     def changes(self) -> list[int]:
         """The steps by which the number of workers changed."""
-        return [after - before for before, after in zip(self.workers, self.workers[1:], strict=False) if after != before]
+        return [after - before for before, after in pairwise(self.workers) if after != before]
 
     @property
     def reversals(self) -> int:
         """How often a step down followed one up, or the other way round."""
         steps = self.changes
-        return sum((before > 0) != (after > 0) for before, after in zip(steps, steps[1:], strict=False))
+        return sum((before > 0) != (after > 0) for before, after in pairwise(steps))
 
 
 class _ServiceLevel(Measured):
@@ -53,11 +55,11 @@ class _ServiceLevel(Measured):
         self._ttft, self._itl = ttft, itl
         self.within = 0
 
-    def ended(self, request: object) -> None:
-        before = len(self.ttft)
-        super().ended(request)  # type: ignore[arg-type]
-        if len(self.ttft) > before:
-            slow = len(self.tpot) and self.tpot.last > self._itl
+    def ended(self, request: Any) -> None:
+        first, more = len(self.ttft), len(self.tpot)
+        super().ended(request)
+        if len(self.ttft) > first:
+            slow = len(self.tpot) > more and self.tpot.last > self._itl
             self.within += self.ttft.last <= self._ttft and not slow
 
 

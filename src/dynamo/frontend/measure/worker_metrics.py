@@ -32,6 +32,8 @@ LastRequests = dict[tuple[int, int | None], LastRequest]
 def worker_gauges(prefix: str, models: Iterable[ServedModel], last_requests: LastRequests) -> Iterator[MetricFamily]:
     """Workers that left get no series and are removed from `last_requests`."""
     models = list(models)
+    workers = f"{prefix}_model_workers"
+    yield MetricFamily(workers, "Workers that take requests", "gauge", list(_counts(workers, models)))
     blocks, tokens = f"{prefix}_worker_active_decode_blocks", f"{prefix}_worker_active_prefill_tokens"
     loads = [(_labels(model.card, *load.worker), load) for model in models for load in model.router.loads()]
     yield MetricFamily(
@@ -50,6 +52,14 @@ def worker_gauges(prefix: str, models: Iterable[ServedModel], last_requests: Las
         name = f"{prefix}_worker_last_{field}"
         last = [(_labels(cards[id], id, rank), getattr(last, field)) for (id, rank), last in last_requests.items()]
         yield MetricFamily(name, help, "gauge", [Sample(name, labels, value) for labels, value in last])
+
+
+def _counts(name: str, models: Iterable[ServedModel]) -> Iterator[Sample]:
+    for model in models:
+        decode, prefill = WorkerType.Decode.value, WorkerType.Prefill.value
+        yield Sample(name, {"model": model.name, "worker_type": decode}, len(model.router.instances.ids()))
+        if model.splitter:
+            yield Sample(name, {"model": model.name, "worker_type": prefill}, len(model.splitter.pool))
 
 
 def ready_gauge(prefix: str, readiness: dict[str, bool]) -> MetricFamily:

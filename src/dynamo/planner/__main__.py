@@ -1,0 +1,122 @@
+"""Start and drain workers as the traffic needs them: `python -m dynamo.planner --config FILE_or_JSON`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import structs
+
+from dynamo.planner.act import LocalActor, VirtualActor, VirtualConnector
+from dynamo.planner.config import PlannerConfig, read_config
+from dynamo.planner.metrics import PlannerMetrics, served
+from dynamo.planner.observe import make_source
+from dynamo.planner.parts import Actor
+from dynamo.planner.planner import Planner
+from dynamo.protocols.errors import StartError
+from dynamo.runtime.discovery.etcd.config import EtcdConfig
+from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
+from dynamo.runtime.process import fail
+from dynamo.runtime.readiness import report_ready
+from dynamo.settings import Setting, Settings, given
+from dynamo.settings.arguments import FlagParser
+from dynamo.supervisor import Supervisor, read_deployment
+from dynamo.supervisor.output import PrefixedOutput
+
+COMMAND = "python -m dynamo.planner"
+
+
+class PlannerSettings(Settings, frozen=True, kw_only=True):
+    config: Annotated[str, Setting("--config", help="a file with JSON or YAML, or JSON itself", metavar="FILE|JSON")]
+    advisory: Annotated[bool, Setting("--advisory", help="only say what would be done")] = False
+
+
+def parser() -> argparse.ArgumentParser:
+    return FlagParser(COMMAND, __doc__, PlannerSettings)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parsed = parser().parse_args(argv)
+    try:
+        configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=parsed.verbosity))
+        asked = PlannerSettings.from_env(os.environ, **given(vars(parsed), PlannerSettings))
+        config = read_config(asked.config)
+        if asked.advisory:
+            config = structs.replace(config, advisory=True)
+        work = plan_local(config, os.environ) if config.environment == "local" else plan_virtual(config, os.environ)
+    except (ValueError, StartError) as error:
+        raise fail(str(error), code=2, error=error) from None
+    try:
+        asyncio.run(work)
+    except StartError as error:
+        raise fail(str(error), error=error) from None
+
+
+async def plan_local(config: PlannerConfig, environ: Mapping[str, str]) -> None:
+    """Run the deployment's processes, and scale its workers."""
+    assert config.deployment
+    deployment = read_deployment(Path(config.deployment))
+    output = PrefixedOutput(sys.stdout, colour=sys.stdout.isatty() and not environ.get("NO_COLOR"))
+    async with Supervisor(deployment, environ, output) as supervisor:
+        signalled = _signalled(supervisor)
+        actor = LocalActor(supervisor, config)
+        await supervisor.start_all()
+        if await _unless(signalled, supervisor.until_ready()):
+            await _plan(config, actor, signalled, environ)
+        supervisor.say("draining all components; a second signal ends them at once")
+
+
+async def plan_virtual(config: PlannerConfig, environ: Mapping[str, str]) -> None:
+    async with VirtualConnector(EtcdConfig.from_env(environ), config.namespace) as connector:
+        await _plan(config, VirtualActor(connector, config), _signalled(None), environ)
+
+
+async def _plan(config: PlannerConfig, actor: Actor, signalled: asyncio.Event, environ: Mapping[str, str]) -> None:
+    metrics = PlannerMetrics(config)
+    planner = Planner(config, make_source(config), actor, observer=metrics.observe)
+    async with served(metrics, config.metric_reporting_host, config.metric_reporting_prometheus_port) as port:
+        where = f", metrics on http://{config.metric_reporting_host}:{port}/metrics" if port else ""
+        print(f"planning every {config.load_adjustment_interval_seconds:g} s{where}", file=sys.stderr, flush=True)
+        report_ready(environ)
+        await _unless(signalled, planner.run())
+
+
+def _signalled(supervisor: Supervisor | None) -> asyncio.Event:
+    """Set at the first SIGTERM or SIGINT; a second one kills the processes."""
+    signalled = asyncio.Event()
+
+    def on_signal() -> None:
+        if signalled.is_set() and supervisor:
+            supervisor.kill()
+        signalled.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return signalled
+
+
+async def _unless(signalled: asyncio.Event, work: Awaitable[Any]) -> bool:
+    """Whether `work` ended before a signal came; raises what it raised."""
+    task, waiter = asyncio.ensure_future(work), asyncio.create_task(signalled.wait())
+    try:
+        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        task.cancel()
+        waiter.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StartError):
+            await task
+
+
+if __name__ == "__main__":
+    main()
