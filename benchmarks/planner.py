@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--startup", type=float, default=30.0, help="seconds that a worker takes to start")
     parser.add_argument("--ttft-ms", type=float, default=4000.0)
     parser.add_argument("--itl-ms", type=float, default=250.0)
+    parser.add_argument("--window", type=float, default=60.0, help="throughput_adjustment_interval_seconds")
     parser.add_argument("--fixed", type=int, default=0, help="try no smaller fixed fleet than this")
     parser.add_argument("--ticks", action="store_true", help="print every change")
     asked = parser.parse_args()
@@ -68,6 +69,7 @@ def main() -> None:
     config = PlannerConfig(
         optimization_target="sla", ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, max_gpu_budget=32,
         load_predictor=asked.predictor, startup_seconds=asked.startup, environment="virtual",
+        throughput_adjustment_interval_seconds=asked.window,
     )  # fmt: skip
 
     def run(workers: int, fixed: bool) -> PlannedReport:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -88,11 +88,13 @@ histories = st.lists(observations, min_size=1, max_size=20).map(
 )
 
 
+@settings(max_examples=40)
 @given(histories, configs)
 def test_the_same_history_gives_the_same_decision(history: list[Observation], config: PlannerConfig) -> None:
     assert decide(history, config) == decide(list(history), config)
 
 
+@settings(max_examples=40)
 @given(histories, configs)
 def test_a_decision_is_never_below_the_minimum_or_above_the_budget(
     history: list[Observation], config: PlannerConfig
@@ -100,12 +102,14 @@ def test_a_decision_is_never_below_the_minimum_or_above_the_budget(
     assert config.min_endpoint <= chosen(history, config).workers <= config.max_gpu_budget
 
 
+@settings(max_examples=40)
 @given(histories, configs)
 def test_a_decision_takes_no_more_away_than_the_step_allows(history: list[Observation], config: PlannerConfig) -> None:
     wanted = min(history[-1].decode.wanted, config.max_gpu_budget)  # type: ignore[union-attr]
     assert chosen(history, config).workers >= wanted - config.scale_down_step
 
 
+@settings(max_examples=40)
 @given(histories, configs)
 def test_missing_metrics_hold(history: list[Observation], config: PlannerConfig) -> None:
     workers = (config.min_endpoint + config.max_gpu_budget) // 2

@@ -66,7 +66,7 @@ class VirtualConnector:
 
     def __init__(self, config: EtcdConfig, namespace: str) -> None:
         self._gateway = Gateway(config)
-        self._root = f"v1/{namespace}/planner/"
+        self.root = f"v1/{namespace}/planner/"
 
     async def __aenter__(self) -> Self:
         self._gateway.open()
@@ -80,7 +80,7 @@ class VirtualConnector:
 
     async def values(self) -> dict[str, int]:
         """Each key that is there; one that holds no number is refused."""
-        root = self._root.encode()
+        root = self.root.encode()
         try:
             answer = await self._gateway.call("/v3/kv/range", {"key": root, "range_end": range_end(root)}, RangeAnswer)
             return {kv.key.removeprefix(root).decode(): _number(kv.key, kv.value) for kv in answer.kvs}
@@ -90,7 +90,7 @@ class VirtualConnector:
     async def put(self, values: Mapping[str, int]) -> None:
         """All at once."""
         puts = [
-            {"request_put": {"key": (self._root + name).encode(), "value": str(value).encode()}}
+            {"request_put": {"key": (self.root + name).encode(), "value": str(value).encode()}}
             for name, value in values.items()
         ]
         try:

@@ -30,7 +30,7 @@ class Planner:
         kept = max(config.capacity_samples, round(longest / config.load_adjustment_interval_seconds)) + 2
         self.history: deque[Observation] = deque(maxlen=kept)
         self._asked: dict[Role, int] = {}
-        self._said = ""
+        self._said = self._warned = ""
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -55,12 +55,12 @@ class Planner:
         try:
             measured = await self._source.read()
         except SourceError as error:
-            log.warning("the metrics cannot be read: %s", error)
+            self._warn(f"the metrics cannot be read: {error}")
             measured = None
         try:
             orders = await self._actor.read()
         except ActorError as error:
-            log.warning("the number of workers cannot be read: %s", error)
+            self._warn(f"the number of workers cannot be read: {error}")
             orders = {}
         pools = {role: self._pool(role, orders.get(role), measured) for role in self.config.roles}
         interval = self.config.load_adjustment_interval_seconds
@@ -110,6 +110,10 @@ class Planner:
                 return str(error)
         self._asked.update(targets)
         return ""
+
+    def _warn(self, warning: str) -> None:
+        log.log(logging.DEBUG if warning == self._warned else logging.WARNING, "%s", warning)
+        self._warned = warning
 
     def _say(self, said: str) -> None:
         # The same sentence every five seconds would hide the others.

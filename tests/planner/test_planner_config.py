@@ -1,0 +1,63 @@
+"""The planner's configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.planner.config import PlannerConfigError, parse_config, read_config
+
+
+def test_json_yaml_and_a_file_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "planner.yaml").write_text("environment: virtual\nttft_ms: 200\n")
+    read = read_config(str(tmp_path / "planner.yaml"))
+    assert read == read_config('{"environment": "virtual", "ttft_ms": 200}')
+    assert (read.ttft_ms, read.itl_ms, read.max_gpu_budget, read.load_predictor) == (200.0, 50.0, 8, "arima")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("{ttft: 200}", r"--config: unknown key 'ttft'; did you mean 'ttft_ms'\?"),
+        ("{live_dashboard_port: 8080}", "live_dashboard_port: is not supported: there is no dashboard"),
+        ("{ttft_ms: fast}", "--config: ttft_ms: Expected `float`, got `str`"),
+        ("{ttft_ms: -1}", "--config: ttft_ms: Expected `float` > 0"),
+        ("{environment: kubernetes}", "--config: environment: Invalid enum value 'kubernetes'"),
+        ("{load_predictor: prophet}", "--config: load_predictor: Invalid enum value 'prophet'"),
+        ("{environment: local}", "deployment: environment local needs the file of `dynamo serve`"),
+        (
+            "{environment: virtual, min_endpoint: 9}",
+            "max_gpu_budget: is 8, but the minimum of 9 decode workers needs 9 GPUs",
+        ),
+        (
+            "{environment: virtual, mode: disagg, min_endpoint: 2, prefill_engine_num_gpu: 4}",
+            "is 8, but the minimum of 2 prefill workers and 2 decode workers needs 10 GPUs",
+        ),
+        ("{environment: virtual, min_gpu_budget: 9}", "min_gpu_budget: 9 is more than max_gpu_budget 8"),
+        (
+            "{environment: virtual, decode_scale_down_kv_rate: 0.9, decode_scale_up_kv_rate: 0.5}",
+            "decode_scale_down_kv_rate: 0.9 must be less than decode_scale_up_kv_rate 0.5",
+        ),
+        ("[1]", "must hold names and their values"),
+        ("{a: [", "is neither JSON nor YAML"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, sentence: str) -> None:
+    with pytest.raises(PlannerConfigError, match=sentence):
+        parse_config(text)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(PlannerConfigError, match=r"gone\.yaml: No such file"):
+        read_config("gone.yaml")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    try:
+        parse_config(data)
+    except PlannerConfigError:
+        pass
