@@ -14,6 +14,7 @@ from engines.conformance.conftest import Started, only
 from engines.conformance.features import FEATURES, Has, those
 from support.asking import asking, tiny_tokenizer
 from support.sinks import Kept
+from support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
