@@ -251,3 +251,12 @@ def test_a_pool_whose_workers_are_unknown_is_left_alone() -> None:
 def test_no_request_at_all_leads_to_the_minimum() -> None:
     assert chosen(steady(0.0, 3)).workers == 2
     assert chosen(steady(0.0, 1)).workers == 1
+
+
+def test_a_load_at_which_the_target_was_missed_is_not_believed_to_be_fine() -> None:
+    """Overload hides itself: what is completed no longer grows, and latency seems not to depend on it."""
+    jammed = [structs.replace(seen(at, 20.0 + at % 3, 2), traffic=structs.replace(traffic(20.0 + at % 3, 2), itl=0.2))
+              for at in range(12)]  # fmt: skip
+    line = decide(jammed, SLA).forecast.itl
+    assert line
+    assert line.sustained(0.05, 1.2) <= 110.0  # tokens per second and worker, where 0.2 s were seen

@@ -19,6 +19,8 @@ _SPREAD = 1.5
 """Observations determine a line if the highest load is this many times the lowest."""
 _EXTRAPOLATED = 2.0
 """The line is believed up to this many times the highest load that was seen."""
+_MISSES = 3
+"""As many observations above a target are no accident."""
 _HALF_LIFE_SHARE = 0.25
 
 
@@ -36,17 +38,19 @@ class LatencyLine(Struct, frozen=True):
     seen: float
     """The highest load that was observed."""
     fitted: bool = True
+    missed: float = math.inf
+    """The mean load at which the target was missed."""
 
     def sustained(self, target: float, tail: float) -> float:
         """The load at which `idle + tail * (mean - idle)` reaches the target; 0 where even an idle worker misses it."""
         allowed = self.idle + (target - self.idle) / tail
         if allowed <= self.idle:
             return 0.0 if self.fitted else self.limit / 4
-        return min(self.limit * (1 - self.idle / allowed), _EXTRAPOLATED * self.seen)
+        return min(self.limit * (1 - self.idle / allowed), _EXTRAPOLATED * self.seen, self.missed)
 
 
-def fit(samples: Sequence[Sampled], least: int) -> LatencyLine | None:
-    """None for fewer than `least` samples."""
+def fit(samples: Sequence[Sampled], least: int, target: float = math.inf) -> LatencyLine | None:
+    """None for fewer than `least` samples. Loads at which latency was above `target` are never believed to be fine."""
     if len(samples) < least:
         return None
     weight = sum(each.weight for each in samples)
@@ -58,12 +62,19 @@ def fit(samples: Sequence[Sampled], least: int) -> LatencyLine | None:
         xy = sum(each.weight * (each.load - x) * (1 / each.latency - y) for each in samples)
         slope = -xy / xx
         if slope <= 0:
-            return LatencyLine(1 / y, math.inf, high)
+            return LatencyLine(1 / y, math.inf, high, missed=_missed(samples, target))
         at_rest = y + slope * x
-        return LatencyLine(1 / at_rest, at_rest / slope, high)
+        return LatencyLine(1 / at_rest, at_rest / slope, high, missed=_missed(samples, target))
     # One load says nothing about others: assume that it is half of the limit. An overloaded fleet must not look as if
     # more workers could not help.
     return LatencyLine(1 / y / 2, 2 * x, high, fitted=False)
+
+
+def _missed(samples: Sequence[Sampled], target: float) -> float:
+    missed = [each for each in samples if each.latency > target]
+    if len(missed) < _MISSES:
+        return math.inf
+    return sum(each.weight * each.load for each in missed) / sum(each.weight for each in missed)
 
 
 def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, latency: str) -> list[Sampled]:

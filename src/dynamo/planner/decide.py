@@ -252,8 +252,8 @@ def _forecast(history: Sequence[Observation], config: PlannerConfig) -> Forecast
         requests_per_second=predict([_rate(seen) for seen in known], steps, config),
         input_tokens=_mean_tokens(known, "input_tokens"),
         output_tokens=_mean_tokens(known, "output_tokens"),
-        ttft=fit(samples(history, first, config, "ttft"), least),
-        itl=fit(samples(history, last, config, "itl"), least),
+        ttft=fit(samples(history, first, config, "ttft"), least, config.ttft_ms / 1000),
+        itl=fit(samples(history, last, config, "itl"), least, config.itl_ms / 1000),
     )
 
 
