@@ -39,7 +39,7 @@ class LatencyLine(Struct, frozen=True):
     """The highest load that was observed."""
     fitted: bool = True
     missed: float = math.inf
-    """The mean load at which the target was missed."""
+    """A load at which the target was missed."""
 
     def sustained(self, target: float, tail: float) -> float:
         """The load at which `idle + tail * (mean - idle)` reaches the target; 0 where even an idle worker misses it."""
@@ -71,10 +71,9 @@ def fit(samples: Sequence[Sampled], least: int, target: float = math.inf) -> Lat
 
 
 def _missed(samples: Sequence[Sampled], target: float) -> float:
-    missed = [each for each in samples if each.latency > target]
-    if len(missed) < _MISSES:
-        return math.inf
-    return sum(each.weight * each.load for each in missed) / sum(each.weight for each in missed)
+    """The upper quartile: while a jam is worked off, latency is high at loads that would be fine otherwise."""
+    missed = sorted(each.load for each in samples if each.latency > target)
+    return missed[len(missed) * 3 // 4] if len(missed) >= _MISSES else math.inf
 
 
 def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, latency: str) -> list[Sampled]:
