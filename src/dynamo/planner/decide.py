@@ -53,7 +53,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
     itl: LatencyLine | None = None
 
 
-class Decision(Struct, frozen=True, kw_only=True):
+class ScalingDecision(Struct, frozen=True, kw_only=True):
     """None for a role: its workers are unknown, and nothing is done about them."""
 
     prefill: PoolDecision | None = None
@@ -64,7 +64,7 @@ class Decision(Struct, frozen=True, kw_only=True):
         return self.prefill if role == "prefill" else self.decode
 
 
-def decide(history: Sequence[Observation], config: PlannerConfig) -> Decision:
+def decide(history: Sequence[Observation], config: PlannerConfig) -> ScalingDecision:
     """`history` is not empty, the newest observation last."""
     forecast = _forecast(history, config)
     chosen = {
@@ -72,7 +72,7 @@ def decide(history: Sequence[Observation], config: PlannerConfig) -> Decision:
         for role in config.roles
         if (pool := history[-1].pool(role)) is not None
     }
-    return Decision(forecast=forecast, **_within_budget(chosen, config))
+    return ScalingDecision(forecast=forecast, **_within_budget(chosen, config))
 
 
 def _choose(

@@ -9,7 +9,7 @@ from typing import get_args
 from aiohttp import web
 
 from dynamo.planner.config import PlannerConfig
-from dynamo.planner.decide import ITL_TAIL, TTFT_TAIL, Decision, State
+from dynamo.planner.decide import ITL_TAIL, TTFT_TAIL, ScalingDecision, State
 from dynamo.planner.history import Observation
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.exposition import CONTENT_TYPE, exposition
@@ -51,7 +51,7 @@ class PlannerMetrics:
         self._set("sla_target_ttft_ms", config.ttft_ms)
         self._set("sla_target_itl_ms", config.itl_ms)
 
-    def observe(self, seen: Observation, decision: Decision) -> None:
+    def observe(self, seen: Observation, decision: ScalingDecision) -> None:
         traffic, forecast, config = seen.traffic, decision.forecast, self._config
         self._ticks.at("seen" if traffic else "missing").value += 1
         queued = 0.0

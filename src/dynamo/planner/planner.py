@@ -8,18 +8,23 @@ from collections import deque
 from collections.abc import Callable
 
 from dynamo.planner.config import PlannerConfig, Role
-from dynamo.planner.decide import Decision, decide
+from dynamo.planner.decide import ScalingDecision, decide
 from dynamo.planner.history import Observation, PoolSeen
-from dynamo.planner.parts import Actor, ActorError, Measurement, PoolOrder, Source, SourceError
+from dynamo.planner.parts import Actor, ActorError, Measurement, MetricsSource, PoolOrder, SourceError
 
 log = logging.getLogger(__name__)
 
-Observer = Callable[[Observation, Decision], None]
+Observer = Callable[[Observation, ScalingDecision], None]
 
 
 class Planner:
     def __init__(
-        self, config: PlannerConfig, source: Source, actor: Actor, *, observer: Observer = lambda seen, decision: None
+        self,
+        config: PlannerConfig,
+        source: MetricsSource,
+        actor: Actor,
+        *,
+        observer: Observer = lambda seen, decision: None,
     ) -> None:
         """`observer` is called after each decision."""
         self.config = config
@@ -41,7 +46,7 @@ class Planner:
             due = max(due + self.config.load_adjustment_interval_seconds, loop.time())
             await asyncio.sleep(due - loop.time())
 
-    async def tick(self) -> Decision:
+    async def tick(self) -> ScalingDecision:
         seen = await self._observe()
         self.history.append(seen)
         decision = decide(list(self.history), self.config)
@@ -91,7 +96,7 @@ class Planner:
             kv_rate=load.kv_rate if load else None,
         )
 
-    async def _act(self, seen: Observation, decision: Decision) -> str:
+    async def _act(self, seen: Observation, decision: ScalingDecision) -> str:
         """What went wrong, or nothing."""
         if self.config.advisory:
             return ""
@@ -121,7 +126,7 @@ class Planner:
         self._said = said
 
 
-def sentence(seen: Observation, decision: Decision, config: PlannerConfig, failure: str = "") -> str:
+def sentence(seen: Observation, decision: ScalingDecision, config: PlannerConfig, failure: str = "") -> str:
     parts = [_saw(seen), *(_decided(role, seen, decision, config) for role in config.roles)]
     if failure:
         parts.append(f"but that failed: {failure}")
@@ -140,7 +145,7 @@ def _saw(seen: Observation) -> str:
     return words
 
 
-def _decided(role: Role, seen: Observation, decision: Decision, config: PlannerConfig) -> str:
+def _decided(role: Role, seen: Observation, decision: ScalingDecision, config: PlannerConfig) -> str:
     pool, chosen = seen.pool(role), decision.pool(role)
     name = "workers" if config.mode == "agg" else f"{role} workers"
     if pool is None or chosen is None:

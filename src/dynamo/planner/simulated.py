@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from dynamo.planner.config import PlannerConfig, Role
-from dynamo.planner.decide import Decision
+from dynamo.planner.decide import ScalingDecision
 from dynamo.planner.history import Observation, TrafficSeen
 from dynamo.planner.parts import Measurement, PoolLoad, PoolOrder
 from dynamo.planner.planner import Planner
@@ -31,7 +31,7 @@ class PlannedReport(Struct, frozen=True, kw_only=True):
     """From the start of each worker, loading included, to its end."""
     workers: tuple[int, ...]
     """Wanted, at each tick."""
-    decisions: tuple[Decision, ...]
+    decisions: tuple[ScalingDecision, ...]
 
     @property
     def share_within_targets(self) -> float:
@@ -64,7 +64,7 @@ class _ServiceLevel(Measured):
 
 
 class SimulatedPool:
-    """Source and actor for a planner of one simulation."""
+    """MetricsSource and actor for a planner of one simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
@@ -158,7 +158,7 @@ def simulate_planned(
     fixed: bool = False,
 ) -> PlannedReport:
     """Run the traffic through a fleet that the planner scales, or one that stays as it is (`fixed`)."""
-    seen: list[tuple[Observation, Decision]] = []
+    seen: list[tuple[Observation, ScalingDecision]] = []
 
     async def work() -> PlannedReport:
         async with simulated(simulation) as running:
