@@ -43,7 +43,7 @@ class PoolOrder(Struct, frozen=True, kw_only=True):
     in_progress: bool = False
 
 
-class MetricsSource(Protocol):
+class TrafficSource(Protocol):
     async def read(self) -> Measurement | None:
         """What happened since the last call; None at the first one. Raises SourceError."""
         ...

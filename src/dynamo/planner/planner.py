@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dynamo.planner.config import PlannerConfig, Role
 from dynamo.planner.decide import ScalingDecision, decide
 from dynamo.planner.history import Observation, PoolSeen
-from dynamo.planner.parts import Actor, ActorError, Measurement, MetricsSource, PoolOrder, SourceError
+from dynamo.planner.parts import Actor, ActorError, Measurement, PoolOrder, SourceError, TrafficSource
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ class Planner:
     def __init__(
         self,
         config: PlannerConfig,
-        source: MetricsSource,
+        source: TrafficSource,
         actor: Actor,
         *,
         observer: Observer = lambda seen, decision: None,

@@ -64,7 +64,7 @@ class _ServiceLevel(Measured):
 
 
 class SimulatedPool:
-    """MetricsSource and actor for a planner of one simulation."""
+    """TrafficSource and actor for a planner of one simulation."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
