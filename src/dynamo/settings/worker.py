@@ -14,7 +14,7 @@ MigrationLimit = Annotated[int, Meta(ge=0, le=1023), Setting(
     "--migration-limit", metavar="N", help="times a request may move to another worker", group="requests")]
 EngineRequestLimit = Annotated[int, Meta(ge=0), Setting(
     "--engine-request-limit", "DYN_ENGINE_REQUEST_LIMIT",
-    "requests that run at once; others wait or go elsewhere", "N", "requests",
+    "requests at once; others wait or go elsewhere", "N", "requests",
     default="no limit")]
 EngineQueueLimit = Annotated[int, Meta(ge=0), Setting(
     "--engine-queue-limit", "DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
