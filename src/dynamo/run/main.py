@@ -10,6 +10,12 @@ from dynamo import __version__
 from dynamo.run.grammar import Command, UsageError, parse
 from dynamo.settings import nearest
 
+_USAGE = """\
+usage: dynamo run …              chat, serve, batch or work in one process: see dynamo run --help
+       dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
+       dynamo --version
+"""
+
 
 def main(words: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
@@ -32,17 +38,24 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def dynamo() -> None:
-    """`dynamo run …` is `dynamo-run …`."""
+    """`dynamo run …` is `dynamo-run …`; `dynamo serve FILE.yaml` starts several processes."""
     words = sys.argv[1:]
     match words:
         case ["run", *rest]:
             main(rest)
+        case ["serve", *rest]:
+            from dynamo.run.serve import main as serve
+
+            _fill_standard_descriptors()
+            serve(rest, os.environ)
         case ["--version"]:
             print(f"dynamo {__version__}")
         case [] | ["-h" | "--help"]:
-            print("usage: dynamo run …     chat, serve, batch or work: see dynamo run --help\n       dynamo --version")
+            print(_USAGE, end="")
         case [word, *_]:
-            raise _usage_error(f"unknown command 'dynamo {word}'{nearest(word, ('run', '--version', '--help'))}")
+            raise _usage_error(
+                f"unknown command 'dynamo {word}'{nearest(word, ('run', 'serve', '--version', '--help'))}"
+            )
 
 
 def _fill_standard_descriptors() -> None:
