@@ -56,7 +56,9 @@ NEEDS = {WorkerType.Prefill: [[WorkerType.Decode]], WorkerType.Decode: [[WorkerT
 
 def check_model_name(name: str) -> None:
     """A ValueError for a name that would garble logs, headers and lists."""
-    if not name or not name.isprintable():
+    if not name:
+        raise ValueError("a model needs a name")
+    if not name.isprintable():
         raise ValueError(f"{name!a} cannot be a model's name: use printable characters")
 
 
