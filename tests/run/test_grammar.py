@@ -173,7 +173,7 @@ def some_value(option: Option) -> st.SearchStrategy[Any]:
 
 
 ALONE_WRONG = ("--num-nodes", "--node-rank", "--model-path", "--tls-cert-path", "--tls-key-path")
-SAFE = [option for option in flags.OPTIONS if option.name not in ALONE_WRONG]
+SAFE = [option for option in flags.OPTIONS if option.name not in ALONE_WRONG and not option.setting.parse]
 
 
 @st.composite

@@ -214,15 +214,17 @@ async def test_a_worker_that_disagrees_waits_until_the_others_are_gone(
     await models.close()
 
 
-@pytest.mark.parametrize("kind", [WorkerType.Prefill, WorkerType.Encode])
+@pytest.mark.parametrize(
+    ("kind", "words"), [(WorkerType.Prefill, "prefill worker"), (WorkerType.Encode, "serves other workers")]
+)
 async def test_a_worker_that_works_for_others_gets_no_requests(
-    kind: WorkerType, caplog: pytest.LogCaptureFixture
+    kind: WorkerType, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     local = Local()
     models = await models_of(local)
     async with Worker(local, card(worker_type=kind), "a.first.c") as helper:
-        await until(lambda: "it gets no requests" in caplog.text)
+        await until(lambda: words in caplog.text)
         assert refusal(models, "m") is ModelNotFound
         async with Worker(local, card()) as worker:
             await until(models.served)

@@ -14,11 +14,11 @@ MigrationLimit = Annotated[int, Meta(ge=0, le=1023), Setting(
     "--migration-limit", metavar="N", help="times a request may move to another worker", group="requests")]
 EngineRequestLimit = Annotated[int, Meta(ge=0), Setting(
     "--engine-request-limit", "DYN_ENGINE_REQUEST_LIMIT",
-    "requests that run at a time; a few more wait, the others go to another worker or are refused", "N", "requests",
+    "requests at once; others wait or go elsewhere", "N", "requests",
     default="no limit")]
 EngineQueueLimit = Annotated[int, Meta(ge=0), Setting(
     "--engine-queue-limit", "DYN_DYNAMO_REQUEST_QUEUE_LIMIT",
-    "with --engine-request-limit: requests that wait at the worker", "N", "requests")]
+    "beyond that limit: requests that wait at the worker", "N", "requests")]
 ModelName = Annotated[str | None, Setting(
     "--model-name", metavar="NAME", help="name to serve the model as", group="model", default="repo or file")]
 ContextLength = Annotated[int | None, AT_LEAST_1, Setting(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from array import array
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 from prometheus_client.core import Metric
@@ -230,6 +233,18 @@ async def test_a_guided_request_aborted_while_it_is_prepared_never_starts(vllm: 
     vllm.engine.generate(request([5, 6], sampling_options=guided), kept).abort()
     assert kept.last.finish_reason == "cancelled"
     await until(vllm.engine.quiet)
+
+
+async def test_a_stream_goes_on_when_ctrl_c_reaches_the_engines_processes(vllm: Vllm) -> None:
+    kept = Kept()
+    vllm.engine.generate(request([5, 6], stops=StopConditions(max_tokens=100, ignore_eos=True)), kept)
+    await until(lambda: kept.ids)
+    for child in psutil.Process().children(recursive=True):
+        os.kill(child.pid, signal.SIGINT)  # as a terminal sends it to all processes of a command
+    await kept.done
+    assert kept.error is None
+    assert len(kept.ids) == 100
+    assert (await vllm.ask([5, 6])).ids
 
 
 async def test_a_sink_that_fails_harms_no_other(vllm: Vllm) -> None:

@@ -9,6 +9,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from dynamo.engines.base import DeathListener, EngineError, EngineInfo
+from dynamo.engines.vllm.leader import until_leader_leaves
 from dynamo.engines.vllm.orphans import OwnChildren
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.errors import EngineShutdown
@@ -25,6 +26,7 @@ class VllmFollower:
         self._args = args
         self._executor: Any = None
         self._closed = False
+        self._watch: asyncio.Task[None] | None = None
         self._own = OwnChildren()
 
     async def start(self) -> EngineInfo:
@@ -53,14 +55,23 @@ class VllmFollower:
 
         def died() -> None:
             if not self._closed:
-                loop.call_soon_threadsafe(listener, "a vLLM worker of this node died, or the leader left")
+                loop.call_soon_threadsafe(listener, "a vLLM worker of this node died")
 
         self._executor.register_failure_callback(died)
+        self._watch = asyncio.create_task(self._watch_leader(listener))
+
+    async def _watch_leader(self, listener: DeathListener) -> None:
+        await until_leader_leaves(self._args.master_addr, self._args.master_port)
+        if not self._closed:
+            listener(f"the leader at {self._args.master_addr}:{self._args.master_port} left")
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         if self._executor is not None:
             await in_thread(self._executor.shutdown)
         self._own.kill()

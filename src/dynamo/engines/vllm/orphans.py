@@ -1,4 +1,4 @@
-"""vLLM's processes end with the worker that started them, also when it was killed and could not end them.
+"""vLLM's processes end with the worker that started them: not before it, and also when it was killed.
 
 vLLM calls `end_with_worker` in each of its processes, by the entry point `vllm.general_plugins`.
 """
@@ -6,6 +6,7 @@ vLLM calls `end_with_worker` in each of its processes, by the entry point `vllm.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import select
 import signal
@@ -40,16 +41,24 @@ def _watch(file: int) -> None:
 
 
 class OwnChildren:
-    """The child processes that begin within its `with` block, of all those of this process."""
+    """The child processes that begin within its `with` block, of all those of this process.
+
+    Ctrl-C in a terminal does not reach them: only the worker knows when its requests are finished. Their handlers of
+    SIGINT cannot be prevented, but they inherit the signal as blocked from the thread that enters the block.
+    """
 
     def __init__(self) -> None:
         self._before: set[int] | None = None
         self._pids: set[int] = set()
+        self._mask: set[int] = set()
 
     def __enter__(self) -> None:
         self._before = {child.pid for child in multiprocessing.active_children() if child.pid}
+        multiprocessing.resource_tracker.ensure_running()  # where it is not running, it unblocks SIGINT as it starts
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         self._pids = self._begun()
         self._before = None
 
