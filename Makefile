@@ -5,8 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
+SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs test coverage test-deep test-engines test-hosts test-clients test-ui lint bench clean
+.PHONY: run docs test coverage test-deep test-engines test-hosts test-clients test-ui chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -18,11 +19,11 @@ docs: $(READY)
 # In as many processes as there are processors, each with an etcd and a NATS of its own.
 test: $(DEV)
 	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not chaos"
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui" \
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not chaos" \
 	  --cov --cov-report=term
 
 # The KV index against its naive model: 50 times 2,000 random sequences of events, about 40 minutes.
@@ -54,6 +55,24 @@ test-ui: $(DEV)
 	@$(BIN)/python tests/ui/install.py
 	$(BIN)/python -m pytest -n 2 -m ui tests/ui
 
+# Faults against real processes, in an order that CHAOS_SEED decides; a failed run prints its seed.
+chaos: $(DEV)
+	@echo "Asking thousands of requests while workers, connections, etcd and NATS fail: about 6 minutes."
+	$(BIN)/python -m pytest -s -m chaos tests/chaos/test_long.py
+
+# Load and kills for MINUTES; memory, descriptors and threads of a frontend must not grow with requests.
+soak: $(DEV)
+	MINUTES=$(or $(MINUTES),15) $(BIN)/python -m pytest -s -m chaos tests/chaos/test_soak.py
+
+# Known vulnerabilities of what is installed, by PyPI's own list.
+audit: $(DEV)
+	@$(PYTHON) -m venv .audit && .audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	@if .audit/bin/pip-audit --strict --progress-spinner off --skip-editable --path $(SITE) >.audit/log 2>&1; then \
+	    cat .audit/log; \
+	  elif [ -n "$$TEST_OPTIONAL" ] && grep -q "could not be audited\|ServiceError\|ConnectionError" .audit/log; then \
+	    echo "NOT RUN: make audit (the list of known vulnerabilities cannot be reached)"; \
+	  else cat .audit/log; exit 1; fi
+
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -64,7 +83,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/serve.py $(if $(PEER_PYTHON),--peer $(PEER_PYTHON))
 
 clean:
-	rm -rf $(VENV) .clients .ui build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients .ui .audit build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@echo "Creating $(VENV) ..."

@@ -100,6 +100,10 @@ class Delivery:
         self._new_backoff = backoff
         self._backoff: Backoff | None = None
         """Of the wait under way, which ends with the first output."""
+        self._starting: asyncio.Task[Any] | None = None
+        """Waits in `start` for an instance."""
+        self._aborted: DynamoException | None = None
+        """What `start` raises instead of waiting on."""
         self._migrating: asyncio.Task[None] | None = None
         self._closed = False
         self._silent = True
@@ -120,6 +124,17 @@ class Delivery:
 
     async def start(self) -> None:
         """Send the request; raises when there is no instance to send it to."""
+        self._starting = task = asyncio.current_task()
+        try:
+            await self._until_sent()
+        except asyncio.CancelledError:
+            if self._aborted and task and task.uncancel() == 0:
+                raise self._aborted from None
+            raise
+        finally:
+            self._starting = None
+
+    async def _until_sent(self) -> None:
         request = continuation(self._request, self._generated) if self._generated else self._request
         while True:
             try:
@@ -200,6 +215,9 @@ class Delivery:
             self._closed = True
             self._migrating.cancel()
             self._give_up(error, "cancelled")
+        elif self._starting:
+            self._aborted = error
+            self._starting.cancel()
         else:
             self._cancel_for(error)
 

@@ -1,0 +1,111 @@
+"""Clients that ask while faults are done, and what became of their requests."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from chaos.faults import Fault, FaultKind
+from chaos.fleet import Fleet
+from chaos.questions import Question, ask, difference
+
+
+class Outcome:
+    """Of a disturbed run."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.answered = 0
+        self.failed: list[str] = []
+        """Requests without an answer."""
+        self.different: list[str] = []
+        """Answers that are not those of the undisturbed run."""
+        self.faults: Counter[FaultKind] = Counter()
+        self.moved = 0
+
+    def __str__(self) -> str:
+        faults = ", ".join(f"{count} {kind.name.lower()}" for kind, count in sorted(self.faults.items(), key=str))
+        counts = f"{self.answered} answered, {len(self.different)} of them differently, {len(self.failed)} failed"
+        return "\n".join(
+            [f"seed {self.seed}: {counts}, {self.moved} moved; faults: {faults}", *self.different[:5], *self.failed[:5]]
+        )
+
+    def check(self) -> None:
+        assert not self.failed, str(self)
+        assert not self.different, str(self)
+
+
+def seed_of_run(default: int) -> int:
+    """CHAOS_SEED, to see a failure again, or the default."""
+    return int(os.environ.get("CHAOS_SEED", default))
+
+
+@asynccontextmanager
+async def client_session() -> AsyncIterator[aiohttp.ClientSession]:
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield session
+
+
+class DisturbedRun:
+    """Asks each question once while nothing is wrong, then again and again beside faults."""
+
+    def __init__(self, fleet: Fleet, pool: Sequence[Question], seed: int) -> None:
+        self._fleet = fleet
+        self._pool = pool
+        self._undisturbed: list[Any] = []
+        self.outcome = Outcome(seed)
+
+    async def undisturbed(self, session: aiohttp.ClientSession) -> None:
+        url = self._fleet.frontends[0].url
+        self._undisturbed = await asyncio.gather(*(ask(session, url, question) for question in self._pool))
+
+    async def ask_all(self, session: aiohttp.ClientSession, requests: int, at_once: int) -> None:
+        """Ask so many requests, some at a time, the frontends by turns."""
+        chance = random.Random(f"order {self.outcome.seed}")
+        order = iter([chance.randrange(len(self._pool)) for _ in range(requests)])
+        urls = itertools.cycle([frontend.url for frontend in self._fleet.frontends])
+        await asyncio.gather(*(self._client(session, order, urls) for _ in range(at_once)))
+
+    async def _client(self, session: aiohttp.ClientSession, order: Iterator[int], urls: Iterator[str]) -> None:
+        for number in order:
+            question = self._pool[number]
+            try:
+                answer = await ask(session, next(urls), question)
+            except Exception as error:
+                self.outcome.failed.append(f"{question}: {error!r}")
+                continue
+            self.outcome.answered += 1
+            if answer != self._undisturbed[number]:
+                self.outcome.different.append(f"{question}: {difference(answer, self._undisturbed[number])}")
+
+    async def disturb(self, faults: Iterator[Fault], pause: float = 0.0) -> None:
+        """Do faults, one `pause` seconds after the other, until cancelled."""
+        for fault in faults:
+            await asyncio.sleep(pause)
+            await self._fleet.do(fault)
+
+    async def run(self, requests: int, at_once: int, faults: Iterator[Fault], *, every: float) -> Outcome:
+        """All of it; a fault `every` so many seconds, the last ones undone at the end."""
+        async with client_session() as session:
+            await self.undisturbed(session)
+            disturbing = asyncio.create_task(self.disturb(faults, every))
+            try:
+                await self.ask_all(session, requests, at_once)
+                assert not disturbing.done(), disturbing.exception()
+            finally:
+                disturbing.cancel()
+                await asyncio.gather(disturbing, return_exceptions=True)
+            await self._fleet.recovered()
+        self.outcome.faults = self._fleet.faults_done
+        self.outcome.moved = await self._fleet.migrations()
+        print(f"\n{self.outcome}", flush=True)
+        return self.outcome

@@ -1,0 +1,155 @@
+"""Frontends and workers as processes, and the faults done to them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+
+from chaos.faults import Fault, FaultKind
+from chaos.proxy import FaultProxy
+from support.services import Etcd, Nats, Service, free_port
+from support.stack import Frontend, Process, Stack
+
+PROXIED_MOCKER = str(Path(__file__).with_name("proxied_mocker.py"))
+SERVING = "serving dyn://dynamo.backend.generate"
+MIGRATIONS = "dynamo_frontend_model_migration_total{"
+
+
+class FleetWorker:
+    """A worker's place in the fleet, which processes take one after another."""
+
+    def __init__(self, stack: Stack, command: Sequence[str], environ: dict[str, str], proxy: FaultProxy | None) -> None:
+        self._stack = stack
+        self._command = command
+        self._environ = environ
+        self.proxy = proxy
+        self.process: Process
+        self.whole = True
+        """No fault is being done to it."""
+
+    async def start(self) -> None:
+        self.process = await self._stack.python(*self._command, **self._environ)
+        await self.process.line(SERVING)
+
+    async def suffer(self, fault: Fault) -> None:
+        """Do the fault and undo it."""
+        match fault.kind:
+            case FaultKind.KILL | FaultKind.DRAIN:
+                self.process.signal(signal.SIGKILL if fault.kind is FaultKind.KILL else signal.SIGTERM)
+                await self.process.ended()
+                self._stack.processes.remove(self.process)
+                await self.start()
+            case FaultKind.STOP:
+                self.process.signal(signal.SIGSTOP)
+                await asyncio.sleep(fault.seconds)
+                self.process.signal(signal.SIGCONT)
+            case _:
+                assert self.proxy
+                await self._break_link(self.proxy, fault)
+
+    async def _break_link(self, proxy: FaultProxy, fault: Fault) -> None:
+        if fault.kind is FaultKind.RESET:
+            proxy.reset()
+            return
+        if fault.kind is FaultKind.DELAY:
+            proxy.delay = fault.seconds / 10
+        else:
+            proxy.half_open()
+        await asyncio.sleep(fault.seconds)
+        proxy.mend()
+
+
+class Fleet:
+    """All processes end with the block."""
+
+    def __init__(self, folder: Path, *, etcd: Etcd | None = None, nats: Nats | None = None, **environ: str) -> None:
+        self._services: dict[FaultKind, Service] = {}
+        environ = {"DYN_TCP_RPC_HOST": "127.0.0.1", **environ}
+        if etcd:
+            self._services[FaultKind.ETCD] = etcd
+            environ["ETCD_ENDPOINTS"] = etcd.url
+        if nats:
+            self._services[FaultKind.NATS] = nats
+            environ |= {"NATS_SERVER": nats.url, "DYN_REQUEST_PLANE": "nats"}
+        self.stack = Stack(folder, environ)
+        self.workers: list[FleetWorker] = []
+        self.frontends: list[Frontend] = []
+        self.faults_done: Counter[FaultKind] = Counter()
+        self._proxies: list[FaultProxy] = []
+        self._suffering: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        for task in self._suffering:
+            task.cancel()
+        await asyncio.gather(*self._suffering, return_exceptions=True)
+        await self.stack.__aexit__()
+        for proxy in self._proxies:
+            await proxy.__aexit__()
+
+    async def start(self, workers: int, command: Sequence[str], frontends: Sequence[Sequence[str]]) -> None:
+        """Workers that each run `python COMMAND`, and a frontend for each list of flags."""
+        await self._begin([FleetWorker(self.stack, command, {}, None) for _ in range(workers)], frontends)
+
+    async def start_proxied(self, workers: int, flags: Sequence[str], frontends: Sequence[Sequence[str]]) -> None:
+        """Mockers with a fault proxy in front of each."""
+        added = []
+        for _ in range(workers):
+            port = free_port()
+            proxy = await FaultProxy(port).__aenter__()
+            self._proxies.append(proxy)
+            command = [PROXIED_MOCKER, f"127.0.0.1:{proxy.port}", *flags]
+            added.append(FleetWorker(self.stack, command, {"DYN_TCP_RPC_PORT": str(port)}, proxy))
+        await self._begin(added, frontends)
+
+    async def _begin(self, added: list[FleetWorker], frontends: Sequence[Sequence[str]]) -> None:
+        await asyncio.gather(*(worker.start() for worker in added))
+        self.workers += added
+        self.frontends += await asyncio.gather(*(self.stack.frontend(*flags) for flags in frontends))
+        for frontend in self.frontends:
+            await frontend.until_instances(len(self.workers))
+
+    async def do(self, fault: Fault) -> None:
+        """Begin a fault as soon as two workers are whole: at its worker, or the next one that is whole."""
+        if service := self._services.get(fault.kind):
+            await asyncio.to_thread(service.stop)
+            await asyncio.to_thread(service.start)
+        else:
+            while sum(worker.whole for worker in self.workers) < 2:
+                self._changed.clear()
+                await self._changed.wait()
+            worker = next(each for each in (*self.workers[fault.worker :], *self.workers) if each.whole)
+            worker.whole = False
+            task = asyncio.create_task(self._until_recovered(worker, fault))
+            self._suffering.add(task)
+            task.add_done_callback(self._suffering.discard)
+        self.faults_done[fault.kind] += 1
+
+    async def _until_recovered(self, worker: FleetWorker, fault: Fault) -> None:
+        await worker.suffer(fault)
+        worker.whole = True
+        self._changed.set()
+
+    async def recovered(self) -> None:
+        """Wait until no fault is being done."""
+        while self._suffering:
+            await asyncio.gather(*self._suffering)
+
+    async def migrations(self) -> int:
+        """How often streams have moved, by the frontends' own count."""
+        moved = 0.0
+        async with aiohttp.ClientSession() as session:
+            for frontend in self.frontends:
+                async with session.get(f"{frontend.url}/metrics") as answer:
+                    lines = (await answer.text()).splitlines()
+                moved += sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(MIGRATIONS))
+        return int(moved)

@@ -1,0 +1,146 @@
+"""Requests of several APIs, drawn by a seed, and their answers in a form that can be compared."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import aiohttp
+from msgspec import Struct
+
+_WORDS = (
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "river",
+    "hello",
+    "world",
+    "capital",
+    "France",
+)
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer"},
+        "sane": {"type": "boolean"},
+    },
+    "required": ["name", "age", "sane"],
+    "additionalProperties": False,
+}
+_VARIES = ("id", "created", "created_at", "completed_at", "item_id", "prompt_tokens_details", "input_tokens_details")
+"""Fields that differ between two undisturbed answers to one question."""
+
+
+class Question(Struct, frozen=True):
+    path: str
+    body: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.path} {str(self.body)[:200]}"
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.get("stream"))
+
+
+class NoAnswer(Exception):
+    """A status other than 200, or an error in the middle of a stream."""
+
+
+def questions(seed: int, count: int, model: str, *, guided: bool = False) -> list[Question]:
+    """Requests whose answers are determined: greedy, or with a seed. Guided ones need an engine that can do that."""
+    chance = random.Random(f"questions {seed}")
+    return [_question(chance, model, guided) for _ in range(count)]
+
+
+def _question(chance: random.Random, model: str, guided: bool) -> Question:
+    text = " ".join(chance.choices(_WORDS, k=chance.choice((3, 30, 200))))
+    body: dict[str, Any] = {"model": model, "temperature": 0, "stream": chance.random() < 0.6}
+    tokens = chance.randint(10, 80)
+    if guided:
+        messages = [{"role": "user", "content": text}]
+        schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": _SCHEMA}}
+        return Question(
+            "/v1/chat/completions", body | {"messages": messages, "max_tokens": 60, "response_format": schema}
+        )
+    match chance.randrange(5):
+        case 0 | 1:
+            if body["stream"]:
+                body["stream_options"] = {"include_usage": True}
+            body |= {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+            return Question("/v1/chat/completions", body)
+        case 2:
+            body |= {"prompt": text, "max_tokens": tokens, "stop": ["zq", "jumps over"]}
+            if chance.random() < 0.5:
+                body |= {"n": 2, "seed": 7, "temperature": 1}
+            return Question("/v1/completions", body)
+        case 3:
+            return Question("/v1/responses", body | {"input": text, "max_output_tokens": tokens, "store": False})
+        case _:
+            body |= {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
+            return Question("/v1/messages", body)
+
+
+async def ask(session: aiohttp.ClientSession, url: str, question: Question) -> Any:
+    """The answer without what varies; raises when there is none, or only a part of one."""
+    async with session.post(url + question.path, json=question.body) as answer:
+        if answer.status != 200:
+            raise NoAnswer(f"{answer.status} {await answer.text()}")
+        if not question.stream:
+            return steady(await answer.json())
+        lines = (await answer.text()).splitlines()
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    decoded = [json.loads(event) for event in events if event != "[DONE]"]
+    if errors := [
+        event for event in decoded if event.get("error") or event.get("type") in ("error", "response.failed")
+    ]:
+        raise NoAnswer(str(errors))
+    return [joined([steady(event) for event in decoded]), events.count("[DONE]")]
+
+
+def steady(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {key: steady(inner) for key, inner in value.items() if key not in _VARIES}
+        if "cache_read_input_tokens" in kept:
+            kept["input_tokens"] += kept.pop("cache_read_input_tokens")
+        return kept
+    return [steady(inner) for inner in value] if isinstance(value, list) else value
+
+
+def joined(events: list[Any]) -> dict[str, Any]:
+    """The events by what they add to: where one event ends and the next begins depends on when tokens came.
+
+    Texts at the same place are joined; of other values the last one counts.
+    """
+    whole: dict[str, Any] = {}
+    for event in events:
+        choice = (event.get("choices") or [{}])[0].get("index", "")
+        for place, value in _leaves(event, f"{event.get('type', '')}{choice}"):
+            if place.endswith(("/content", "/text", "/delta", "/delta/text", "/arguments")) and isinstance(value, str):
+                whole[place] = whole.get(place, "") + value
+            elif not place.endswith(("/sequence_number", "/index")):
+                whole[place] = value
+    return whole
+
+
+def difference(got: Any, wanted: Any) -> str:
+    """Where two answers differ."""
+    here, there = dict(_leaves(got, "")), dict(_leaves(wanted, ""))
+    places = [place for place in here.keys() | there.keys() if here.get(place) != there.get(place)]
+    return "; ".join(f"{place}: {here.get(place)!r}, undisturbed {there.get(place)!r}" for place in sorted(places))
+
+
+def _leaves(value: Any, place: str) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{place}/{key}")]
+    if isinstance(value, list):
+        return [leaf for number, inner in enumerate(value) for leaf in _leaves(inner, f"{place}/{number}")]
+    return [(place, value)]
