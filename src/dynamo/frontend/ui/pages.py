@@ -65,6 +65,10 @@ class Pages:
     def chat(self) -> StaticFile:
         return self._page("chat.html", "chat.js")
 
+    @cached_property
+    def fleet(self) -> StaticFile:
+        return self._page("fleet.html", "fleet.js")
+
     def _page(self, name: str, script: str) -> StaticFile:
         """The style is part of the page, so that one answer is enough to paint it."""
         folder = f"ui/{self.version}"
