@@ -72,7 +72,7 @@ async def test_the_snapshot_has_the_models_and_their_workers(live: Live, toy: Sc
     async with viewing(live) as viewer:
         assert viewer.names == ["snapshot"]
         [(key, worker)] = viewer.document["workers"].items()
-        assert key == f"{worker['worker_id']}/0"
+        assert key == f"{worker['endpoint']}/{worker['worker_id']}/0"
         assert (worker["model"], worker["role"], worker["health"], worker["requests"]) == (
             "org/toy", "aggregated", "ready", 0,
         )  # fmt: skip

@@ -87,20 +87,21 @@ class FleetView:
         return rows
 
     def _worker_rows(self, served: list[ServedModel]) -> Document:
-        statuses: dict[int, list[RankStatus]] = {}
+        statuses: dict[tuple[str, int], list[RankStatus]] = {}
         for model in served:
             for status in model.router.status():
-                statuses.setdefault(status.worker.worker_id, []).append(status)
+                statuses.setdefault((model.name, status.worker.worker_id), []).append(status)
         rows: Document = {}
         for member in self._models.workers():
             assert member.card
             about = _about(member, member.card, self._models.health(member))
-            ranks = statuses.get(member.instance_id) if member.card.takes_requests else None
+            ranks = statuses.get((member.card.name, member.instance_id)) if member.card.takes_requests else None
             for status in ranks or [RankStatus(WorkerRank(member.instance_id), 0)]:
-                rows[_key(status.worker)] = about | self._load(status, member.card)
+                # A process may serve several endpoints under one id.
+                rows[f"{member.endpoint.path}/{_key(status.worker)}"] = about | self._load(status)
         return rows
 
-    def _load(self, status: RankStatus, card: ModelCard) -> Document:
+    def _load(self, status: RankStatus) -> Document:
         worker = status.worker
         last_requests = self._requests.metrics.last_requests
         last = last_requests.get(worker) or (
