@@ -10,6 +10,10 @@ from dynamo import __version__
 from dynamo.run.grammar import Command, UsageError, parse
 from dynamo.settings import nearest
 
+USAGE = """usage: dynamo run …       chat, serve, batch or work: see dynamo run --help
+       dynamo top [URL]   watch a server's workers, requests and routing decisions
+       dynamo --version"""
+
 
 def main(words: Sequence[str] | None = None) -> None:
     words = sys.argv[1:] if words is None else words
@@ -32,17 +36,21 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def dynamo() -> None:
-    """`dynamo run …` is `dynamo-run …`."""
+    """`dynamo run …` is `dynamo-run …`; `dynamo top` shows a fleet."""
     words = sys.argv[1:]
     match words:
         case ["run", *rest]:
             main(rest)
+        case ["top", *rest]:
+            from dynamo.run.top import top
+
+            raise SystemExit(top(rest, os.environ))
         case ["--version"]:
             print(f"dynamo {__version__}")
         case [] | ["-h" | "--help"]:
-            print("usage: dynamo run …     chat, serve, batch or work: see dynamo run --help\n       dynamo --version")
+            print(USAGE)
         case [word, *_]:
-            raise _usage_error(f"unknown command 'dynamo {word}'{nearest(word, ('run', '--version', '--help'))}")
+            raise _usage_error(f"unknown command 'dynamo {word}'{nearest(word, ('run', 'top', '--version', '--help'))}")
 
 
 def _fill_standard_descriptors() -> None:
