@@ -40,11 +40,11 @@ def _summary(fleet: Document, note: str) -> str:
     cached = sum(model.get("overlap_blocks", 0) for model in models)
     facts = [
         f"dynamo {printable(fleet['version'])}",
+        note,
         f"{ready} of {len(workers)} workers ready",
         f"{sum(model.get('running', 0) for model in models)} requests running",
         f"{sum(model.get('waiting', 0) for model in models)} waiting",
         f"{cached / blocks:.0%} of prompts cached" if blocks else "",
-        note,
     ]
     return "   ".join(fact for fact in facts if fact)
 
