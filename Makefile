@@ -17,7 +17,7 @@ docs: $(READY)
 
 # In as many processes as there are processors, each with an etcd and a NATS of its own.
 test: $(DEV)
-	@echo "Running about 3,500 tests, some with real processes, etcd and NATS: 4 to 8 minutes on two processors."
+	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui"
 
 # The same tests, then how much of each module they ran, child processes included.

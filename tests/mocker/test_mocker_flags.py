@@ -60,7 +60,7 @@ def test_a_flag_that_repeats_the_file_is_fine_and_one_that_contradicts_it_is_ref
     ("mode", "environ", "place"),
     [
         ("agg", {}, "dyn://dynamo.backend.generate"),
-        ("decode", {"DYN_NAMESPACE": "ours"}, "dyn://ours.backend.generate"),
+        ("decode", {"DYN_NAMESPACE": "ours"}, "dyn://ours.decode.generate"),
         ("prefill", {"DYN_NAMESPACE": "ours"}, "dyn://ours.prefill.generate"),
     ],
 )

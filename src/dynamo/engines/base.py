@@ -7,7 +7,7 @@ methods it has: one protocol below for each.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.errors import StartError
-from dynamo.protocols.kv import KvChange
+from dynamo.protocols.kv import KvChange, Tier
 from dynamo.runtime.stream import Sink
 
 
@@ -76,6 +76,9 @@ class RankLoad(Struct, kw_only=True, frozen=True):
     active_prefill_tokens: int | None = None
     kv_used_blocks: int | None = None
     kv_total_blocks: int | None = None
+    host_weight: float | None = None
+    """What a block in host memory is worth, as a share of one on the device; None: not measured."""
+    disk_weight: float | None = None
 
 
 LoadListener = Callable[[RankLoad], None]
@@ -87,6 +90,18 @@ class KvSource(Protocol):
 
     def on_kv_events(self, listener: KvListener) -> None:
         """Call `listener` for every change from now on; called once, before clients send requests."""
+
+
+KvTierListener = Callable[[int, Tier, KvChange], None]
+"""Like `KvListener`, for one change in a slower tier."""
+
+
+@runtime_checkable
+class KvTierSource(Protocol):
+    """An engine that keeps KV blocks in slower tiers too. `Cleared` of its `KvListener` counts for all tiers."""
+
+    def on_kv_tier_events(self, listener: KvTierListener) -> None:
+        """Call `listener` for every change from now on, beginning with what the tiers hold; called once."""
 
 
 class KvSocket(Struct, kw_only=True, frozen=True):
@@ -132,6 +147,40 @@ class HealthChecked(Protocol):
 
         It must be answered before the worker registers; health checks, where enabled, send it to an idle worker.
         """
+
+
+class HeldPrefix(Struct, frozen=True, kw_only=True):
+    """The computed beginning of a prompt that an engine holds until it is released."""
+
+    key: int
+    tokens: int
+    blocks: int
+
+
+@runtime_checkable
+class PrefixHandoff(Protocol):
+    """An engine whose computed prompts another one can continue from. The worker moves the bytes between them."""
+
+    @property
+    def transfer(self) -> str:
+        """The form of the state: engines with the same can continue from each other. Asked after the start."""
+
+    async def hold_prefix(self, token_ids: Sequence[int], cache_salt: str | None = None) -> HeldPrefix | None:
+        """Hold what is computed of this prompt, in full blocks; None if nothing is, or if there is no room for it."""
+
+    async def held_state(self, held: HeldPrefix) -> bytes:
+        """The state of a held prefix. Raises DynamoException if it had to give way."""
+
+    async def release_prefix(self, held: HeldPrefix) -> None:
+        """Hold it no longer. Safe twice."""
+
+    def held_blocks(self) -> int:
+        """The blocks of all held prefixes."""
+
+    async def import_prefix(
+        self, token_ids: Sequence[int], state: bytes, cache_salt: str | None = None, dp_rank: int | None = None
+    ) -> int:
+        """Add a state to the cache; returns how many tokens of the prompt it holds. Raises DynamoException if not."""
 
 
 DeathListener = Callable[[str], None]

@@ -27,6 +27,7 @@ from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.open_files import raise_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
+from dynamo.runtime.readiness import report_ready
 from dynamo.serving.models import Models
 from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
@@ -123,6 +124,7 @@ async def serve(
                     print(f"serving gRPC on {server.grpc.address}", file=sys.stderr, flush=True)
                 if not server.models.served():
                     print(nothing_served_hint(config, network, server.models.failures()), file=sys.stderr, flush=True)
+                report_ready(os.environ)
                 await server.serve()
             else:
                 await serve_as_child(parent)
@@ -155,6 +157,7 @@ async def serve_many(config: FrontendConfig, argv: list[str]) -> NoReturn:
     def serving(port: int) -> None:
         host = f"[{config.host}]" if ":" in config.host else config.host
         print_address(config, f"{'https' if config.tls_cert_path else 'http'}://{host}:{port}")
+        report_ready(os.environ)
 
     try:
         # Without a certificate to reload, SIGHUP would end the children.

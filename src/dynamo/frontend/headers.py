@@ -23,10 +23,12 @@ MAX_METADATA = 64
 MAX_METADATA_BYTES = 64 * 1024
 _INSTANCE = ("x-dynamo-worker-instance-id", "x-worker-instance-id")
 _RANK = ("x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank")
+_PREFILL_INSTANCE = ("x-dynamo-prefill-instance-id",)
+_PREFILL_RANK = ("x-dynamo-prefill-dp-rank",)
 _PRIORITY = ("x-dynamo-request-priority",)
 _STRICT_PRIORITY = ("x-dynamo-request-strict-priority",)
 _TENANT = "x-tenant-id"
-_NVEXT = frozenset((*_INSTANCE, *_RANK, *_PRIORITY, *_STRICT_PRIORITY, _TENANT))
+_NVEXT = frozenset((*_INSTANCE, *_RANK, *_PREFILL_INSTANCE, *_PREFILL_RANK, *_PRIORITY, *_STRICT_PRIORITY, _TENANT))
 WARNING = "x-dynamo-warning"
 WARNINGS = web.RequestKey("warnings", list[str])
 """What was left out of a request, if anything was."""
@@ -89,6 +91,8 @@ def nvext(headers: Headers, body: NvExt | None) -> NvExt | None:
     fields: dict[str, Any] = {
         "backend_instance_id": _number(headers, _INSTANCE, 0, 2**64 - 1),
         "dp_rank": _number(headers, _RANK, 0, UNSET_RANK - 1),
+        "prefill_worker_id": _number(headers, _PREFILL_INSTANCE, 0, 2**64 - 1),
+        "prefill_dp_rank": _number(headers, _PREFILL_RANK, 0, UNSET_RANK - 1),
         "cache_salt": headers.get(_TENANT) or None,
     }
     fields = {name: value for name, value in fields.items() if value is not None}

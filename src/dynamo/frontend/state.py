@@ -10,7 +10,7 @@ from dynamo.frontend.fleet.view import FleetView
 from dynamo.frontend.kept_state import KeptState
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.request_record import RunningRequests
-from dynamo.frontend.measure.router_metrics import overhead_metrics, router_metrics
+from dynamo.frontend.measure.router_metrics import overhead_metrics, router_metrics, split_metrics
 from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
 from dynamo.runtime.instruments import MetricFamily
@@ -53,6 +53,7 @@ class Frontend:
             *worker_gauges(metrics.prefix, served, metrics.last_requests),
             *router_metrics(metrics.prefix, ((model.name, model.router) for model in served)),
             *overhead_metrics(self.models.router_id, served),
+            *split_metrics(served),
         ]
 
     async def families(self) -> list[MetricFamily]:

@@ -21,6 +21,7 @@ from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink
 from dynamo.settings.router import QueuePolicy
+from dynamo.settings.split import SplitConfig
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,11 @@ class KvRouterConfig(Struct, kw_only=True, frozen=True):
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None
     active_prefill_tokens_threshold_frac: float | None = None
+    stream_stall_secs: float = 30.0
+    first_token_stall_secs: float = 120.0
+    migration_wait_secs: float = 30.0
+    router_conditional_disagg: bool = False
+    router_conditional_disagg_config: SplitConfig | None = None
 
     overlap_score_credit: float | None = None
     host_cache_hit_weight: float | None = None

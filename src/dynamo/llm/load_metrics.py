@@ -43,8 +43,13 @@ class WorkerMetricsPublisher:
         *,
         active_prefill_tokens: int | None = None,
         kv_total_blocks: int | None = None,
+        host_weight: float | None = None,
+        disk_weight: float | None = None,
     ) -> None:
-        """New figures of one rank, from any thread; those not given stay, and only changes are sent."""
+        """New figures of one rank, from any thread; those not given stay, and only changes are sent.
+
+        The weights say what a block in host memory or on disk is worth, as a share of one on the device.
+        """
         if self._board is None:
             raise RuntimeError("await create_endpoint(endpoint) before publishing load")
         figures = {
@@ -53,13 +58,17 @@ class WorkerMetricsPublisher:
             "active_prefill_tokens": active_prefill_tokens,
             "kv_total_blocks": kv_total_blocks,
         }
+        weights = {"host_weight": host_weight, "disk_weight": disk_weight}
+        for name, weight in weights.items():
+            if weight is not None and not 0 <= weight <= 1:
+                raise ValueError(f"{name} must be a number from 0 to 1, not {weight!r}")
         given = {name: value for name, value in figures.items() if value is not None}
         if not given:
             raise ValueError(f"give at least one of {', '.join(figures)}")
         for name, value in (("dp_rank", dp_rank or 0), *given.items()):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
                 raise ValueError(f"{name} must be an integer of at least 0, not {value!r}")
-        self._board.post(dp_rank or 0, given)
+        self._board.post(dp_rank or 0, given | {name: value for name, value in weights.items() if value is not None})
 
 
 class LoadBoard:
@@ -81,7 +90,7 @@ class LoadBoard:
         """Wait until the endpoint can be found, or has failed to come up."""
         await self._settled.wait()
 
-    def post(self, dp_rank: int, given: dict[str, int]) -> None:
+    def post(self, dp_rank: int, given: dict[str, Any]) -> None:
         if threading.get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self.post, dp_rank, given)
             return

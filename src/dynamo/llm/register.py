@@ -47,7 +47,8 @@ async def register_llm(*args: Any, **options: Any) -> None:
     Called as `(model_type, endpoint, model_path[, model_name])`, where `ModelType.Backend` means tokens in and out and
     the others text, or as `(model_input, model_type, endpoint, model_path[, model_name])`. Options: model_name,
     context_length, kv_cache_block_size, user_data, migration_limit, custom_template_path, runtime_config, worker_type,
-    tensor_model_config (the inputs and outputs of a model that takes tensors).
+    needs (kinds of workers that this one is used with), tensor_model_config (the inputs and outputs of a model that
+    takes tensors).
     Raises ModelError when the model cannot be found, when its options are invalid, or when another worker
     serves this name with another card.
     """
@@ -134,6 +135,7 @@ def _make_card(
     custom_template_path: str | Path | None = None,
     runtime_config: ModelRuntimeConfig | None = None,
     worker_type: WorkerType = WorkerType.Aggregated,
+    needs: list[list[WorkerType]] | None = None,
 ) -> ModelCard:
     name = model_name or default_name(str(model_path))
     if context_length is None and runtime_config is not None:
@@ -144,6 +146,7 @@ def _make_card(
             model_type=model_type.value,
             model_input=model_input,
             worker_type=worker_type,
+            needs=needs or [],
             source=str(model_path),
             context_length=context_length,
             kv_cache_block_size=kv_cache_block_size or 16,
@@ -153,7 +156,7 @@ def _make_card(
             runtime_config=runtime_config or ModelRuntimeConfig(),
         )
     local = resolve(str(model_path), config=HubConfig.from_env(os.environ))
-    return build_card(
+    card = build_card(
         local,
         name=name,
         model_type=model_type,
@@ -166,6 +169,7 @@ def _make_card(
         runtime_config=runtime_config,
         custom_template_path=custom_template_path,
     )
+    return card if needs is None else structs.replace(card, needs=needs)
 
 
 async def _refuse_disagreement(endpoint: Endpoint, card: ModelCard) -> None:

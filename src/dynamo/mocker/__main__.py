@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import uvloop
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.from_spec import words_of
@@ -19,18 +19,28 @@ from dynamo.engines.mocker.profile import timing_for
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.errors import InvalidArgument, StartError
+from dynamo.router.handoff.pairing import TRANSFER
 from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_NAMESPACE
+from dynamo.runtime.own_address import own_address
 from dynamo.runtime.plane.admission import RequestLimit, request_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
+from dynamo.runtime.readiness import report_ready
 from dynamo.settings import Setting, Settings, given, options, read
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.worker import EngineQueueLimit, EngineRequestLimit, MigrationLimit, ModelName
 from dynamo.worker.health import check_answers
 from dynamo.worker.life import closed_at_end, registered
+
+
+def _ports(text: str) -> tuple[str, ...]:
+    ports = tuple(text.replace(",", " ").split())
+    if not all(port.isascii() and port.isdecimal() and 0 < int(port) < 65536 for port in ports):
+        raise ValueError("ports from 1 to 65535, with commas between them")
+    return ports
 
 
 class MockerSettings(Settings, frozen=True, kw_only=True):
@@ -41,7 +51,7 @@ class MockerSettings(Settings, frozen=True, kw_only=True):
     model_name: ModelName = None
     endpoint: Annotated[str | None, Setting(
         "--endpoint",
-        help="where to serve; a prefill worker's component is prefill",
+        help="where to serve; the component of a prefill worker is prefill, of a decode worker decode",
         metavar="NAME", group="workers", default="dyn://dynamo.backend.generate")] = None
     namespace: Annotated[str, Setting(
         variables="DYN_NAMESPACE", help="namespace to serve in, without --endpoint")] = DEFAULT_NAMESPACE
@@ -54,6 +64,9 @@ class MockerSettings(Settings, frozen=True, kw_only=True):
     extra_engine_args: Annotated[str | None, Setting(
         "--extra-engine-args", help="JSON: engine arguments; the flags below fill what it leaves out", metavar="FILE",
         group="engine")] = None
+    bootstrap_ports: Annotated[tuple[str, ...], Setting(
+        "--bootstrap-ports", help="a port for each prefill worker, at which decode workers meet it", metavar="PORTS",
+        group="workers", parse=_ports)] = ()
     # fmt: on
     migration_limit: MigrationLimit = 0
     engine_request_limit: EngineRequestLimit = 0
@@ -74,6 +87,7 @@ def main(argv: list[str] | None = None) -> None:
         network = Network.from_env(os.environ, **given(flags, NetworkSettings))
         endpoint = EndpointId.parse(asked.endpoint) if asked.endpoint else default_endpoint(args, asked.namespace)
         pauses = stagger(asked.num_workers, asked.stagger_delay)
+        ports = bootstrap_ports(asked, args)
     except (ValueError, InvalidArgument, StartError) as error:
         raise fail(str(error), code=2, error=error) from None
     try:
@@ -86,8 +100,12 @@ def main(argv: list[str] | None = None) -> None:
     def engine() -> MockerEngine:
         return MockerEngine(args.within(card), vocabulary=vocabulary, timing=timing)
 
+    host = network.tcp.host
+    if host in ("0.0.0.0", "::"):
+        host = own_address(network.tcp.peers)
+    cards = [with_bootstrap(card, host, port) for port in ports] or [card] * len(pauses)
     limit = request_limit(asked.engine_request_limit, asked.engine_queue_limit)
-    uvloop.run(serve(pauses, network, endpoint, card, engine, limit))
+    uvloop.run(serve(pauses, network, endpoint, cards, engine, limit))
 
 
 def engine_args(flags: Mapping[str, Any]) -> MockerArgs:
@@ -102,8 +120,8 @@ def engine_args(flags: Mapping[str, Any]) -> MockerArgs:
 
 
 def default_endpoint(args: MockerArgs, namespace: str) -> EndpointId:
-    """Prefill workers serve a component of their own: they must not get the requests of others."""
-    component = "prefill" if args.worker_type is WorkerType.Prefill else DEFAULT_COMPONENT
+    """Each part of a request has a component of its own."""
+    component = DEFAULT_COMPONENT if args.worker_type is WorkerType.Aggregated else args.worker_type.value
     return EndpointId(namespace, component)
 
 
@@ -121,8 +139,24 @@ def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: in
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             data_parallel_size=args.dp_size,
+            runtime_data={} if args.worker_type is WorkerType.Aggregated else {TRANSFER: args.transfer},
         ),
     )
+
+
+def bootstrap_ports(asked: MockerSettings, args: MockerArgs) -> list[int]:
+    """Checked: one for each worker, and only for prefill workers."""
+    ports = [int(port) for port in asked.bootstrap_ports]
+    if ports and args.worker_type is not WorkerType.Prefill:
+        raise ValueError("--bootstrap-ports are for prefill workers: add --disaggregation-mode prefill")
+    if ports and len(ports) != asked.num_workers:
+        raise ValueError(f"--bootstrap-ports: {len(ports)} ports for {asked.num_workers} workers")
+    return ports
+
+
+def with_bootstrap(card: ModelCard, host: str, port: int) -> ModelCard:
+    runtime = structs.replace(card.runtime_config, bootstrap_host=host, bootstrap_port=port)
+    return structs.replace(card, runtime_config=runtime)
 
 
 def stagger(workers: int, delay: float) -> list[float]:
@@ -139,7 +173,7 @@ async def serve(
     pauses: list[float],
     network: Network,
     endpoint: EndpointId,
-    card: ModelCard,
+    cards: list[ModelCard],
     make: Callable[[], MockerEngine],
     limit: RequestLimit | None = None,
 ) -> None:
@@ -147,12 +181,14 @@ async def serve(
     first = await start_or_exit(lambda: DistributedRuntime(config=network))
     others = [await start_or_exit(lambda: DistributedRuntime(config=network, status=first.status)) for _ in pauses[1:]]
 
+    registered_workers: set[int] = set()
+
     async def work() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for pause, runtime in zip(pauses, (first, *others), strict=True):
+                for pause, card, runtime in zip(pauses, cards, (first, *others), strict=True):
                     if not await shut_down_within(pause):
-                        group.create_task(one(runtime))
+                        group.create_task(one(runtime, card))
                 await first.wait_for_shutdown()
                 for runtime in others:
                     runtime.shutdown()
@@ -167,7 +203,7 @@ async def serve(
             pass
         return first.is_shutting_down
 
-    async def one(runtime: DistributedRuntime) -> None:
+    async def one(runtime: DistributedRuntime, card: ModelCard) -> None:
         engine = make()
         async with closed_at_end(runtime, engine, "mocker"):
             if await unless_shut_down(first, engine.start()) is None:
@@ -175,6 +211,9 @@ async def serve(
             await check_answers(engine, card.name)
             async with registered(Endpoint(runtime, endpoint), engine, card, limit=limit):
                 print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
+                registered_workers.add(runtime.instance_id)
+                if len(registered_workers) == len(pauses):
+                    report_ready(os.environ)
                 await runtime.wait_for_shutdown()
 
     try:

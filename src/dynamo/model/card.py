@@ -19,6 +19,7 @@ from dynamo.model.source import HubConfig, LocalModel, resolve
 from dynamo.model.template import ChatTemplate, load_template
 from dynamo.model.tokenizer import Tokenizer
 from dynamo.protocols.card import (
+    NEEDS,
     CardFile,
     ModelCard,
     ModelInput,
@@ -73,6 +74,7 @@ def build_card(
         model_type=model_type.value,
         model_input=model_input,
         worker_type=worker_type,
+        needs=NEEDS.get(worker_type, []),
         source=str(local.path) if Path(local.source).expanduser().exists() else local.source,
         files={role: CardFile(path=str(path), checksum=_checksum(role, path)) for role, path in paths.items()},
         context_length=_effective_context(context_length, _model_context(paths)),

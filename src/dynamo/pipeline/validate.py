@@ -178,8 +178,9 @@ def _generation(request: GenerationFields, max_tokens: int | None) -> None:
     if request.metadata:
         check_value(request.metadata, "metadata")
     if request.nvext is not None:
-        if request.nvext.backend_instance_id is not None and request.nvext.backend_instance_id >= 2**64:
-            raise InvalidRequest.bad_value("nvext.backend_instance_id", f"must be at most {2**64 - 1}")
+        for name in ("backend_instance_id", "prefill_worker_id", "decode_worker_id"):
+            if (getattr(request.nvext, name) or 0) >= 2**64:
+                raise InvalidRequest.bad_value(f"nvext.{name}", f"must be at most {2**64 - 1}")
         if request.nvext.token_data == []:
             raise InvalidRequest.bad_value("nvext.token_data", "must not be empty")
         _nvext_names(request.nvext)

@@ -50,9 +50,15 @@ class WorkerType(enum.Enum):
     Encode = "encode"
 
 
+NEEDS = {WorkerType.Prefill: [[WorkerType.Decode]], WorkerType.Decode: [[WorkerType.Prefill]]}
+"""What workers of one part of a request say that they need."""
+
+
 def check_model_name(name: str) -> None:
     """A ValueError for a name that would garble logs, headers and lists."""
-    if not name or not name.isprintable():
+    if not name:
+        raise ValueError("a model needs a name")
+    if not name.isprintable():
         raise ValueError(f"{name!a} cannot be a model's name: use printable characters")
 
 
@@ -132,6 +138,9 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     model_type: int
     model_input: ModelInput = ModelInput.Tokens
     worker_type: WorkerType = WorkerType.Aggregated
+    needs: list[list[WorkerType]] = []
+    """Kinds of workers that must be there too, alternatives of combinations. Nothing here waits for them: a decode
+    worker without a prefill worker computes prompts itself."""
     source: str | None = None
     """The Hugging Face id or path given to the worker; a frontend on another machine resolves it again, if
     no worker sends it the files."""
@@ -160,8 +169,12 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
     @property
     def takes_requests(self) -> bool:
         """Whether clients' requests may be sent to this worker: not if it only does prefill or encoding for others."""
-        prefills = bool(self.model_type & ModelType.Prefill.value)
-        return self.worker_type in (WorkerType.Aggregated, WorkerType.Decode) and not prefills
+        return self.worker_type in (WorkerType.Aggregated, WorkerType.Decode) and not self.prefills
+
+    @property
+    def prefills(self) -> bool:
+        """Whether the worker computes prompts for decode workers."""
+        return self.worker_type is WorkerType.Prefill or bool(self.model_type & ModelType.Prefill.value)
 
     @property
     def accepts_guided_decoding(self) -> bool:
@@ -175,7 +188,7 @@ class ModelCard(Struct, kw_only=True, omit_defaults=True):
             self.name,
             self.model_type,
             self.model_input,
-            self.worker_type,
+            None if self.takes_requests else self.worker_type,
             sorted((role, file.checksum) for role, file in self.files.items()),
             self.context_length,
             self.kv_cache_block_size,

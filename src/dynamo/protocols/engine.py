@@ -65,6 +65,25 @@ class Routing(Struct, kw_only=True, omit_defaults=True):
     strict_priority: int | None = None
     """The tier in the router's queue: a higher one goes first, whatever the policy."""
     expected_output_tokens: int | None = None
+    prefill_worker_id: int | None = None
+    """From the client, where the prompt must be computed; for a decode worker, where it was."""
+    prefill_dp_rank: int | None = None
+
+
+class PrefillResult(Struct, kw_only=True, omit_defaults=True):
+    """What a prefill worker answered, for the decode worker that continues."""
+
+    disaggregated_params: dict[str, Any]
+    prompt_tokens_details: dict[str, Any] | None = None
+
+
+class BootstrapInfo(Struct, kw_only=True, omit_defaults=True):
+    """Where the two workers of one request meet: both get it at the same time."""
+
+    bootstrap_host: str
+    bootstrap_port: int
+    bootstrap_room: int
+    handoff_id: str | None = None
 
 
 class PreprocessedRequest(Struct, kw_only=True):
@@ -83,6 +102,8 @@ class PreprocessedRequest(Struct, kw_only=True):
     annotations: list[str] = []
     routing: Routing | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    prefill_result: PrefillResult | None = None
+    bootstrap_info: BootstrapInfo | None = None
     extra_args: dict[str, Any] | None = None
     dimensions: int | None = None
     """Of an embedding; None: all that the model has."""

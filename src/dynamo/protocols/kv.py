@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 U64 = Annotated[int, Meta(ge=0)]
 """Non-negative; msgpack itself holds nothing above 2**64 - 1."""
 Count = Annotated[int, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 
 KV_WIRE_VERSION: Final = 2
 """Of events and snapshots. A message without this version fails to decode: builds that differ never misread it."""
@@ -100,6 +101,9 @@ class ActiveLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
     active_prefill_tokens: Count | None = None
     kv_used_blocks: Count | None = None
     kv_total_blocks: Count | None = None
+    host_weight: Share | None = None
+    """What a block in host memory is worth to this worker, as a share of one on the device; None: not measured."""
+    disk_weight: Share | None = None
 
     @property
     def used_blocks(self) -> int:

@@ -49,6 +49,9 @@ class NvExt(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
     repetition_penalty: RepetitionPenalty | None = None
     backend_instance_id: Annotated[int, Meta(ge=0)] | None = None
     dp_rank: Uint32 | None = None
+    prefill_worker_id: Annotated[int, Meta(ge=0)] | None = None
+    prefill_dp_rank: Uint32 | None = None
+    decode_worker_id: Annotated[int, Meta(ge=0)] | None = None
     token_data: list[TokenId] | None = None
     extra_fields: list[str] | None = None
     cache_salt: str | None = None

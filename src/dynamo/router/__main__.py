@@ -18,6 +18,7 @@ from dynamo.runtime import DistributedRuntime, EndpointId, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.open_files import raise_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
+from dynamo.runtime.readiness import report_ready
 from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
@@ -81,6 +82,7 @@ async def serve(endpoint: EndpointId, config: RoutingConfig, block_size: int | N
     def on_found() -> None:
         where = EndpointId(endpoint.namespace, COMPONENT)
         print(f"router for {endpoint} serves {where}", file=sys.stderr, flush=True)
+        report_ready(os.environ)
 
     await run_until_signalled(runtime, work())
 

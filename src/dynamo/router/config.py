@@ -10,6 +10,7 @@ from dynamo.router.stream_watch import StallLimits, StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.settings import read
 from dynamo.settings.router import RouterSettings
+from dynamo.settings.split import SplitConfig
 
 
 class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
@@ -28,6 +29,13 @@ class RoutingConfig(RouterSettings, frozen=True, kw_only=True):
 
     def backoff(self) -> Backoff:
         return Backoff(self.migration_wait_secs)
+
+    @property
+    def split(self) -> SplitConfig:
+        """When a prefill worker computes the prompt."""
+        if self.conditional_disagg_config is not None:
+            return self.conditional_disagg_config
+        return SplitConfig(policy="isl_bounding") if self.conditional_disagg else SplitConfig()
 
     def thresholds(self) -> Thresholds:
         return Thresholds(

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from dynamo.router.handoff.rule import SplitVerdict
 from dynamo.router.kv.choice.choose import Candidate, Choice
 
 MOST_CANDIDATES = 16
@@ -27,6 +28,10 @@ class Decision(Struct, kw_only=True):
     """Seconds in the router's queue."""
     choice: Choice | None = None
     """Set by KV-aware routers."""
+    split: SplitVerdict | None = None
+    """Whether another worker computes the prompt; set for decode workers."""
+    prefill_worker_id: int | None = None
+    """That other worker."""
 
     @property
     def hit_rate(self) -> float | None:
@@ -43,6 +48,8 @@ class Decision(Struct, kw_only=True):
             "pinned": self.pinned,
             "considered": self.considered,
         }
+        if self.split is not None:
+            reasons["prefill"] = {"worker_id": self.prefill_worker_id, **self.split.notes()}
         choice = self.choice
         if choice is None:
             return reasons | {"in_flight": self.in_flight}

@@ -26,6 +26,7 @@ from dynamo.protocols.errors import (
 )
 from dynamo.router.backoff import Backoff
 from dynamo.router.continuation import can_continue, continuation, count_prompt, is_complete
+from dynamo.router.handoff.split import Split
 from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement
 from dynamo.router.stream_watch import StallLimits, StreamClock, StreamWatch
@@ -68,6 +69,7 @@ class Delivery:
         max_seq_len: int | None = None,
         watch: StreamWatch | None = None,
         backoff: Callable[[], Backoff] = Backoff,
+        split: Split | None = None,
     ) -> None:
         self.history = DeliveryHistory()
         self.placement: Placement | None = None
@@ -77,6 +79,8 @@ class Delivery:
         self._request = request
         self._context = context
         self._sink = sink
+        self._split = split
+        """Where another worker may compute the prompt."""
         self._pinned = pinned
         self._migrations_left = limit if pinned is None else 0
         self._may_wait = self._migrations_left > 0
@@ -100,6 +104,8 @@ class Delivery:
         self._closed = False
         self._silent = True
         """The current worker has produced nothing yet."""
+        self._watched = False
+        """The current stream has a clock; while another worker computes the prompt, there is none."""
         self._prompt_pending = False
         """The current worker is not known to have computed the prompt. A plain flag, as it is read for every token."""
         self._finished = False
@@ -135,10 +141,12 @@ class Delivery:
             self.history.placed()
             self.placement = placement
             self._silent = self._prompt_pending = True
+            sent = await self._split.prefilled(request, placement, self._context) if self._split else request
             self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_length(request))
+            self._watched = True
             self._instances.request_sent(placement.instance_id)
             try:
-                self._cancel = send(placement, request, self._context, self)
+                self._cancel = send(placement, sent, self._context, self)
             except BaseException:
                 self._watch.remove(self._clock)
                 raise
@@ -310,6 +318,8 @@ class Delivery:
         self._first_output()
         self.history.end_migration("success")
         self.placement.first_token()
+        if self._split:
+            self._split.computed()
 
     def _give_up(self, error: DynamoException, outcome: str) -> None:
         self.history.end_migration(outcome)
@@ -317,8 +327,12 @@ class Delivery:
 
     def _release(self) -> None:
         self._prompt_pending = False
-        if self.placement:
+        if self._split:
+            self._split.end()
+        if self._watched:
+            self._watched = False
             self._watch.remove(self._clock)
+        if self.placement:
             self.placement.release()
 
 

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 30.0
 _NO_ROUTING = Routing()
+_DEFAULT_WEIGHTS = (CostConfig().host_weight, CostConfig().disk_weight)
 
 
 class KvAwareRouter:
@@ -77,6 +78,8 @@ class KvAwareRouter:
         self._rng = rng or random.Random()
         self._thresholds = config.thresholds()
         self._reported: ReportedLoads | None = None
+        self._weights: tuple[Sequence[WorkerRank | None], int, tuple[list[float], list[float]]] | None = None
+        """The measured weights of tiers, for these workers and this version of the reports."""
         self._ranks = RankTable(block_size)
         self._queue: Queue[KvPlacement] = Queue(config.queue_policy, self._choose_and_book, self._candidates)
         self.follower = (
@@ -320,7 +323,25 @@ class KvAwareRouter:
         return placement
 
     def _overlaps(self, hashes: Sequence[int], now: float) -> Overlaps:
-        return self.index.match(hashes) if self.approximate is None else self.approximate.match(hashes, now)
+        overlaps = self.index.match(hashes) if self.approximate is None else self.approximate.match(hashes, now)
+        if overlaps.lower:
+            overlaps.weights = self._tier_weights(overlaps.workers)
+        return overlaps
+
+    def _tier_weights(self, workers: Sequence[WorkerRank | None]) -> tuple[list[float], list[float]] | None:
+        """What the workers have measured for their tiers, unless the configuration has weights of its own."""
+        if (self._cost.host_weight, self._cost.disk_weight) != _DEFAULT_WEIGHTS:
+            return None
+        if self._reported is None:
+            self._follow_reports(tiers=True)
+            return None
+        version, known = self._reported.weights_version, self._weights
+        if known is None or known[0] is not workers or known[1] != version:
+            loads = [NO_REPORT if worker is None else self._reported.get(worker) for worker in workers]
+            hosts = [self._cost.host_weight if load.host_weight is None else load.host_weight for load in loads]
+            disks = [self._cost.disk_weight if load.disk_weight is None else load.disk_weight for load in loads]
+            known = self._weights = (workers, version, (hosts, disks))
+        return known[2]
 
     def _uncached(self, pending: RequestToPlace) -> int:
         overlaps = self._overlaps(pending.hashes, asyncio.get_running_loop().time())
@@ -371,9 +392,9 @@ class KvAwareRouter:
                 self.book.add_worker(worker)
         self._queue.dispatch()
 
-    def _follow_reports(self) -> None:
-        """Follow load reports once a threshold is set: they matter for nothing else."""
-        if self._thresholds and self._reported is None and self._sweeping:
+    def _follow_reports(self, *, tiers: bool = False) -> None:
+        """Follow load reports once a threshold is set, or a worker has tiers: they matter for nothing else."""
+        if (self._thresholds or tiers) and self._reported is None and self._sweeping:
             self._reported = ReportedLoads(self._runtime.events, self.instances, self.stats, self._queue.dispatch)
 
     async def _sweep(self) -> None:

@@ -32,6 +32,8 @@ class ReportedLoads:
         self._notifying: asyncio.TimerHandle | None = None
         self._loads: dict[tuple[int, int], ActiveLoad] = {}
         self._received_at: dict[tuple[int, int], float] = {}
+        self.weights_version = 0
+        """Grows when a rank reports other weights for its tiers."""
         self._unfollow = instances.follow(self._member_changed)
         self._subscriptions = Subscriptions(
             events, instances, KV_METRICS, ActiveLoad, self._receive, stats, what="load reports"
@@ -55,6 +57,9 @@ class ReportedLoads:
     def _receive(self, load: ActiveLoad) -> None:
         if load.worker_id in self._instances and load.dp_rank < MAX_RANKS:
             loop = asyncio.get_running_loop()
+            before = self.get(WorkerRank(load.worker_id, load.dp_rank))
+            if (before.host_weight, before.disk_weight) != (load.host_weight, load.disk_weight):
+                self.weights_version += 1
             self._loads[load.worker_id, load.dp_rank] = load
             self._received_at[load.worker_id, load.dp_rank] = loop.time()
             if self._notifying is None:
@@ -77,5 +82,6 @@ class ReportedLoads:
                 self._changed()
 
     def _drop(self, keys: list[tuple[int, int]]) -> None:
+        self.weights_version += 1
         for key in keys:
             del self._loads[key], self._received_at[key]

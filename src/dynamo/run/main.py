@@ -10,9 +10,12 @@ from dynamo import __version__
 from dynamo.run.grammar import Command, UsageError, parse
 from dynamo.settings import nearest
 
-USAGE = """usage: dynamo run …       chat, serve, batch or work: see dynamo run --help
-       dynamo top [URL]   watch a server's workers, requests and routing decisions
-       dynamo --version"""
+_USAGE = """\
+usage: dynamo run …              chat, serve, batch or work in one process: see dynamo run --help
+       dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
+       dynamo top [URL]          watch a server's workers, requests and routing decisions
+       dynamo --version
+"""
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -36,11 +39,16 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def dynamo() -> None:
-    """`dynamo run …` is `dynamo-run …`; `dynamo top` shows a fleet."""
+    """Dispatch to `run` (that is `dynamo-run`), `serve` (several processes) or `top` (a fleet in the terminal)."""
     words = sys.argv[1:]
     match words:
         case ["run", *rest]:
             main(rest)
+        case ["serve", *rest]:
+            from dynamo.run.serve import main as serve
+
+            _fill_standard_descriptors()
+            serve(rest, os.environ)
         case ["top", *rest]:
             from dynamo.run.top import top
 
@@ -48,9 +56,11 @@ def dynamo() -> None:
         case ["--version"]:
             print(f"dynamo {__version__}")
         case [] | ["-h" | "--help"]:
-            print(USAGE)
+            print(_USAGE, end="")
         case [word, *_]:
-            raise _usage_error(f"unknown command 'dynamo {word}'{nearest(word, ('run', 'top', '--version', '--help'))}")
+            raise _usage_error(
+                f"unknown command 'dynamo {word}'{nearest(word, ('run', 'serve', 'top', '--version', '--help'))}"
+            )
 
 
 def _fill_standard_descriptors() -> None:

@@ -15,6 +15,8 @@ CLEAR_ENDPOINT = "clear_kv_blocks"
 """The endpoint that empties an instance's KV cache, served beside the one that generates."""
 FILES_ENDPOINT = "model_files"
 """The endpoint that sends the files of an instance's model cards, served beside the one that generates."""
+HANDOFF_ENDPOINT = "handoff"
+"""The endpoint that sends computed prompts to decode workers; not in discovery, as each offer names its address."""
 
 INSTANCES = "v1/instances/"
 CARDS = "v1/mdc/"

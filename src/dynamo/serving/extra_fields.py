@@ -44,7 +44,9 @@ def _timing(decisions: list[Decision], received: float, began: float, first_outp
 
 
 def _worker(decision: Decision) -> dict[str, int]:
-    """One worker computes the prompt and the answer; its rank is known only where the router chose one."""
+    """Which worker computes the prompt and which the answer; a rank is known only where the router chose one."""
+    if decision.prefill_worker_id is not None:
+        return {"prefill_worker_id": decision.prefill_worker_id, "decode_worker_id": decision.worker_id}
     worker = {"prefill_worker_id": decision.worker_id, "decode_worker_id": decision.worker_id}
     if decision.dp_rank is not None:
         worker |= {"prefill_dp_rank": decision.dp_rank, "decode_dp_rank": decision.dp_rank}

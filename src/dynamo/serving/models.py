@@ -14,6 +14,7 @@ from dynamo.protocols.card import ModelCard, ModelInput
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import RoutingConfig, make_router
+from dynamo.router.handoff.split import Splitter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership
@@ -21,6 +22,7 @@ from dynamo.runtime.names import FILES_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import Channel
 from dynamo.serving.model_group import ModelGroup, retry_delay
 from dynamo.serving.overrides import Override, Overrides
+from dynamo.serving.prefills import Prefills
 from dynamo.serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Models:
         self._times = times
         self._overrides = Overrides(runtime.instance_id)
         self._groups: dict[str, ModelGroup] = {}
+        self._prefills = Prefills(runtime, router)
         self._expected: set[str] = set()
         """Models that this process is about to register."""
         self._workers_known = False
@@ -87,6 +90,7 @@ class Models:
             self._close_router(group)
             await group.instances.close()
         await asyncio.gather(*self._closing)
+        await self._prefills.close()
 
     def _loading(self) -> list[asyncio.Task[None]]:
         return [group.loading for group in self._groups.values() if group.loading]
@@ -194,6 +198,7 @@ class Models:
         raise ModelNotFound(f"The model '{name}' does not exist. {there}")
 
     def _member_changed(self, before: Member, after: Member) -> None:
+        self._prefills.changed(before, after)
         if before.card != after.card:
             group = self._group_of(before)
             if group:
@@ -232,9 +237,8 @@ class Models:
         if card is None:
             return
         if not card.takes_requests:
-            log.info(
-                "the worker at %s serves other workers (%s): it gets no requests", member.path, card.worker_type.value
-            )
+            if not card.prefills:
+                log.info("the worker at %s serves other workers (%s)", member.path, card.worker_type.value)
             return
         group = self._groups.get(card.name)
         if group is None:
@@ -317,7 +321,8 @@ class Models:
         router.start()
         if self._migration_limit is not None:
             card = structs.replace(card, migration_limit=self._migration_limit)
-        group.model = ServedModel(card, router, loaded, self._times, self._migration_max_seq_len)
+        splitter = Splitter(self._prefills.pool(group.name), self._router.split)
+        group.model = ServedModel(card, router, loaded, self._times, self._migration_max_seq_len, splitter)
         self._apply_overrides()
         self._changed.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))

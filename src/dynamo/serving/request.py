@@ -169,6 +169,7 @@ class ServedRequest(Generic[RequestT]):
             max_seq_len=self.model.migration_max_seq_len,
             watch=router.watch,
             backoff=router.backoff,
+            split=self.model.splitter.begin() if self.model.splitter else None,
         )
         self._running.append((context, delivery))
         if self._observer:

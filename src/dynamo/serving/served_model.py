@@ -9,6 +9,7 @@ from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard
 from dynamo.router import Router
+from dynamo.router.handoff.split import Splitter
 
 
 class ServedModel:
@@ -21,6 +22,7 @@ class ServedModel:
         loaded: LoadedModel | None,
         times: PromptTimes | None = None,
         migration_max_seq_len: int | None = None,
+        splitter: Splitter | None = None,
     ) -> None:
         self.name = card.name
         self.card = card
@@ -30,3 +32,5 @@ class ServedModel:
         """Tokens of prompt and answer beyond which a request does not migrate."""
         self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
         """None for workers that take text and tokenize it themselves."""
+        self.splitter = splitter if loaded else None
+        """Lets prefill workers compute prompts for decode workers."""

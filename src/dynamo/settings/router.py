@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from msgspec import Meta
 
 from dynamo.settings.setting import Setting
+from dynamo.settings.split import SplitConfig
 from dynamo.settings.table import Settings
 
 Seconds = Meta(ge=0, lt=1e9)
@@ -35,10 +36,10 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
         "--router-temperature", "DYN_ROUTER_TEMPERATURE", "0 takes the cheapest worker, more spreads requests")] = 0.0
     host_weight: Annotated[float, Meta(ge=0, le=1), Setting(
         "--router-host-cache-hit-weight", "DYN_ROUTER_HOST_CACHE_HIT_WEIGHT",
-        "worth of a block in host memory, 0..1 of one on the GPU")] = 0.75
+        "worth of a block in host memory, 0..1 of one on the GPU, where a worker has not measured it")] = 0.75
     disk_weight: Annotated[float, Meta(ge=0, le=1), Setting(
         "--router-disk-cache-hit-weight", "DYN_ROUTER_DISK_CACHE_HIT_WEIGHT",
-        "worth of a block on disk, 0..1 of one on the GPU")] = 0.25
+        "worth of a block on disk, 0..1 of one on the GPU, where a worker has not measured it")] = 0.25
     use_kv_events: Annotated[bool, Setting(
         "--use-kv-events", ("DYN_ROUTER_USE_KV_EVENTS", "DYN_USE_KV_EVENTS"),
         "follow workers' caches by events; false: estimate", aliases=("--router-kv-events",))] = True
@@ -78,4 +79,11 @@ class RouterSettings(Settings, frozen=True, kw_only=True):
     migration_wait_secs: Annotated[float, Seconds, Setting(
         "--migration-wait-secs", "DYN_MIGRATION_WAIT_SECS",
         "how long a request that may move waits for a worker when it can reach none", "SECONDS")] = 30.0
+    conditional_disagg: Annotated[bool, Setting(
+        "--router-conditional-disagg", "DYN_ROUTER_CONDITIONAL_DISAGG",
+        "split by the thresholds of --router-conditional-disagg-config instead of by measured times")] = False
+    conditional_disagg_config: Annotated[SplitConfig | None, Setting(
+        "--router-conditional-disagg-config", "DYN_ROUTER_CONDITIONAL_DISAGG_CONFIG",
+        "when a prefill worker computes the prompt: policy, eff_isl_threshold and so on", "JSON",
+        default="measured times decide", parse=SplitConfig.from_json)] = None
     # fmt: on

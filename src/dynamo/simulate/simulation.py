@@ -15,6 +15,7 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import DynamoException
+from dynamo.router.backoff import Backoff
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery import Delivery
 from dynamo.router.factory import make_router
@@ -138,7 +139,16 @@ class Simulation:
         context = Context(f"{self._sent:x}")
         router = self.router
         limit = self.config.migration_limit
-        delivery = Delivery(router.place, router.instances, asked.preprocessed(), context, sink, limit=limit)
+        delivery = Delivery(
+            router.place,
+            router.instances,
+            asked.preprocessed(),
+            context,
+            sink,
+            limit=limit,
+            watch=router.watch,
+            backoff=self._new_backoff,
+        )
         self.in_flight += 1
         try:
             await delivery.start()
@@ -149,6 +159,9 @@ class Simulation:
             self.in_flight -= 1
             self.measured.migrations += delivery.history.migrations
             await delivery.close()
+
+    def _new_backoff(self) -> Backoff:
+        return Backoff(self.config.routing.migration_wait_secs, clock=self._loop.time, jitter=random.random)
 
     async def replay(self, traffic: Iterable[SimulatedRequest]) -> None:
         """Send all of it, at its times or with the configured concurrency, and wait for the last answer."""

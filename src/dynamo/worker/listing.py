@@ -24,7 +24,7 @@ async def listed(
     """Register and serve an engine that answers, with its card as listed; at the end, leave and drain."""
     runtime = endpoint.runtime
     card = await register_card(endpoint, card)
-    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, limit))
+    serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, card, limit))
     try:
         await _until_listed(endpoint, serving)
         yield card

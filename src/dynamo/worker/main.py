@@ -21,6 +21,7 @@ from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, DEFAULT_NAMESPACE, EndpointId
 from dynamo.runtime.plane.admission import request_limit
 from dynamo.runtime.process import INTERRUPTED, fail, run_until_signalled, start_or_exit
+from dynamo.runtime.readiness import report_ready
 from dynamo.settings import given, nearest, options
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
@@ -29,7 +30,7 @@ from dynamo.worker.config import WorkerConfig
 from dynamo.worker.life import Interrupted, engine_started, serve_started
 from dynamo.worker.model import served_name
 
-_PREFILL = "prefill"
+_COMPONENTS = {WorkerType.Prefill: "prefill", WorkerType.Decode: "decode"}
 
 
 def main(engine: str, argv: Sequence[str] | None = None, command: str | None = None) -> None:
@@ -117,7 +118,7 @@ def _model_type(words: Sequence[str]) -> ModelType | None:
 
 
 class Place:
-    """The endpoint of a worker; a prefill worker has a component of its own, as it must not get others' requests."""
+    """The endpoint of a worker; each part of a request has a component of its own."""
 
     def __init__(self, settings: WorkerSettings, flags: Mapping[str, Any]) -> None:
         """Raises ValueError for names that are wrong, and for `flags` that contradict each other."""
@@ -132,7 +133,7 @@ class Place:
         self(WorkerType.Aggregated)
 
     def __call__(self, kind: WorkerType) -> EndpointId:
-        component = self._component or (_PREFILL if kind is WorkerType.Prefill else DEFAULT_COMPONENT)
+        component = self._component or _COMPONENTS.get(kind, DEFAULT_COMPONENT)
         return EndpointId(self._namespace or DEFAULT_NAMESPACE, component, self._name)
 
 
@@ -160,8 +161,10 @@ async def _work(runtime: DistributedRuntime, config: WorkerConfig, place: Place,
     async with engine_started(runtime, config, environ) as started:
         if started.info.follower:
             print(f"this node of {engine_entry(config.engine).name} follows its leader", file=sys.stderr, flush=True)
+            report_ready(environ)
             await runtime.wait_for_shutdown()
             return
         async with serve_started(runtime, started, config, place) as card:
             print(f"worker for '{card.name}' at {place(card.worker_type)}", file=sys.stderr, flush=True)
+            report_ready(environ)
             await runtime.wait_for_shutdown()

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from dynamo.engines.base import Engine, EngineInfo
+from dynamo.engines.base import Engine, EngineInfo, PrefixHandoff
 from dynamo.engines.registry import engine_entry
 from dynamo.llm.parsers import AUTO
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
-from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType
+from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
+from dynamo.router.handoff.pairing import TRANSFER
 from dynamo.worker.config import WorkerConfig
 
 
@@ -79,6 +80,8 @@ def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: E
         guided_decoding=info.guided_decoding,
         data_parallel_size=info.data_parallel_size,
     )
+    if info.worker_type is not WorkerType.Aggregated and isinstance(engine, PrefixHandoff):
+        runtime_config.set_engine_specific(TRANSFER, engine.transfer)
     entry = engine_entry(config.engine)
     if entry.repeats_prompt:
         runtime_config.set_engine_specific(SHOW_SPECIAL_TOKENS, True)

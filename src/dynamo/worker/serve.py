@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from dynamo.engines.base import (
@@ -12,14 +13,17 @@ from dynamo.engines.base import (
     Engine,
     KvSocketSource,
     KvSource,
+    KvTierSource,
     LoadSource,
+    MetricsRegistry,
     MetricsSource,
+    PrefixHandoff,
     RankLoad,
 )
 from dynamo.llm.kv.feed import component_of, kv_feed
 from dynamo.llm.kv.publisher import KvEventPublisher
 from dynamo.llm.load_metrics import WorkerMetricsPublisher
-from dynamo.protocols.card import ModelInput
+from dynamo.protocols.card import ModelCard, ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.kv import KvChange
@@ -29,7 +33,9 @@ from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
+from dynamo.worker.decode import DecodeWorker
 from dynamo.worker.health import health_check_payload
+from dynamo.worker.prefill import PrefillWorker
 
 
 def engine_handler(engine: Engine) -> Handler:
@@ -68,23 +74,54 @@ async def publish_engine(
         await offer_clearing(endpoint, engine)
     if status := endpoint.runtime.status:
         if isinstance(engine, MetricsSource):
-            labels = endpoint_labels(endpoint.id, endpoint.runtime.instance_id, [("model", model)] if model else ())
-            status.add_registry(engine.metrics_registry(), labels)
+            _show(endpoint, engine.metrics_registry(), model)
         if isinstance(engine, Controllable):
             status.add_controls(engine.controls(), endpoint.runtime.config.tcp.token)
 
 
 async def serve_requests(
-    endpoint: Endpoint, engine: Engine, model: str | None = None, limit: RequestLimit | None = None
+    endpoint: Endpoint,
+    engine: Engine,
+    model: str | None = None,
+    card: ModelCard | None = None,
+    limit: RequestLimit | None = None,
 ) -> None:
+    """The card says which part of a request this worker does; without it, all."""
     request_type = PreprocessedRequest if engine.model_input is ModelInput.Tokens else Any
-    await endpoint.serve(
-        engine_handler(engine),
-        request_type,
-        metrics_labels=[("model", model), ("model_name", model)] if model else (),
-        health_check_payload=health_check_payload(engine, model or ""),
-        limit=limit,
-    )
+    async with _handler(endpoint, engine, card) as handler:
+        await endpoint.serve(
+            handler,
+            request_type,
+            metrics_labels=[("model", model), ("model_name", model)] if model else (),
+            health_check_payload=health_check_payload(engine, model or ""),
+            limit=limit,
+        )
+
+
+@asynccontextmanager
+async def _handler(endpoint: Endpoint, engine: Engine, card: ModelCard | None) -> AsyncIterator[Handler]:
+    """Of an engine that leaves it to the worker to hand computed prompts over; others do that themselves."""
+    if card is None or card.worker_type is WorkerType.Aggregated or not isinstance(engine, PrefixHandoff):
+        yield engine_handler(engine)
+        return
+    worker: PrefillWorker | DecodeWorker
+    if card.worker_type is WorkerType.Prefill:
+        worker = PrefillWorker(engine, endpoint)
+        host, port = card.runtime_config.bootstrap_host, card.runtime_config.bootstrap_port
+        await worker.start((host, port) if host and port else None)
+    else:
+        worker = DecodeWorker(engine, engine, endpoint.runtime)
+    _show(endpoint, worker.metrics, card.name)
+    try:
+        yield worker
+    finally:
+        await worker.close()
+
+
+def _show(endpoint: Endpoint, registry: MetricsRegistry, model: str | None) -> None:
+    if status := endpoint.runtime.status:
+        labels = endpoint_labels(endpoint.id, endpoint.runtime.instance_id, [("model", model)] if model else ())
+        status.add_registry(registry, labels)
 
 
 async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
@@ -98,6 +135,8 @@ async def publish_kv_events(endpoint: Endpoint, engine: KvSource) -> None:
             rank.publish(change)
 
     engine.on_kv_events(publish)
+    if isinstance(engine, KvTierSource):
+        engine.on_kv_tier_events(lambda dp_rank, tier, change: feed.rank(dp_rank).publish(change, tier))
     await feed.ready()
 
 
@@ -127,6 +166,8 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
             load.kv_used_blocks,
             active_prefill_tokens=load.active_prefill_tokens,
             kv_total_blocks=load.kv_total_blocks,
+            host_weight=load.host_weight,
+            disk_weight=load.disk_weight,
         )
 
     engine.on_load(publish)

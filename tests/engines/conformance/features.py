@@ -89,7 +89,8 @@ FEATURES = {
         "`POST /clear_kv_blocks`", "test_the_cache_can_be_emptied", _has("vllm", "llamacpp", "mocker", other=Has.NONE)
     ),
     "metrics": Feature(
-        "Prometheus metrics of its own", "test_it_declares_what_the_table_says", _has("vllm", other=Has.NONE)
+        "Prometheus metrics of its own", "test_it_declares_what_the_table_says",
+        _has("vllm", "llamacpp", other=Has.NONE),
     ),
     "death": Feature(
         "reports its death while the worker lives", "test_it_declares_what_the_table_says",

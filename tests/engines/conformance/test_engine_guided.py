@@ -14,6 +14,7 @@ from engines.conformance.conftest import Started, only
 from engines.conformance.features import FEATURES, Has, those
 from support.asking import asking, tiny_tokenizer
 from support.sinks import Kept
+from support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -88,7 +89,7 @@ async def test_a_guided_answer_follows_its_form(started: Started, form: str) -> 
 async def test_a_wrong_form_is_the_clients_mistake(started: Started, guidance: dict[str, Any]) -> None:
     kept = await started.one(asking("Well?", guided_decoding=guidance))
     assert isinstance(kept.error, InvalidArgument)
-    assert started.engine.quiet()
+    await until(started.engine.quiet)
 
 
 async def test_a_structural_tag_is_followed_or_refused(started: Started) -> None:

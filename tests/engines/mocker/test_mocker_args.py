@@ -26,9 +26,10 @@ def test_defaults_are_the_published_ones() -> None:
 def test_every_argument_is_read_from_json() -> None:
     args = MockerArgs.from_json(
         b'{"engine_type":"vllm","block_size":16,"num_gpu_blocks":8,"max_model_len":100,"max_num_seqs":2,'
-        b'"max_num_batched_tokens":32,"enable_prefix_caching":false,"enable_chunked_prefill":false,'
+        b'"max_num_batched_tokens":32,"enable_prefix_caching":true,"enable_chunked_prefill":false,'
         b'"preemption_mode":"fifo","watermark":0.5,"speedup_ratio":10,"decode_speedup_ratio":2.5,"dp_size":4,'
-        b'"startup_time":1.5,"disaggregation_mode":"decode",'
+        b'"startup_time":1.5,"disaggregation_mode":"decode","kv_transfer_bandwidth":9,"kv_bytes_per_token":7,'
+        b'"kv_transfer_timing_mode":"destination_missing",'
         b'"reasoning":{"start_thinking_token_id":1,"end_thinking_token_id":2,"thinking_ratio":0.5}}'
     )
     assert args == MockerArgs(
@@ -37,7 +38,7 @@ def test_every_argument_is_read_from_json() -> None:
         max_model_len=100,
         max_num_seqs=2,
         max_num_batched_tokens=32,
-        enable_prefix_caching=False,
+        enable_prefix_caching=True,
         enable_chunked_prefill=False,
         preemption_mode="fifo",
         watermark=0.5,
@@ -46,6 +47,9 @@ def test_every_argument_is_read_from_json() -> None:
         dp_size=4,
         startup_time=1.5,
         disaggregation_mode="decode",
+        kv_transfer_bandwidth=9.0,
+        kv_bytes_per_token=7,
+        kv_transfer_timing_mode="destination_missing",
         reasoning=ReasoningArgs(start_thinking_token_id=1, end_thinking_token_id=2, thinking_ratio=0.5),
     )
 
@@ -60,7 +64,7 @@ def test_other_spellings_of_an_argument_are_understood() -> None:
     [
         ({"blocksize": 1}, "unknown mocker argument 'blocksize'"),
         ({"aic_system": "h200_sxm"}, "'aic_system' is not implemented"),
-        ({"kv_transfer_bandwidth": 64.0}, "'kv_transfer_bandwidth' is not implemented"),
+        ({"kv_cache_dtype": "fp8"}, "'kv_cache_dtype' is not implemented"),
         ({"engine_type": "sglang"}, "'engine_type'"),
         ({"block_size": 0}, "'block_size': expected `int` >= 1"),
         ({"block_size": 2**31}, "'block_size': expected `int` <= 2147483647"),
@@ -81,6 +85,7 @@ def test_other_spellings_of_an_argument_are_understood() -> None:
         ({"reasoning": {"start_thinking_token_id": 2**40}}, "'reasoning.start_thinking_token_id'"),
         ({"dp_size": 1, "data_parallel_size": 1}, "another name for 'dp_size'"),
         ({"is_prefill": True, "is_decode": True}, "exclude each other"),
+        ({"is_prefill": True, "enable_prefix_caching": False}, "leave prefix caching on"),
         ({"is_prefill": "yes"}, "'is_prefill': expected `bool`"),
         ({"is_prefill": True, "disaggregation_mode": "decode"}, "contradicts"),
         ({1: 2}, "names must be strings"),

@@ -253,7 +253,7 @@ async def test_a_prefill_worker_makes_one_token_to_hand_over() -> None:
     sink = await answer(engine, request(list(range(10)), 50))
     assert len(sink.ids) == 1
     assert sink.last is not None
-    assert sink.last.disaggregated_params == {"mocker": True}
+    assert sink.last.finish_reason == "length"
 
 
 async def test_starting_says_what_a_router_should_know() -> None:

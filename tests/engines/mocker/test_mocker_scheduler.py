@@ -318,8 +318,11 @@ def test_a_prompt_beside_a_running_request_takes_its_own_time_and_one_decode_of_
 
 def test_the_first_token_of_a_prompt_computed_elsewhere_takes_a_decode_step() -> None:
     desk = Desk(num_gpu_blocks=1000, block_size=64, disaggregation_mode="decode")
-    desk.add(1, range(64), 5)
-    assert desk.step().duration == pytest.approx(PolynomialTiming(desk.scheduler.args).decode(1, 64))
+    timing = PolynomialTiming(desk.scheduler.args)
+    desk.add(1, range(130), 1)
+    assert desk.step().duration == pytest.approx(timing.prefill(130))
+    desk.add(2, range(130), 1)
+    assert desk.step().duration == pytest.approx(timing.decode(1, 130))
 
 
 @pytest.mark.parametrize(
@@ -329,7 +332,7 @@ def test_the_first_token_of_a_prompt_computed_elsewhere_takes_a_decode_step() ->
         ({"speedup_ratio": 10.0, "decode_speedup_ratio": 2.0}, 0.1, 0.05),
         ({"speedup_ratio": 0.0}, 0, 0),
         ({"disaggregation_mode": "prefill"}, 1, 0),
-        ({"disaggregation_mode": "decode"}, 0, 1),
+        ({"disaggregation_mode": "decode"}, 1, 1),
     ],
 )
 def test_speed_and_role_scale_the_curves(overrides: dict[str, Any], prefill: float, decode: float) -> None:

@@ -138,3 +138,29 @@ def test_batches_are_as_large_as_those_of_vllms_own_server() -> None:
     scheduler = made.create_engine_config().scheduler_config
     server = UsageContext.OPENAI_API_SERVER
     assert (scheduler.max_num_batched_tokens, scheduler.max_num_seqs) == (tokens[server], sequences[server])
+
+
+def test_offloading_is_vllms_own_connector_with_events_that_name_their_tokens() -> None:
+    config = arguments("--kv-offload-gb", "1.5", cpu=False).kv_transfer_config
+    assert (config.kv_connector, config.kv_role) == ("OffloadingConnector", "kv_both")
+    assert config.kv_connector_extra_config == {"cpu_bytes_to_use": 1_500_000_000, "self_describing_kv_events": True}
+    assert arguments(cpu=False).kv_transfer_config is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu", "sentence"),
+    [
+        (["--kv-offload-gb", "1"], True, "--kv-offload-gb needs a GPU: on CPUs vLLM keeps its whole KV cache in host"),
+        (["--kv-offload-gb", "-1"], False, "--kv-offload-gb must be a number of gigabytes above 0, not -1"),
+        (["--kv-offload-gb", "nan"], False, "--kv-offload-gb must be a number of gigabytes above 0, not nan"),
+        (
+            ["--kv-offload-gb", "1", "--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'],
+            False,
+            "--kv-offload-gb and vLLM's --kv-transfer-config both choose a connector",
+        ),
+    ],
+)
+def test_offloading_that_cannot_work_is_refused_in_one_sentence(flags: list[str], cpu: bool, sentence: str) -> None:
+    with pytest.raises(EngineError) as refused:
+        arguments(*flags, cpu=cpu)
+    assert str(refused.value).startswith(sentence)

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
+from dynamo.protocols.card import WorkerType
 from dynamo.settings import Setting, options
 from dynamo.settings.setting import nearest
 
@@ -39,6 +40,16 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         "--cached-seqs", help="finished sequences that are kept for their prefixes, at most")] = 32
     cache_type: Annotated[Literal["f32", "f16", "bf16", "q8_0", "q4_0"], Setting(
         "--cache-type", help="data type of the KV cache")] = "f16"
+    kv_offload_gb: Annotated[float, Meta(ge=0, le=1e6), Setting(
+        "--kv-offload-gb", "DYN_KVBM_CPU_CACHE_GB", "host memory for prefixes that the KV cache has no room for",
+        "GB")] = 0.0
+    kv_offload_disk_gb: Annotated[float, Meta(ge=0, le=1e6), Setting(
+        "--kv-offload-disk-gb", "DYN_KVBM_DISK_CACHE_GB", "disk space for the same", "GB")] = 0.0
+    kv_offload_dir: Annotated[str | None, Setting(
+        "--kv-offload-dir", "DYN_KVBM_DISK_CACHE_DIR", "its folder, one for each worker", "FOLDER")] = None
+    disaggregation_mode: Annotated[Literal["agg", "prefill", "decode"], Setting(
+        "--disaggregation-mode", help="what the worker does: everything, or only prompts, or what follows them",
+        )] = "agg"
     # fmt: on
 
     @classmethod
@@ -55,6 +66,13 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
         for name, value in _flags(spec.arguments).items():
             if values.setdefault(name, value) != value:
                 raise EngineError(f"--{name.replace('_', '-')} says {value}, --extra-engine-args says {values[name]}")
+        for option in options(cls):
+            variable = next((each for each in option.variables if spec.environ.get(each, "").strip()), None)
+            if variable is not None and option.field not in values:
+                try:
+                    values[option.field] = option.value(spec.environ[variable].strip(), variable)
+                except ValueError as error:
+                    raise EngineError(f"llamacpp: {error}") from None
         for name in values:
             if name not in cls.__struct_fields__:
                 known = ", ".join(cls.__struct_fields__)
@@ -65,12 +83,27 @@ class LlamaCppArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
             args = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise EngineError(f"llamacpp arguments: {error}") from None
-        if args.max_num_seqs + args.cached_seqs > 256:
-            raise EngineError("llamacpp: max_num_seqs and cached_seqs must be at most 256 together")
-        if args.max_num_seqs + args.cached_seqs > args.n_batch:
+        if args.kv_offload_disk_gb and not args.kv_offload_dir:
+            raise EngineError("llamacpp: --kv-offload-disk-gb needs a folder: --kv-offload-dir FOLDER")
+        if args.sequences > 256:
+            raise EngineError(f"llamacpp: max_num_seqs and cached_seqs must be at most {256 - args.scratch} together")
+        if args.sequences > args.n_batch:
             # llama.cpp ends the process otherwise.
             raise EngineError("llamacpp: n_batch must be at least max_num_seqs and cached_seqs together")
         return args
+
+    @property
+    def scratch(self) -> int:
+        """Sequences beside those of requests and cache."""
+        return 1 if self.kv_offload_gb or self.kv_offload_disk_gb else 0
+
+    @property
+    def sequences(self) -> int:
+        return self.max_num_seqs + self.cached_seqs + self.scratch
+
+    @property
+    def worker_type(self) -> WorkerType:
+        return WorkerType.Aggregated if self.disaggregation_mode == "agg" else WorkerType(self.disaggregation_mode)
 
     def threads(self, path: Path) -> int:
         if self.n_threads is not None:

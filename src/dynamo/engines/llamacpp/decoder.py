@@ -77,9 +77,9 @@ class LlamaDecoder:
         """Make a running and every further `decode` end early, or no longer; may be called by any thread."""
         self._abort_flag[0] = b"\1" if wanted else b"\0"
 
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` positions of `source`, without copying them."""
-        self._library.llama_memory_seq_cp(self._memory, source, target, 0, count)
+    def share(self, source: int, target: int, count: int, start: int = 0) -> None:
+        """Give `target` the positions of `source` from `start` up to `count`, without copying them."""
+        self._library.llama_memory_seq_cp(self._memory, source, target, start, count)
 
     def truncate(self, sequence: int, count: int) -> None:
         """Keep only the first `count` positions."""

@@ -10,16 +10,27 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 
-from dynamo.engines.base import DeathListener, EngineError, EngineInfo, KvListener, LoadListener
+from dynamo.engines.base import (
+    DeathListener,
+    EngineError,
+    EngineInfo,
+    HeldPrefix,
+    KvListener,
+    KvTierListener,
+    LoadListener,
+)
 from dynamo.engines.grammar_guide import Guides
 from dynamo.engines.llamacpp.args import LlamaCppArgs, gguf_file
 from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import LlamaDecoder
+from dynamo.engines.llamacpp.held_prefixes import HeldPrefixes
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import library, version
 from dynamo.engines.llamacpp.scheduler import LlamaScheduler
 from dynamo.engines.llamacpp.state import SequenceStates
 from dynamo.engines.llamacpp.thread import EngineThread, StepReport
+from dynamo.engines.llamacpp.tier_metrics import TierMetrics
+from dynamo.engines.llamacpp.tier_setup import open_tiers
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
 from dynamo.protocols.card import ModelInput, ModelType
@@ -67,6 +78,7 @@ class LlamaCppEngine:
         self._holding: set[Job] = set()
         """They may hold something in the thread."""
         self._on_kv_events: KvListener | None = None
+        self._on_kv_tier_events: KvTierListener | None = None
         self._on_load: LoadListener | None = None
         self._on_death: DeathListener | None = None
 
@@ -80,12 +92,16 @@ class LlamaCppEngine:
             self._block_size,
             caching=decoder.rewinds,
         )
+        self.tiers = await asyncio.to_thread(open_tiers, self._args, self._file, decoder, self.blocks)
         self.scheduler = LlamaScheduler(
-            decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch
+            decoder, self.blocks, max_num_seqs=self._args.max_num_seqs, n_batch=decoder.n_batch, tiers=self.tiers
         )
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-grammar")
         self._thread = EngineThread(self.scheduler, decoder, self._deliver, self._died)
         self._states = SequenceStates(decoder, self.blocks)
+        self._transfer = f"the state of llama.cpp sequences, {decoder.description}, {self._args.cache_type}"
+        self._prefixes = HeldPrefixes(decoder, self.blocks, self._states, self._args.cached_seqs // 2)
+        self.scheduler.give_way = self._prefixes.give_way
         log.info(
             "loaded %s with xllamacpp %s in %.1f s: %s, context of %d tokens, room for %d",
             self._file, version(), time.perf_counter() - begun, decoder.description, self.context_length, decoder.cells,
@@ -96,6 +112,7 @@ class LlamaCppEngine:
             total_kv_blocks=decoder.cells // self._block_size,
             max_num_seqs=self._args.max_num_seqs,
             max_num_batched_tokens=decoder.n_batch,
+            worker_type=self._args.worker_type,
             guided_decoding=find_spec("llguidance") is not None,
         )
 
@@ -143,6 +160,14 @@ class LlamaCppEngine:
     def on_kv_events(self, listener: KvListener) -> None:
         self._on_kv_events = listener
 
+    def on_kv_tier_events(self, listener: KvTierListener) -> None:
+        self._on_kv_tier_events = listener
+        if self.tiers is not None:
+            self.tiers.announce()
+
+    def metrics_registry(self) -> TierMetrics:
+        return TierMetrics(self.tiers.store if self.tiers is not None else None, self._block_size)
+
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
 
@@ -157,7 +182,27 @@ class LlamaCppEngine:
         state: bytes | None = await self._running().call(partial(self._states.export, list(token_ids), cache_salt))
         return state
 
-    async def import_prefix(self, token_ids: Sequence[int], state: bytes, cache_salt: str | None = None) -> int:
+    @property
+    def transfer(self) -> str:
+        return self._transfer
+
+    async def hold_prefix(self, token_ids: Sequence[int], cache_salt: str | None = None) -> HeldPrefix | None:
+        held: HeldPrefix | None = await self._running().call(partial(self._prefixes.hold, token_ids, cache_salt))
+        return held
+
+    async def held_state(self, held: HeldPrefix) -> bytes:
+        return bytes(await self._running().call(partial(self._prefixes.state, held)))
+
+    async def release_prefix(self, held: HeldPrefix) -> None:
+        if self._thread is not None:
+            await self._thread.call(partial(self._prefixes.release, held))
+
+    def held_blocks(self) -> int:
+        return self._prefixes.blocks_held
+
+    async def import_prefix(
+        self, token_ids: Sequence[int], state: bytes, cache_salt: str | None = None, dp_rank: int | None = None
+    ) -> int:
         """Add a state that `export_prefix` of the same model gave to the cache; returns how many tokens it holds.
 
         Raises InvalidArgument for a state of other tokens or another model; ResourceExhausted if there is no room.
@@ -177,11 +222,14 @@ class LlamaCppEngine:
             self._file,
             cells=cells,
             batch=args.n_batch,
-            sequences=args.max_num_seqs + args.cached_seqs,
+            sequences=args.sequences,
             threads=args.threads(self._file),
             gpu_layers=args.n_gpu_layers,
             cache_type=args.cache_type,
         )
+        if args.disaggregation_mode != "agg" and not decoder.rewinds:
+            decoder.close()
+            raise EngineError(f"llamacpp cannot hand over the prompts of {self._file}: it is a recurrent model")
         possible = min(decoder.trained_context, decoder.cells)
         if asked is not None and not 1 <= asked <= possible:
             decoder.close()
@@ -217,6 +265,9 @@ class LlamaCppEngine:
         """Everything one step did: the blocks first, so that no answer is ahead of them."""
         if self._on_kv_events is not None and report.events:
             self._on_kv_events(0, report.events)
+        if self._on_kv_tier_events is not None:
+            for tier, change in report.tier_events:
+                self._on_kv_tier_events(0, tier, change)
         if self._on_load is not None and report.load is not None:
             self._on_load(report.load)
         self._holding.difference_update(report.released)

@@ -13,6 +13,7 @@ from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, TopLogprob
 from dynamo.protocols.errors import ContextLengthExceeded, InvalidArgument
 from dynamo.runtime.stream import Sink
+from dynamo.tiers import TierFetch
 
 _SEEDS = 1 << 64
 _LACKS = ("use_beam_search", "best_of", "a LoRA adapter", "kv_transfer_params")
@@ -26,6 +27,7 @@ class Job:
         "cached_tokens",
         "computed",
         "ends",
+        "fetch",
         "guide",
         "hashes",
         "held",
@@ -34,6 +36,7 @@ class Job:
         "min_tokens",
         "prompt_logprobs",
         "prompt_tokens",
+        "restoring",
         "salt",
         "sampler",
         "scored",
@@ -81,6 +84,10 @@ class Job:
         self.computed = 0
         self.cached_tokens: int | None = None
         self.aborted = False
+        self.fetch: TierFetch | None = None
+        """What is being read, or was read, of its prefix."""
+        self.restoring = False
+        """The blocks that follow the computed ones may be in a tier."""
 
     @property
     def generated(self) -> int:

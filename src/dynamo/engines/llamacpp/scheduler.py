@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import ABORTED, DECODED, NO_ROOM, LlamaDecoder, Logits
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import LOG
+from dynamo.engines.llamacpp.prefix_tiers import PrefixTiers
 from dynamo.engines.llamacpp.sampling import highest, logprobs, sample_plain
 from dynamo.protocols.engine import EngineOutput, TopLogprob, Usage
 from dynamo.protocols.errors import DynamoException, ResourceExhausted, Unknown, from_exception
@@ -35,19 +37,32 @@ class Chunk(Struct, gc=False):
 
 
 class LlamaScheduler:
-    def __init__(self, decoder: LlamaDecoder, blocks: BlockMap, *, max_num_seqs: int, n_batch: int) -> None:
+    def __init__(
+        self,
+        decoder: LlamaDecoder,
+        blocks: BlockMap,
+        *,
+        max_num_seqs: int,
+        n_batch: int,
+        tiers: PrefixTiers | None = None,
+    ) -> None:
         self.blocks = blocks
         self.waiting: deque[Job] = deque()
         self.running: list[Job] = []
         self.preemptions = 0
         self.was_aborted = False
         """The last step computed nothing, because `LlamaDecoder.abort` ended it."""
+        self.give_way: Callable[[], bool] = lambda: False
+        """Called when no request finds room; frees something that is held for others, if anything is."""
         self._crowded = False
         """llama.cpp had no room for the last step: the next one admits no request."""
         self._decoder = decoder
         self._max_num_seqs = max_num_seqs
         self._n_batch = n_batch
         self._caching = decoder.rewinds
+        self.tiers = tiers
+        self.fetching: list[Job] = []
+        """Requests whose prefix is being read from a tier."""
 
     @property
     def busy(self) -> bool:
@@ -56,10 +71,24 @@ class LlamaScheduler:
     @property
     def prefill_tokens(self) -> int:
         """Known but not computed yet; what the cache may spare a waiting request is not foreseen."""
-        return sum(len(job.tokens) - job.computed for job in (*self.running, *self.waiting) if not job.generated)
+        return sum(
+            len(job.tokens) - job.computed
+            for job in (*self.running, *self.waiting, *self.fetching)
+            if not job.generated
+        )
 
     def add(self, job: Job) -> None:
-        self.waiting.append(job)
+        if self.tiers is not None and self.tiers.fetch(job):
+            self.fetching.append(job)
+        else:
+            self.waiting.append(job)
+
+    def add_fetched(self) -> None:
+        """Let those wait for a place whose prefix was read, or is not read in time."""
+        assert self.tiers is not None
+        for job in [job for job in self.fetching if self.tiers.is_fetched(job)]:
+            self.fetching.remove(job)
+            self.waiting.append(job)
 
     def remove(self, job: Job) -> None:
         """Free what the request holds, if it is still there."""
@@ -68,15 +97,29 @@ class LlamaScheduler:
             self._release(job)
         elif job in self.waiting:
             self.waiting.remove(job)
+        elif job in self.fetching:
+            self.fetching.remove(job)
 
     def clear_cache(self) -> bool:
         """Forget cached prefixes, unless there are requests."""
-        return not self.busy and self.blocks.clear()
+        if self.busy or self.fetching or not self.blocks.clear():
+            return False
+        if self.tiers is not None:
+            self.tiers.clear()
+        return True
 
     def step(self) -> list[tuple[Job, Output]]:
         """One decode, with what it means for each request; empty if it was aborted."""
+        if self.tiers is None:
+            return self._step(self._schedule())
         chunks = self._schedule()
+        with self.tiers.measured([chunk.count for chunk in chunks]):
+            return self._step(chunks)
+
+    def _step(self, chunks: list[Chunk]) -> list[tuple[Job, Output]]:
         if not chunks:
+            if self.give_way():
+                return []
             return [(self.waiting.popleft(), ResourceExhausted("the KV cache has no room for this request"))]
         outputs = self._decode(chunks)
         if outputs is not None:
@@ -93,6 +136,8 @@ class LlamaScheduler:
         budget = self._n_batch
         for prefilling in (False, True):
             for job in self.running:
+                if prefilling and job.restoring and self._restores_more(job, chunks):
+                    continue
                 left = len(job.tokens) - job.computed
                 if (left > 1) is prefilling and budget:
                     chunks.append(Chunk(job, min(left, budget)))
@@ -134,10 +179,24 @@ class LlamaScheduler:
             job.computed = len(held.blocks) * size
             if job.cached_tokens is None:
                 job.cached_tokens = job.computed
+            if self.tiers is not None and not job.scoring:
+                job.restoring = True
+                if self._restores_more(job, chunks):
+                    promised += known - job.computed
+                    continue
             chunks.append(Chunk(job, min(known - job.computed, budget)))
             budget -= chunks[-1].count
             promised += known - job.computed
             coming.update(job.hashes[job.computed // size :])
+
+    def _restores_more(self, job: Job, chunks: list[Chunk]) -> bool:
+        """Restore what follows from the tiers; True if more is to be restored in the next step.
+
+        A step beside others restores no more tokens than it could compute, so that these do not wait for long.
+        """
+        assert self.tiers is not None
+        job.restoring = self.tiers.restore(job, self._n_batch if chunks else None)
+        return job.restoring
 
     def _decode(self, chunks: list[Chunk]) -> list[tuple[Job, Output]] | None:
         """None if all chunks were computed; else what is to be said, and nothing of them is computed."""
@@ -294,6 +353,8 @@ class LlamaScheduler:
 
     def _release(self, job: Job) -> None:
         assert job.held is not None
+        if self.tiers is not None:
+            self.tiers.offer(job)
         self.blocks.end(job.held)
         job.held = None
         job.computed = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from dynamo.engines.llamacpp.blocks import BlockMap
+from dynamo.engines.llamacpp.blocks import BlockMap, Held
 from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.errors import InvalidArgument, ResourceExhausted
@@ -36,13 +36,15 @@ class SequenceStates:
         if held is None:
             return None
         try:
-            if not held.blocks:
-                return None
-            data = self._decoder.state(held.number)
-            last = held.blocks[-1].hash
+            return self.encode(held) if held.blocks else None
         finally:
             self._blocks.end(held)
-        return msgspec.msgpack.encode(PrefixState(_FORMAT, self._decoder.description, size, last, data))
+
+    def encode(self, held: Held) -> bytes:
+        """The state of a sequence of full blocks."""
+        data = self._decoder.state(held.number)
+        prefix = PrefixState(_FORMAT, self._decoder.description, self._blocks.block_size, held.blocks[-1].hash, data)
+        return msgspec.msgpack.encode(prefix)
 
     def restore(self, tokens: list[int], state: bytes, cache_salt: str | None) -> int:
         if not self._decoder.rewinds:

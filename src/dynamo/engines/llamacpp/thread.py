@@ -17,11 +17,13 @@ from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.scheduler import LlamaScheduler, Output
 from dynamo.protocols.errors import EngineShutdown, from_exception
-from dynamo.protocols.kv import KvChange
+from dynamo.protocols.kv import KvChange, Tier
 
 log = logging.getLogger(__name__)
 
 _LOAD_SECONDS = 0.1
+_WAKE = "wake"
+"""A command that asks for nothing: a tier has done something."""
 
 
 class StepReport(Struct, gc=False):
@@ -32,6 +34,7 @@ class StepReport(Struct, gc=False):
     """They hold nothing any more."""
     events: list[KvChange]
     load: RankLoad | None
+    tier_events: list[tuple[Tier, KvChange]] = []
 
 
 class ThreadCall(Struct):
@@ -56,7 +59,10 @@ class EngineThread:
         self._deliver = deliver
         self._died = died
         self._loop = asyncio.get_running_loop()
-        self._commands: SimpleQueue[Job | ThreadCall | None] = SimpleQueue()
+        self._commands: SimpleQueue[Job | ThreadCall | str | None] = SimpleQueue()
+        self._tiers = scheduler.tiers
+        if self._tiers is not None:
+            self._tiers.on_wake(lambda: self._commands.put(_WAKE))
         self._calls: set[asyncio.Future[Any]] = set()
         self._released: list[Job] = []
         self._load_at = 0.0
@@ -100,11 +106,15 @@ class EngineThread:
         try:
             while self._take_commands():
                 outputs = self._scheduler.step() if self._scheduler.busy else []
+                if self._tiers is not None:
+                    self._tiers.save_one()
                 self._report(outputs)
         except BaseException as error:  # the requests must learn of it, whatever it is
             log.exception("the engine's thread died")
             self._post(self._end, error)
         finally:
+            if self._tiers is not None:
+                self._tiers.close()
             self._decoder.close()
 
     def _end(self, error: BaseException) -> None:
@@ -122,14 +132,21 @@ class EngineThread:
             # Before the commands are read: an abort whose command comes later must last.
             self._decoder.abort(False)
         idle = not (self._scheduler.busy or self._released)
+        wait = None
+        if self._tiers is not None:
+            idle = idle and not self._tiers.unsaved
+            wait = self._tiers.seconds_to_wait(self._scheduler.fetching)
         while True:
             try:
-                command = commands.get(idle)
+                command = commands.get(idle, wait)
             except Empty:
-                return True
+                break
             idle = False
             if command is None:
                 return False
+            if command is _WAKE:
+                continue
+            assert not isinstance(command, str)
             if isinstance(command, ThreadCall):
                 self._do(command)
             elif command.aborted:
@@ -137,6 +154,9 @@ class EngineThread:
                 self._released.append(command)
             else:
                 self._scheduler.add(command)
+        if self._scheduler.fetching:
+            self._scheduler.add_fetched()
+        return True
 
     def _do(self, call: ThreadCall) -> None:
         try:
@@ -150,7 +170,9 @@ class EngineThread:
         released, self._released = self._released, []
         released += [job for job, output in outputs if type(output) is not int and job.held is None]
         report = StepReport(outputs, released, self._scheduler.blocks.take_events(), self._load())
-        if report.outputs or report.released or report.events or report.load:
+        if self._tiers is not None:
+            report.tier_events = self._tiers.take_changes()
+        if report.outputs or report.released or report.events or report.load or report.tier_events:
             self._post(self._deliver, report)
 
     def _load(self) -> RankLoad | None:
@@ -160,7 +182,10 @@ class EngineThread:
             return None
         self._load_at = now + _LOAD_SECONDS
         blocks = self._scheduler.blocks
+        host, disk = (None, None) if self._tiers is None else self._tiers.weights()
         load = RankLoad(
+            host_weight=host,
+            disk_weight=disk,
             active_decode_blocks=blocks.active_blocks,
             active_prefill_tokens=self._scheduler.prefill_tokens,
             kv_used_blocks=-(-blocks.used // blocks.block_size),

@@ -69,6 +69,13 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
         default="the published curves")] = None
     disaggregation_mode: Annotated[Literal["agg", "prefill", "decode"], Setting(
         "--disaggregation-mode", help="what the worker does")] = "agg"
+    kv_transfer_bandwidth: Annotated[Factor, Setting(
+        "--kv-transfer-bandwidth", help="how fast computed prompts arrive; 0 takes no time", metavar="GB/S")] = 64.0
+    kv_bytes_per_token: Annotated[PositiveInt, Setting(
+        "--kv-bytes-per-token", help="size of a computed prompt per token, for the time of its transfer")] = 131072
+    kv_transfer_timing_mode: Annotated[Literal["full_prompt", "destination_missing"], Setting(
+        "--kv-transfer-timing-mode", help="which blocks are transferred: all of a prompt, or those not there yet",
+        )] = "full_prompt"
     reasoning: Annotated[ReasoningArgs | None, Setting(
         "--reasoning", help="the token ids that begin and end thinking, and its share of an answer", metavar="JSON",
         parse=_json_object)] = None
@@ -101,10 +108,12 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
             args = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"mocker argument {_named(str(error))}") from None
-        for name in ("speedup_ratio", "decode_speedup_ratio", "startup_time"):
+        for name in ("speedup_ratio", "decode_speedup_ratio", "startup_time", "kv_transfer_bandwidth"):
             value = getattr(args, name)
             if value is not None and value == float("inf"):
                 raise InvalidArgument(f"mocker argument '{name}': must be finite")
+        if args.disaggregation_mode != "agg" and not args.enable_prefix_caching:
+            raise InvalidArgument("a prefill or decode mocker hands over cached blocks: leave prefix caching on")
         return args
 
     def within(self, card: ModelCard) -> MockerArgs:
@@ -114,6 +123,11 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     @property
     def worker_type(self) -> WorkerType:
         return _WORKER_TYPES[self.disaggregation_mode]
+
+    @property
+    def transfer(self) -> str:
+        """The form of what prefill and decode mockers hand over."""
+        return "mocker"
 
     @property
     def capacity_tokens(self) -> int:
@@ -141,10 +155,7 @@ _UPSTREAM_ONLY = frozenset(
         "bootstrap_ports",
         "enable_local_indexer",
         "handoff_session_timeout_ms",
-        "kv_bytes_per_token",
         "kv_cache_dtype",
-        "kv_transfer_bandwidth",
-        "kv_transfer_timing_mode",
         "response_replay_trace_path",
         "zmq_kv_events_port",
         "zmq_kv_events_ports",

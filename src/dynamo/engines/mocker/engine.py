@@ -7,9 +7,10 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as Ids
 from itertools import count
 
-from dynamo.engines.base import EngineInfo, KvListener, LoadListener, RankLoad
+from dynamo.engines.base import EngineInfo, HeldPrefix, KvListener, LoadListener, RankLoad
 from dynamo.engines.refusals import refuse_options
 from dynamo.kv.hashing import salt_seed
 from dynamo.protocols.card import ModelInput
@@ -19,6 +20,7 @@ from dynamo.protocols.kv import KvChange, Removed
 from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs
+from .handoff import MockHandoffs
 from .logprobs import LogprobSink
 from .ranks import Iteration, Ranks
 from .scheduler import Finished, Load
@@ -96,7 +98,7 @@ class MockerEngine:
         self._on_load: LoadListener | None = None
         self._load_timer: asyncio.TimerHandle | None = None
         self._load_reported_at = 0.0
-        self._handover = {"mocker": True} if args.disaggregation_mode == "prefill" else None
+        self._handoffs = MockHandoffs(args, self.ranks)
 
     async def start(self) -> EngineInfo:
         """Ready after `startup_time`; says what a router should know."""
@@ -178,11 +180,8 @@ class MockerEngine:
     async def clear_cache(self) -> bool:
         """Forget cached prefixes; refused while requests run."""
         cleared = self.ranks.clear_cache()
-        if cleared and self._computed is not None:
-            # What was computed before was stored before.
-            self._report_events(self._computed.events)
-            self._computed.events = []
-        self._report_events(self.ranks.take_events())
+        if cleared:
+            self._report_events_now()
         return cleared
 
     def _queue(self, request_id: int, request: PreprocessedRequest) -> MockAnswer:
@@ -295,8 +294,43 @@ class MockerEngine:
             finish_reason=finished.finish_reason,
             stop_reason=finished.stop_reason,
             completion_usage=usage,
-            disaggregated_params=self._handover,
         )
+
+    @property
+    def transfer(self) -> str:
+        return self.args.transfer
+
+    async def hold_prefix(self, token_ids: Ids[int], cache_salt: str | None = None) -> HeldPrefix | None:
+        return self._handoffs.hold(token_ids, cache_salt)
+
+    async def held_state(self, held: HeldPrefix) -> bytes:
+        return self._handoffs.state(held)
+
+    async def release_prefix(self, held: HeldPrefix) -> None:
+        self._handoffs.release(held)
+        self._report_load_soon()
+
+    def held_blocks(self) -> int:
+        return self._handoffs.held_blocks
+
+    async def import_prefix(
+        self, token_ids: Ids[int], state: bytes, cache_salt: str | None = None, dp_rank: int | None = None
+    ) -> int:
+        """Takes as long as the modelled transfer."""
+        rank = self.ranks.next_rank if dp_rank is None else dp_rank
+        hashes = self._handoffs.read(token_ids, state, cache_salt)
+        if seconds := self._handoffs.seconds(hashes, rank):
+            await asyncio.sleep(seconds)
+        self._handoffs.store(hashes, rank)
+        self._report_events_now()
+        return len(hashes) * self.args.block_size
+
+    def _report_events_now(self) -> None:
+        """Those of the iteration that is computed but not due come first: what it stored was stored before."""
+        if self._computed is not None:
+            self._report_events(self._computed.events)
+            self._computed.events = []
+        self._report_events(self.ranks.take_events())
 
     def _report_events(self, events: list[tuple[int, list[KvChange]]]) -> None:
         if self._on_kv_events is not None:

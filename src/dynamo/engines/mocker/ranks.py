@@ -45,6 +45,11 @@ class Ranks:
         self._next = 0
 
     @property
+    def next_rank(self) -> int:
+        """Of a request that names none."""
+        return self._next
+
+    @property
     def busy(self) -> bool:
         return bool(self._rank_of)
 

@@ -67,8 +67,7 @@ class Scheduler:
         self._timing = timing
         self._block_size = args.block_size
         self._reserve = int(args.watermark * args.num_gpu_blocks)
-        # A prompt that arrives computed needs a decode step for its first token; any other gets it with its last chunk.
-        self._first_by_decode = args.disaggregation_mode == "decode"
+        self._receives = args.disaggregation_mode == "decode"
         self._sequences: dict[int, Sequence] = {}
         self._query_tokens = 0
         self._hit_tokens = 0
@@ -301,11 +300,15 @@ class Scheduler:
                 answered.append(sequence)
                 continue
             prefilling = sequence.computed < sequence.prefill_end
-            if prefilling:
+            # What is left of a prompt that arrived computed takes a decode step, as it would have arrived whole too.
+            received = (
+                self._receives and sequence.computed > 0 and sequence.known - sequence.computed <= self._block_size
+            )
+            if prefilling and not received:
                 prefilled += count
             sequence.computed += count
             if sequence.computed == sequence.known:
-                if not prefilling or self._first_by_decode:
+                if not prefilling or received:
                     decoded += 1
                     context += sequence.computed
                 sequence.known += 1

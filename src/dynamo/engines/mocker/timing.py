@@ -22,9 +22,9 @@ class Scale:
 
     def __init__(self, args: MockerArgs) -> None:
         seconds = 1e-3 / args.speedup_ratio if args.speedup_ratio else 0.0
-        # A prefill worker hands over after its first token, a decode worker receives the prompt computed.
-        self.prefill = 0.0 if args.disaggregation_mode == "decode" else seconds
+        self.prefill = seconds
         faster = args.decode_speedup_ratio
+        # A prefill worker hands over after its first token.
         self.decode = seconds / faster if faster and args.disaggregation_mode != "prefill" else 0.0
 
 

@@ -15,6 +15,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
+from dynamo.engines.vllm.offload import offloading
 from dynamo.model import LocalModel
 from dynamo.settings import nearest
 
@@ -48,11 +49,13 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
             raise EngineError(f"--extra-engine-args: vLLM has no argument '{name}'{nearest(name, known)}")
     asked = _from_flags(spec)
     parser = EngineArguments.add_cli_args(_VllmParser(prog="out=vllm --", add_help=True))
+    parser.add_argument("--kv-offload-gb", type=float, default=0.0)
     unconfigured = StructuredOutputsConfig()
     parser.set_defaults(structured_outputs_config=unconfigured)
     parser.set_defaults(**{**_defaults(spec, cpu=cpu, sockets=sockets), **_files(spec), **asked, **extra})
     try:
-        args: EngineArguments = EngineArguments.from_cli_args(parser.parse_args(spec.arguments))
+        parsed = parser.parse_args(spec.arguments)
+        args: EngineArguments = EngineArguments.from_cli_args(parsed)
     except (ValueError, TypeError) as error:
         raise EngineError(f"vLLM's arguments: {error}") from error
     args.compact_json = args.structured_outputs_config is unconfigured
@@ -60,6 +63,8 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
         if getattr(args, name) != value:
             flag = _FLAGS[name]
             raise EngineError(f"{flag} says {value}, vLLM's argument {name} says {getattr(args, name)}: give one")
+    if parsed.kv_offload_gb:
+        args.kv_transfer_config = offloading(parsed.kv_offload_gb, cpu=cpu, configured=args.kv_transfer_config)
     unread = not spec.kv_events or args.enable_prefix_caching is False
     if unread and sockets.as_posix() in args.kv_events_config.endpoint:
         args.kv_events_config = None

@@ -186,6 +186,16 @@ class RequestRecord:
         return [one.instance_id for one in self._deliveries if one.instance_id is not None]
 
     @property
+    def prefills(self) -> list[str]:
+        """Of requests to decode workers: which worker computed the prompt, and why."""
+        decisions = [one.placement.decision for one in self._deliveries if one.placement]
+        return [
+            f"{each.prefill_worker_id or each.worker_id:x}:{each.split.reason}"
+            for each in decisions
+            if each and each.split
+        ]
+
+    @property
     def request_type(self) -> str:
         return "stream" if self.stream else "unary"
 
@@ -275,6 +285,8 @@ class RequestRecord:
             workers = ",".join(f"{worker:x}" for worker in self.workers) or "-"
             tokens = f"in={self.input_tokens or '-'} out={self.output_tokens or '-'}"
             about = f" model={self.model} worker={workers} {tokens} ttft={first}"
+            if prefills := self.prefills:
+                about += f" prefill={','.join(prefills)}"
         if error := self.error:
             about += f" error={one_line(error.message)!r}"
         log.log(

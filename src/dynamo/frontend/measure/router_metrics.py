@@ -78,6 +78,27 @@ def router_metrics(prefix: str, routers: Iterable[tuple[str, Router]]) -> Iterat
     yield MetricFamily(name, "Share of a prompt that the chosen worker had cached", "histogram", rates)
 
 
+def split_metrics(models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
+    """Who computed the prompts of models with decode workers, and why."""
+    splitters = [(model.name, model.splitter) for model in models if model.splitter]
+    name = f"{_PREFIX}_disagg_decisions_total"
+    decisions = [
+        Sample(name, {"model": model, "prefill": "remote" if remote else "local", "reason": reason}, count)
+        for model, splitter in splitters
+        for (remote, reason), count in splitter.stats.decisions.items()
+    ]
+    help = "Requests to decode workers, by who computed the prompt and why"
+    yield MetricFamily(name.removesuffix("_total"), help, "counter", decisions)
+    name = f"{_PREFIX}_kv_transfer_estimated_latency_seconds"
+    estimates = [
+        sample
+        for model, splitter in splitters
+        for sample in splitter.stats.transfer.samples(name, {"model": model})
+        if splitter.pool.serves
+    ]
+    yield MetricFamily(name, "Expected time of transfer and hop of split requests", "histogram", estimates)
+
+
 def _hit_rate(router: Router) -> Histogram:
     histogram = Histogram(HIT_RATE_BOUNDS)
     histogram.counts = list(router.stats.hit_rate_counts)

@@ -82,6 +82,8 @@ class Tracing:
                 "dynamo.workers": [f"{worker:x}" for worker in record.workers],
             }
         )
+        if prefills := record.prefills:
+            span.set_attribute("dynamo.prefill", prefills)
         if record.time_to_first_token is not None:
             span.set_attribute("dynamo.time_to_first_token_seconds", record.time_to_first_token)
         failure = error_type(status, record.error)

@@ -97,11 +97,11 @@ def _held(prompt_tokens: int, fleet: Fleet, overlaps: Overlaps, config: CostConf
     """Cached blocks of the prompt, weighted by tier, rounded down to a whole token and at most the whole prompt."""
     held: list[float] = [*overlaps.device]
     if overlaps.lower:
-        host, disk, external = config.host_weight, config.disk_weight, config.external_weight
-        block = fleet.block_size
+        count, external, block = len(held), config.external_weight, fleet.block_size
+        hosts, disks = overlaps.weights or ([config.host_weight] * count, [config.disk_weight] * count)
         held = [
             min(prompt_tokens, int((device + (host * near + disk * below) + external * far) * block)) / block
-            for device, near, below, far in zip(overlaps.device, *overlaps.lower, strict=True)
+            for device, near, below, far, host, disk in zip(overlaps.device, *overlaps.lower, hosts, disks, strict=True)
         ]
     elif not any(held):
         return [0.0] * len(fleet.workers)

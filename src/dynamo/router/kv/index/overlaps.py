@@ -21,7 +21,7 @@ class Overlap(Struct, frozen=True):
 class Overlaps:
     """The overlap of every rank, as columns by slot."""
 
-    __slots__ = ("device", "lower", "workers")
+    __slots__ = ("device", "lower", "weights", "workers")
 
     def __init__(
         self, workers: Sequence[WorkerRank | None], device: list[int], lower: Sequence[list[int]] = ()
@@ -31,6 +31,8 @@ class Overlaps:
         self.device = device
         self.lower = lower
         """Host, disk and external; empty if no rank holds a block there."""
+        self.weights: tuple[list[float], list[float]] | None = None
+        """What a block in host memory and on disk is worth to each rank; None: to all what the configuration says."""
 
     @classmethod
     def of(cls, held: Mapping[WorkerRank, Overlap]) -> Overlaps:

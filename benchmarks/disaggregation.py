@@ -1,0 +1,219 @@
+"""Split requests at length, with real processes: are answers the same, does anything stay behind, does anyone notice?
+
+python benchmarks/disaggregation.py identical [--requests 500]   llama.cpp, 2 prefill + 2 decode, against one worker
+python benchmarks/disaggregation.py cancel [--requests 1000]     mockers, clients that leave at random moments
+python benchmarks/disaggregation.py kill [--requests 2000]       mockers, of which one is killed every second
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+SOURCE = Path(__file__).parents[1] / "src"
+WORDS = "the quick brown fox jumps over a lazy dog while rain falls on old roofs in the town by the sea".split()  # noqa: SIM905
+ALWAYS = ("--router-conditional-disagg-config", '{"policy": "always"}')
+
+
+class Processes:
+    """Children on one discovery folder; all end with the block."""
+
+    def __init__(self, folder: Path) -> None:
+        self._env = {
+            **os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1", "DYN_FILE_KV": str(folder),
+            "DYN_TCP_RPC_HOST": "127.0.0.1", "HF_HUB_OFFLINE": "1", "DYN_LOG": "warn",
+        }  # fmt: skip
+        self._all: list[asyncio.subprocess.Process] = []
+        self._reading: list[asyncio.Task[None]] = []
+
+    async def start(self, *words: str, until: str, **env: str) -> tuple[asyncio.subprocess.Process, str]:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", *words, env={**self._env, **env},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, limit=1 << 20,
+        )  # fmt: skip
+        self._all.append(child)
+        assert child.stdout
+        seen = []
+        async for raw in child.stdout:
+            line = raw.decode(errors="replace").rstrip()
+            seen.append(line)
+            if until in line:
+                self._reading.append(asyncio.create_task(_drain(child.stdout)))
+                return child, line
+        raise SystemExit("\n".join(seen))
+
+    async def frontend(self, *flags: str) -> str:
+        _, line = await self.start("dynamo.frontend", "--http-port", "0", *flags, until="serving on ")
+        return line.rpartition(" ")[2]
+
+    async def close(self) -> None:
+        for child in self._all:
+            if child.returncode is None:
+                child.kill()
+        await asyncio.gather(*(child.wait() for child in self._all), *self._reading)
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    while await stream.read(1 << 16):
+        pass
+
+
+class Clients:
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        self.url = url
+        self._http = http
+
+    async def until_served(self, model: str) -> None:
+        while True:
+            async with self._http.get(f"{self.url}/v1/models") as answer:
+                if any(each["id"] == model for each in (await answer.json())["data"]):
+                    return
+            await asyncio.sleep(0.1)
+
+    async def ask(self, model: str, prompt: str, tokens: int) -> dict[str, Any]:
+        body = {
+            "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
+            "nvext": {"extra_fields": ["routing"]},
+        }  # fmt: skip
+        async with self._http.post(f"{self.url}/v1/completions", json=body) as answer:
+            told: dict[str, Any] = await answer.json()
+            if answer.status != 200:
+                raise RuntimeError(f"{answer.status}: {told}")
+            return told
+
+    async def metrics(self, url: str, pattern: str) -> list[float]:
+        async with self._http.get(f"{url}/metrics") as answer:
+            text = await answer.text()
+        return [
+            float(line.rpartition(" ")[2]) for line in text.splitlines() if re.search(pattern, line) and line[0] != "#"
+        ]
+
+
+def prompts(count: int, most: int, seed: int = 1) -> list[str]:
+    chance = random.Random(seed)
+    return [f"{n} " + " ".join(chance.choices(WORDS, k=chance.choice((1, most // 8, most)))) for n in range(count)]
+
+
+def prefilled(answer: dict[str, Any]) -> str:
+    notes = answer["nvext"]["routing"][0].get("prefill") or {}
+    return f"{'remote' if notes.get('remote') else 'local'} {notes.get('reason')}"
+
+
+async def gathered(limit: int, work: list[Any]) -> list[Any]:
+    gate = asyncio.Semaphore(limit)
+
+    async def one(each: Any) -> Any:
+        async with gate:
+            return await each
+
+    return await asyncio.gather(*(one(each) for each in work))
+
+
+async def identical(processes: Processes, http: aiohttp.ClientSession, count: int) -> None:
+    worker = ("dynamo.llama_cpp", "tiny", "--n-threads", "1")
+    for mode in ("prefill", "prefill", "decode", "decode"):
+        await processes.start(*worker, "--model-name", "split", "--disaggregation-mode", mode, until="worker for")
+    await processes.start(*worker, "--model-name", "whole", until="worker for")
+    clients = Clients(await processes.frontend(*ALWAYS, "--router-mode", "kv"), http)
+    await clients.until_served("split")
+    await clients.until_served("whole")
+    asked = [(text, random.Random(n).choice((1, 8, 24))) for n, text in enumerate(prompts(count, 400))]
+    began = time.perf_counter()
+    split = await gathered(8, [clients.ask("split", text, tokens) for text, tokens in asked])
+    took = time.perf_counter() - began
+    whole = await gathered(8, [clients.ask("whole", text, tokens) for text, tokens in asked])
+    same = sum(a["choices"][0]["text"] == b["choices"][0]["text"] for a, b in zip(split, whole, strict=True))
+    print(f"{same} of {count} answers identical; {took:.1f} s; {dict(Counter(map(prefilled, split)))}")
+
+
+async def cancel(processes: Processes, http: aiohttp.ClientSession, count: int) -> None:
+    status = []
+    for number, mode in enumerate(("prefill", "decode")):
+        port = str(random.randrange(20000, 30000) + number)
+        status.append(f"http://127.0.0.1:{port}")
+        await mocker(processes, mode, "--speedup-ratio", "20", DYN_SYSTEM_PORT=port)
+    clients = Clients(await processes.frontend(*ALWAYS), http)
+    await clients.until_served("m")
+    chance = random.Random(3)
+
+    async def leaves(text: str) -> str:
+        try:
+            async with asyncio.timeout(chance.uniform(0, 1.0)):
+                await clients.ask("m", text, 30)
+            return "answered"
+        except TimeoutError:
+            return "left"
+
+    outcomes = Counter(await gathered(16, [leaves(text) for text in prompts(count, 300)]))
+    began = time.perf_counter()
+    while any(await clients.metrics(status[0], "handoff_(open_records|held_blocks|leaked_blocks)")):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    print(f"{dict(outcomes)}; nothing held {time.perf_counter() - began:.2f} s after the last one left")
+    for name in ("taken", "given_back", "expired"):
+        print(f"  {name}: {await clients.metrics(status[0], f'handoff_records_total.*{name}')}")
+    answer = await clients.ask("m", "after all " * 40, 8)
+    print(f"  and then: {prefilled(answer)}")
+
+
+async def kill(processes: Processes, http: aiohttp.ClientSession, count: int) -> None:
+    roles = ["prefill", "prefill", "decode", "decode", "decode"]
+    workers = [(mode, await mocker(processes, mode)) for mode in roles]
+    clients = Clients(await processes.frontend(*ALWAYS, "--migration-limit", "10"), http)
+    await clients.until_served("m")
+    chance, killed = random.Random(5), Counter[str]()
+
+    async def killing() -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            at = chance.randrange(len(workers))
+            mode, child = workers[at]
+            child.send_signal(signal.SIGTERM if chance.random() < 0.3 else signal.SIGKILL)
+            killed[mode] += 1
+            workers[at] = mode, await mocker(processes, mode)
+
+    task = asyncio.create_task(killing())
+    answers = await gathered(16, [clients.ask("m", text, 20) for text in prompts(count, 300)])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    complete = sum(answer["usage"]["completion_tokens"] == 20 for answer in answers)
+    print(f"{complete} of {count} complete; killed {dict(killed)}; {dict(Counter(map(prefilled, answers)))}")
+
+
+async def mocker(processes: Processes, mode: str, *more: str, **env: str) -> asyncio.subprocess.Process:
+    flags = ("--model-path", "tiny", "--model-name", "m", "--block-size", "16", "--disaggregation-mode", mode)
+    child, _ = await processes.start("dynamo.mocker", *flags, *more, until="serves 'm'", **env)
+    return child
+
+
+SHOWS = {"identical": (identical, 500), "cancel": (cancel, 1000), "kill": (kill, 2000)}
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("show", choices=SHOWS)
+    parser.add_argument("--requests", type=int)
+    asked = parser.parse_args()
+    show, count = SHOWS[asked.show]
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        processes = Processes(Path(folder))
+        stack.push_async_callback(processes.close)
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        await show(processes, http, asked.requests or count)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

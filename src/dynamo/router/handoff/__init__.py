@@ -1,0 +1,1 @@
+"""Prompts computed by one worker and continued by another: pairing, the rule, the record, and what was measured."""

@@ -1,0 +1,100 @@
+"""When to split: a pure function of the prompt, what is cached, what waits, and what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from dynamo.router.handoff.costs import HandoffCosts
+from dynamo.settings.split import SplitConfig
+
+
+class SplitView(Struct, frozen=True, kw_only=True):
+    """One request and the two workers it would use."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """At the decode worker."""
+    prefill_waiting: int = 0
+    """Prompt tokens that wait or are computed at the least loaded prefill worker."""
+    decode_waiting: int = 0
+    """Prompt tokens that wait or are computed at the decode worker."""
+    batch_tokens: int = 8192
+    block_size: int = 1
+    """Computed prompts are handed over in full blocks."""
+    partners: int = 1
+    """Prefill workers that can hand over to this decode worker now."""
+    pinned: bool = False
+    """The client named the prefill worker."""
+    measuring: bool = False
+    """Another request is being split to measure the costs."""
+
+
+class SplitVerdict(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether another worker computes the prompt, and why."""
+
+    remote: bool
+    reason: str
+    uncached_tokens: int = 0
+    prefill_seconds: float | None = None
+    """Expected, to compute the uncached tokens."""
+    handoff_seconds: float | None = None
+    """Expected, for the transfer and the extra hop."""
+
+    def notes(self) -> dict[str, Any]:
+        notes: dict[str, Any] = msgspec.to_builtins(self)
+        return notes
+
+
+def decide(view: SplitView, costs: HandoffCosts, config: SplitConfig, now: float) -> SplitVerdict:
+    uncached = max(0, view.prompt_tokens - view.cached_tokens)
+    prefill, transfer = costs.prefill.seconds(uncached), costs.transfer.seconds(view.prompt_tokens)
+
+    def verdict(remote: bool, reason: str) -> SplitVerdict:
+        return SplitVerdict(
+            remote=remote, reason=reason, uncached_tokens=uncached, prefill_seconds=prefill, handoff_seconds=transfer
+        )
+
+    if not view.partners:
+        return verdict(False, "no_prefill")
+    if view.pinned:
+        return verdict(True, "pinned")
+    if config.policy == "never":
+        return verdict(False, "never")
+    if uncached < view.block_size:
+        return verdict(False, "short" if view.prompt_tokens < view.block_size else "cached")
+    if config.policy == "always":
+        return verdict(True, "always")
+    if config.policy != "measured":
+        return verdict(*_by_thresholds(view, uncached, config))
+    if not view.measuring and not costs.fresh(now):
+        return verdict(True, "measuring")
+    if prefill is None or transfer is None:
+        long = uncached >= config.eff_isl_threshold
+        return verdict(long, "measuring" if long else "short")
+    if prefill <= transfer:
+        whole = costs.prefill.seconds(view.prompt_tokens)
+        return verdict(False, "cached" if whole is not None and whole > transfer else "short")
+    # Computed at the decode worker before the prefill worker could begin: splitting would only delay it.
+    waiting = costs.prefill.seconds(view.prefill_waiting) if view.prefill_waiting else 0.0
+    here = costs.prefill.seconds(view.decode_waiting + uncached)
+    if waiting and here is not None and waiting > here:
+        return verdict(False, "busy")
+    return verdict(True, "worth")
+
+
+def _by_thresholds(view: SplitView, uncached: int, config: SplitConfig) -> tuple[bool, str]:
+    limit = config.decode_busy_threshold
+    if limit is not None and view.decode_waiting > limit * view.batch_tokens:
+        return True, "decode_busy"
+    if config.policy != "prefill_load":
+        few = uncached < config.eff_isl_threshold
+        if few and view.prompt_tokens and uncached / view.prompt_tokens < config.eff_isl_ratio_threshold:
+            return False, "cached" if view.cached_tokens else "short"
+    if config.policy != "isl_bounding":
+        limit = config.prefill_busy_threshold
+        if limit is not None and view.prefill_waiting > limit * view.batch_tokens:
+            return False, "busy"
+    return True, "threshold"

@@ -1,0 +1,105 @@
+"""`dynamo serve FILE.yaml`: the components of a file on this machine, until a signal comes or one cannot run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dynamo.protocols.errors import StartError
+from dynamo.runtime.process import fail
+from dynamo.supervisor import Deployment, Supervisor, read_deployment
+from dynamo.supervisor.output import PrefixedOutput
+
+HELP = """\
+usage: dynamo serve FILE.yaml [--check]
+
+Start the components that the file lists on this machine, restart those that die, and drain them at Ctrl-C or SIGTERM
+(a second one ends them at once). --check only reads the file and prints the commands.
+
+  components:
+    worker:                      # any name; kind is the name unless it is given
+      kind: llamacpp             # frontend, router, mocker, llamacpp, vllm, sglang, trtllm, mistralrs, …
+      replicas: 2
+      flags: {model: tiny}       # --model tiny
+      env: {DYN_LOG: debug}      # {index} in a flag or variable is the number of the replica, from 0
+    frontend:
+      flags: {http-port: 8000, router-mode: kv}
+"""
+
+
+def main(words: Sequence[str], environ: Mapping[str, str]) -> None:
+    match list(words):
+        case ["-h" | "--help"] | []:
+            print(HELP, end="")
+        case ["--check", file] | [file, "--check"]:
+            _print_commands(_read(file))
+        case [file] if not file.startswith("-"):
+            code = asyncio.run(_serve(_read(file), environ))
+            if code:
+                raise SystemExit(code)
+        case _:
+            raise fail("dynamo serve takes one file; see dynamo serve --help", code=2)
+
+
+def _read(file: str) -> Deployment:
+    try:
+        return read_deployment(Path(file))
+    except StartError as error:
+        raise fail(str(error), code=2, error=error) from None
+
+
+def _print_commands(deployment: Deployment) -> None:
+    for spec in deployment.components:
+        print(f"{spec.name} × {spec.replicas}: {' '.join(spec.command(0))}")
+
+
+async def _serve(deployment: Deployment, environ: Mapping[str, str]) -> int:
+    output = PrefixedOutput(sys.stdout, colour=sys.stdout.isatty() and not environ.get("NO_COLOR"))
+    begun = time.monotonic()
+    signalled = asyncio.Event()
+    async with Supervisor(deployment, environ, output) as supervisor:
+        _on_signals(supervisor, signalled)
+        try:
+            await supervisor.start_all()
+            if await _unless(signalled, supervisor.until_ready()):
+                supervisor.say(f"all components are ready after {time.monotonic() - begun:.1f} s")
+                await _unless(signalled, supervisor.until_failed())
+        except StartError as error:
+            supervisor.say("draining all components")
+            await supervisor.drain()
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return 1
+        supervisor.say("draining all components; a second signal ends them at once")
+    return 0
+
+
+def _on_signals(supervisor: Supervisor, signalled: asyncio.Event) -> None:
+    def on_signal() -> None:
+        if signalled.is_set():
+            supervisor.kill()
+        signalled.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+
+
+async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether `work` ended before a signal came; raises what it raised."""
+    task, waiter = asyncio.create_task(work), asyncio.create_task(signalled.wait())
+    try:
+        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            return False
+        await task
+        return True
+    finally:
+        task.cancel()
+        waiter.cancel()
+        with contextlib.suppress(asyncio.CancelledError, StartError):
+            await task

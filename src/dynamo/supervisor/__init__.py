@@ -1,0 +1,15 @@
+"""Starts, watches, restarts, scales and drains the processes of a deployment on one machine."""
+
+from dynamo.supervisor.deployment import ComponentSpec, Deployment, DeploymentError, parse_deployment, read_deployment
+from dynamo.supervisor.process import ProcessState
+from dynamo.supervisor.supervisor import Supervisor
+
+__all__ = [
+    "ComponentSpec",
+    "Deployment",
+    "DeploymentError",
+    "ProcessState",
+    "Supervisor",
+    "parse_deployment",
+    "read_deployment",
+]

@@ -1,0 +1,166 @@
+"""All processes of a deployment: `start`, `scale`, `stop`, and what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dynamo.protocols.errors import StartError
+from dynamo.supervisor.deployment import ComponentSpec, Deployment
+from dynamo.supervisor.output import PrefixedOutput
+from dynamo.supervisor.process import FIRST_PAUSE, ProcessState, SupervisedProcess
+
+NAME = "serve"
+_DISCOVERY = ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS")
+
+
+class Supervisor:
+    """`async with Supervisor(…) as supervisor`: leaving drains everything.
+
+    Without another choice in `environ`, the processes find each other in a folder of their own.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        environ: Mapping[str, str],
+        output: PrefixedOutput,
+        *,
+        first_pause: float = FIRST_PAUSE,
+    ) -> None:
+        """`first_pause`: seconds before the first restart of a process; each further one doubles it."""
+        self._deployment = deployment
+        self._specs = {spec.name: spec for spec in deployment.components}
+        self._environ = {**environ, **deployment.env}
+        self._output = output
+        self._first_pause = first_pause
+        self._running: dict[str, dict[int, SupervisedProcess]] = {name: {} for name in self._specs}
+        self._tasks: dict[SupervisedProcess, asyncio.Task[None]] = {}
+        self._change = asyncio.Event()
+        """Set, and replaced, at each change of a process."""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="dynamo-serve-")
+        if not any(self._environ.get(name) for name in _DISCOVERY):
+            self._environ["DYN_FILE_KV"] = str(Path(self._folder.name) / "discovery")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.drain()
+        assert self._folder
+        self._folder.cleanup()
+
+    def say(self, line: str) -> None:
+        """A line of the supervisor itself."""
+        self._output.write(NAME, NAME, line)
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """In the order in which they start."""
+        return tuple(self._specs)
+
+    def processes(self, component: str) -> list[SupervisedProcess]:
+        """Those that are not stopping, by their index."""
+        return [process for _, process in sorted(self._running[component].items())]
+
+    async def start_all(self) -> None:
+        for spec in self._specs.values():
+            self._output.expect(_process_name(spec, max(spec.replicas - 1, 0)))
+        for name, spec in self._specs.items():
+            await self.scale(name, spec.replicas)
+
+    async def scale(self, component: str, replicas: int) -> None:
+        """Start what is missing, without waiting until it is ready; drain what is too much, the newest first."""
+        spec, running = self._specs[component], self._running[component]
+        if replicas < 0:
+            raise ValueError(f"{component} cannot have {replicas} replicas")
+        for index in itertools.count():
+            if len(running) >= replicas:
+                break
+            if index not in running:
+                running[index] = self._start(spec, index)
+        leaving = [running.pop(index) for index in sorted(running)[replicas:]]
+        await self._stop(leaving)
+
+    async def stop(self, component: str) -> None:
+        await self.scale(component, 0)
+
+    async def drain(self) -> None:
+        """Component by component, in the reverse order of their start; a replica has `drain_seconds`."""
+        for name in reversed(self._specs):
+            await self._stop([self._running[name].pop(index) for index in sorted(self._running[name])])
+
+    def kill(self) -> None:
+        """All of it at once, draining or not."""
+        for process in self._tasks:
+            process.kill()
+
+    async def until_ready(self) -> None:
+        """Until every process is ready; raises StartError as soon as one is given up."""
+        await self._until(lambda: all(process.state is ProcessState.Ready for process in self._tasks))
+
+    async def until_failed(self) -> None:
+        """Raises StartError as soon as a process is given up."""
+        await self._until(lambda: False)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        while True:
+            if failed := self._failed():
+                raise StartError(failed.reason)
+            if reached():
+                return
+            await self._change.wait()
+
+    def _failed(self) -> SupervisedProcess | None:
+        return next((process for process in self._tasks if process.state is ProcessState.Failed), None)
+
+    def _start(self, spec: ComponentSpec, index: int) -> SupervisedProcess:
+        assert self._folder
+        name = _process_name(spec, index)
+        self._output.expect(name)
+        process = SupervisedProcess(
+            name,
+            spec.command(index),
+            self._environ | spec.environment(index),
+            Path(self._folder.name),
+            lambda name, line: self._output.write(spec.name, name, line),
+            reports_ready=spec.reports_ready,
+            first_pause=self._first_pause,
+        )
+        process.changed = lambda: self._on_change(process)
+        self._tasks[process] = asyncio.create_task(process.run(), name=f"supervise-{name}")
+        return process
+
+    def _on_change(self, process: SupervisedProcess) -> None:
+        if process.state is ProcessState.Ready:
+            ready = sum(each.state is ProcessState.Ready for each in self._tasks)
+            self.say(f"{process.name} is ready ({ready} of {len(self._tasks)})")
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def _stop(self, processes: Sequence[SupervisedProcess]) -> None:
+        if not processes:
+            return
+        tasks = [self._tasks[process] for process in processes]
+        for process in processes:
+            process.stop()
+        await asyncio.wait(tasks, timeout=self._deployment.drain_seconds)
+        for process, task in zip(processes, tasks, strict=True):
+            if not task.done():
+                self.say(f"{process.name} did not end within {self._deployment.drain_seconds:g} s and is killed")
+                process.kill()
+        await asyncio.gather(*tasks)
+        for process in processes:
+            del self._tasks[process]
+
+
+def _process_name(spec: ComponentSpec, index: int) -> str:
+    return spec.name if spec.replicas == 1 and index == 0 else f"{spec.name}-{index}"

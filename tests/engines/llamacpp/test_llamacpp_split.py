@@ -1,0 +1,54 @@
+"""llama.cpp in two halves: one engine computes the prompt, another one goes on from its state."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from dynamo.engines.base import EngineInfo
+from dynamo.protocols.card import WorkerType
+from dynamo.protocols.engine import PreprocessedRequest
+from engines.llamacpp.conftest import Starting
+from support.asking import answer, asking, chat
+from support.splitting import SplitStack
+from support.waiting import until
+
+WORDS = ("please", "read", "this", "with", "care", "because", "it", "stands", "before", "many", "questions")
+
+
+def mixed(count: int) -> list[PreprocessedRequest]:
+    chance = random.Random(7)
+    texts = [" ".join(chance.choices(WORDS, k=chance.choice((2, 40, 200)))) for _ in range(count)]
+    return [asking(chat(text), max_tokens=chance.choice((1, 12)), ignore_eos=True) for text in texts]
+
+
+async def test_split_answers_are_token_for_token_those_of_one_engine(starting: Starting) -> None:
+    whole = await starting()
+    async with SplitStack() as side:
+        engines = {mode: await starting(disaggregation_mode=mode) for mode in ("prefill", "decode")}
+        for mode, engine in engines.items():
+            await side.worker(engine, EngineInfo(worker_type=WorkerType(mode), kv_cache_block_size=16))
+        await side.ready()
+        requests = mixed(12)
+        expected = [(await answer(whole, request)).ids for request in requests]
+        answers = await asyncio.gather(*(side.ask(request) for request in requests))
+        assert [sink.ids for sink, _ in answers] == expected
+        assert set(side.reasons) == {(True, "always"), (False, "short")}
+        await until(lambda: engines["prefill"].held_blocks() == 0)
+        for engine in engines.values():
+            await until(lambda engine=engine: engine.quiet() and engine.blocks.in_use == 0)
+            engine.blocks.check()
+
+
+async def test_held_prompts_give_way_to_requests_that_find_no_room(starting: Starting) -> None:
+    engine = await starting(n_ctx=512, context_length=512)
+    first = chat("word " * 100)
+    await answer(engine, asking(first, max_tokens=1))
+    held = await engine.hold_prefix(first)
+    assert held is not None
+    assert engine.held_blocks() == held.blocks
+    sink = await answer(engine, asking(chat("other " * 150), max_tokens=1, ignore_eos=True))
+    assert sink.error is None
+    assert engine.held_blocks() == 0
+    await engine.release_prefix(held)
+    engine.blocks.check()

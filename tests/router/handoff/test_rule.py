@@ -1,0 +1,137 @@
+"""When a prompt is computed by a prefill worker: pure decisions from what is there and what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dynamo.protocols.card import CardFile, ModelCard, ModelRuntimeConfig, WorkerType
+from dynamo.router.handoff.costs import STALE_SECONDS, HandoffCosts, LineFit
+from dynamo.router.handoff.pairing import TRANSFER, Peer, mismatch, partners
+from dynamo.router.handoff.rule import SplitView, decide
+from dynamo.settings.split import SplitConfig
+
+
+def measured(now: float = 0.0) -> HandoffCosts:
+    """1 ms per prompt token; 100 ms for the hop and 0.1 ms per token for the transfer."""
+    costs = HandoffCosts()
+    for tokens in (100, 1000, 2000):
+        costs.prefill.add(tokens, tokens * 1e-3, now)
+        costs.transfer.add(tokens, 0.1 + tokens * 1e-4, now)
+    return costs
+
+
+def verdict(costs: HandoffCosts | None = None, config: SplitConfig | None = None, now: float = 0.0, **view: Any) -> Any:
+    found = decide(SplitView(**view), measured() if costs is None else costs, config or SplitConfig(), now)
+    return found.remote, found.reason
+
+
+@pytest.mark.parametrize(
+    ("view", "expected"),
+    [
+        ({"prompt_tokens": 1000}, (True, "worth")),
+        ({"prompt_tokens": 100}, (False, "short")),
+        ({"prompt_tokens": 1000, "cached_tokens": 900}, (False, "cached")),
+        ({"prompt_tokens": 1000, "partners": 0}, (False, "no_prefill")),
+        ({"prompt_tokens": 10, "pinned": True}, (True, "pinned")),
+        ({"prompt_tokens": 1000, "prefill_waiting": 5000}, (False, "busy")),
+        ({"prompt_tokens": 1000, "prefill_waiting": 5000, "decode_waiting": 9000}, (True, "worth")),
+        ({"prompt_tokens": 15, "block_size": 16}, (False, "short")),
+        ({"prompt_tokens": 1000, "cached_tokens": 992, "block_size": 16}, (False, "cached")),
+    ],
+)
+def test_a_prompt_is_split_when_computing_it_takes_longer_than_handing_it_over(
+    view: dict[str, Any], expected: tuple[bool, str]
+) -> None:
+    assert verdict(**view) == expected
+
+
+def test_costs_are_measured_by_one_request_at_a_time_and_again_when_they_are_old() -> None:
+    nothing = HandoffCosts()
+    assert verdict(nothing, prompt_tokens=100) == (True, "measuring")
+    assert verdict(nothing, prompt_tokens=100, measuring=True) == (False, "short")
+    assert verdict(nothing, prompt_tokens=5000, measuring=True) == (True, "measuring")
+    assert verdict(now=STALE_SECONDS, prompt_tokens=100) == (True, "measuring")
+    assert verdict(now=STALE_SECONDS, prompt_tokens=100, measuring=True) == (False, "short")
+
+
+@pytest.mark.parametrize(
+    ("config", "view", "expected"),
+    [
+        ({"policy": "always"}, {"prompt_tokens": 20}, (True, "always")),
+        ({"policy": "never"}, {"prompt_tokens": 20_000}, (False, "never")),
+        ({"policy": "isl_bounding"}, {"prompt_tokens": 4000}, (True, "threshold")),
+        ({"policy": "isl_bounding"}, {"prompt_tokens": 4000, "cached_tokens": 2500}, (False, "cached")),
+        ({"policy": "isl_bounding"}, {"prompt_tokens": 500}, (True, "threshold")),
+        ({"policy": "isl_bounding", "eff_isl_ratio_threshold": 1.0, "eff_isl_threshold": 9}, {"prompt_tokens": 500},
+         (True, "threshold")),
+        ({"policy": "prefill_load", "prefill_busy_threshold": 1}, {"prompt_tokens": 9, "prefill_waiting": 8193},
+         (False, "busy")),
+        ({"policy": "isl_bounding", "prefill_busy_threshold": 1}, {"prompt_tokens": 9, "prefill_waiting": 8193},
+         (True, "threshold")),
+        ({"policy": "isl_or_load", "prefill_busy_threshold": 1}, {"prompt_tokens": 9, "prefill_waiting": 8193},
+         (False, "busy")),
+        ({"policy": "isl_bounding", "decode_busy_threshold": 1},
+         {"prompt_tokens": 4000, "cached_tokens": 3900, "decode_waiting": 9000}, (True, "decode_busy")),
+    ],
+)  # fmt: skip
+def test_thresholds_replace_measurements(
+    config: dict[str, Any], view: dict[str, Any], expected: tuple[bool, str]
+) -> None:
+    assert verdict(config=SplitConfig(**config), **view) == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 100)), max_size=30),
+    st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 100)), max_size=30),
+    st.integers(0, 100_000), st.integers(0, 100_000), st.booleans(),
+)  # fmt: skip
+def test_any_measurements_give_a_decision(
+    prefills: list[tuple[int, float]], transfers: list[tuple[int, float]], prompt: int, cached: int, measuring: bool
+) -> None:
+    costs = HandoffCosts()
+    for tokens, seconds in prefills:
+        costs.prefill.add(tokens, seconds, 0.0)
+    for tokens, seconds in transfers:
+        costs.transfer.add(tokens, seconds, 0.0)
+    found = decide(
+        SplitView(prompt_tokens=prompt, cached_tokens=cached, measuring=measuring), costs, SplitConfig(), 1.0
+    )
+    assert found.reason
+    assert all(value is None or value >= 0 for value in (found.prefill_seconds, found.handoff_seconds))
+
+
+@given(st.floats(0, 1), st.floats(1e-6, 1e-2), st.lists(st.integers(1, 50_000), min_size=3, unique=True))
+def test_a_line_is_learned_from_its_points(start: float, slope: float, lengths: list[int]) -> None:
+    fit = LineFit(proportion=True)
+    for tokens in lengths:
+        fit.add(tokens, start + slope * tokens, 0.0)
+    expected = start + slope * max(lengths)
+    assert fit.seconds(max(lengths)) == pytest.approx(expected, rel=0.05, abs=1e-3)
+
+
+def peer(number: int, kind: WorkerType, *, namespace: str = "n", transfer: str | None = None, **card: Any) -> Peer:
+    runtime = ModelRuntimeConfig(runtime_data={TRANSFER: transfer} if transfer else {})
+    return Peer(
+        instance_id=number,
+        namespace=namespace,
+        card=ModelCard(name="m", model_type=3, worker_type=kind, runtime_config=runtime, **card),
+    )
+
+
+def test_only_decode_workers_are_paired_and_only_with_workers_they_can_continue_from() -> None:
+    tokenizer = {"tokenizer": CardFile(path="t", checksum="1")}
+    decode = peer(1, WorkerType.Decode, transfer="x", files=tokenizer)
+    fitting = [peer(2, WorkerType.Prefill, transfer="x", files=tokenizer), peer(3, WorkerType.Prefill)]
+    others = {
+        "namespace other, not n": peer(4, WorkerType.Prefill, namespace="other"),
+        "blocks of 32 tokens, not 16": peer(5, WorkerType.Prefill, kv_cache_block_size=32),
+        "hand-off by y, not by x": peer(6, WorkerType.Prefill, transfer="y"),
+        "another tokenizer file": peer(7, WorkerType.Prefill, files={"tokenizer": CardFile(path="t", checksum="2")}),
+    }
+    assert partners(decode, [*fitting, *others.values()]) == {2, 3}
+    assert {mismatch(decode, one) for one in others.values()} == set(others)
+    assert partners(peer(1, WorkerType.Aggregated, transfer="x"), fitting) == frozenset()
