@@ -1,7 +1,7 @@
-"""Makes the pictures of the chat page: a frontend and a worker are started, Chromium asks, and the page is kept as PNG.
+"""Makes the pictures of the pages: frontends and workers are started, Chromium opens the pages, which are kept as PNG.
 
-Needs what `make test-ui` installs, and Debian's fonts-inter, fonts-jetbrains-mono and pngquant. The worker's answers
-are written below; all else is the product.
+Needs what `make test-ui` installs, and Debian's fonts-inter, fonts-jetbrains-mono and pngquant. The answers in the
+chat are written below; all else is the product.
 
     make test-ui && .venv/bin/python docs/pictures.py
 """
@@ -9,12 +9,16 @@ are written below; all else is the product.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.request
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -113,19 +117,76 @@ def take(url: str) -> None:
                     chat.button("Compare two models").click()
                 chat.ask(QUESTION)
                 chat.page.mouse.move(width / 2, 5)
-                keep(chat, f"chat-{width}-{theme}")
+                keep(chat.page, f"chat-{width}-{theme}")
                 if (width, theme) == (1280, "light"):
                     chat.settings(**{"Tools_(JSON": TOOL})
                     chat.page.keyboard.press("Alt+n")
                     chat.ask("What is the weather in Lyon?")
-                    keep(chat, "chat-tool")
+                    keep(chat.page, "chat-tool")
                 context.close()
         browser.close()
 
 
-def keep(chat: Any, name: str) -> None:
+def take_fleet(url: str) -> None:
+    from playwright.sync_api import sync_playwright
+
+    from ui.conftest import FLAGS
+    from ui.install import chromium
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=[*FLAGS, "--hide-scrollbars"])
+        for theme in ("light", "dark"):
+            for width, height in ((390, 844), (1280, 860), (2560, 1300)):
+                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+                page.goto(f"{url}/fleet")
+                page.wait_for_selector(".decision")
+                page.wait_for_timeout(5000)  # the rate of requests is known after some seconds
+                page.locator(".decision summary").nth(2).click()
+                page.get_by_role("button", name="Pause").click()
+                page.mouse.move(width / 2, 5)
+                keep(page, f"fleet-{width}-{theme}")
+                page.close()
+        browser.close()
+
+
+def chat_for_ever(url: str, number: int, done: threading.Event) -> None:
+    """Clients in two groups, each with a prefix of its own."""
+    prefix = "You answer briefly. " * (60 if number % 2 else 20)
+    turn = 0
+    while not done.is_set():
+        turn += 1
+        messages = [{"role": "system", "content": prefix}, {"role": "user", "content": f"Question {turn} of {number}"}]
+        body = json.dumps({"model": "demo-8b", "max_tokens": 300, "messages": messages}).encode()
+        request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request).read()
+
+
+def fleet_pictures(place: Path) -> None:
+    """Of three mockers with little memory, so that its use can be seen."""
+    from support.running import running
+
+    done = threading.Event()
+    worker = [sys.executable, "-m", "dynamo.mocker", "--model-path", "tiny", "--model-name", "demo-8b"]
+    worker += ["--num-workers", "3", "--num-gpu-blocks-override", "64"]
+    with ExitStack() as stack:
+        frontend = stack.enter_context(running(place, "in=http", "out=dyn", "--http-port", "0", "--router-mode", "kv"))
+        url = frontend.url()
+        stack.enter_context(running(place, program=worker))
+        frontend.line_with("model 'demo-8b' can be served")
+        clients = [threading.Thread(target=chat_for_ever, args=(url, number, done)) for number in range(12)]
+        for client in clients:
+            client.start()
+        try:
+            take_fleet(url)
+        finally:
+            done.set()
+            for client in clients:
+                client.join()
+
+
+def keep(page: Any, name: str) -> None:
     path = PICTURES / f"{name}.png"
-    chat.page.screenshot(path=path)
+    page.screenshot(path=path)
     if tool := shutil.which("pngquant"):
         subprocess.run([tool, "--force", "--ext", ".png", "--quality", "70-95", "--strip", path], check=True)
     print(path.relative_to(ROOT), path.stat().st_size)
@@ -141,6 +202,7 @@ def main() -> None:
         folder = toy_folder(place / "model")
         (place / "fonts.conf").write_text(FONTS)
         os.environ["FONTCONFIG_FILE"] = str(place / "fonts.conf")
+        fleet_pictures(place)
         path = f"{SOURCE}:{ROOT / 'tests'}"
         with running(place, "in=http", "out=dyn", "--http-port", "0") as frontend:
             url = frontend.url()

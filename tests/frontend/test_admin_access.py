@@ -27,7 +27,12 @@ async def statuses(stack: Served, **headers: str) -> set[int]:
 
 
 def test_the_routes_that_change_or_show_the_inside_are_for_administrators() -> None:
-    assert ADMIN == [("POST", "/clear_kv_blocks"), ("GET", "/router/decisions"), ("POST", "/busy_threshold")]
+    assert ADMIN == [
+        ("POST", "/clear_kv_blocks"),
+        ("GET", "/router/decisions"),
+        ("GET", "/fleet/events"),
+        ("POST", "/busy_threshold"),
+    ]
 
 
 async def test_without_any_keys_this_machine_may(tmp_path: Path) -> None:

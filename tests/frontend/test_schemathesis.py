@@ -31,6 +31,7 @@ async def test_the_server_does_what_its_document_says(live: Live, folder: Path, 
         *(sys.executable, "-m", "schemathesis.cli", "run", str(document), "--url", live.url, "--checks", CHECKS),
         *("--max-examples", "20", "--phases", "examples,coverage,fuzzing", "--mode", "positive", "--seed", "7"),
         *("--suppress-health-check", "all", "--generation-database", "none", "--no-color"),
+        *("--exclude-path", "/fleet/events"),  # it never ends
         cwd=tmp_path,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

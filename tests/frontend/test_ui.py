@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.frontend.ui.pages import STATIC, Pages
+from dynamo.frontend.ui.pages import STATIC, TYPES, Pages
 from dynamo.llm import ModelType
 from support.toys import Live, Scripted, chat_text, text_card
 
@@ -24,8 +24,18 @@ async def fetched(live: Live, path: str, **headers: str) -> tuple[Any, bytes]:
         return answer, await answer.read()
 
 
-async def test_the_page_and_all_that_it_loads_are_small(live: Live) -> None:
-    answer, packed = await fetched(live, "/", **{"Accept-Encoding": "gzip"})
+async def test_the_pages_and_all_that_they_load_are_small(live: Live) -> None:
+    loaded = set()
+    for path in ("/", "/fleet"):
+        links, size = await page_and_files(live, path)
+        loaded |= links
+        assert size < 60_000
+    assert loaded == {path.name for path in STATIC.iterdir() if path.suffix in TYPES}
+
+
+async def page_and_files(live: Live, path: str) -> tuple[set[str], int]:
+    """The names of all that a page loads, and how many bytes it is with them."""
+    answer, packed = await fetched(live, path, **{"Accept-Encoding": "gzip"})
     assert (answer.status, answer.content_type, answer.headers["Content-Encoding"]) == (200, "text/html", "gzip")
     links = LINK.findall(gzip.decompress(packed).decode())
     size = len(packed)
@@ -34,15 +44,12 @@ async def test_the_page_and_all_that_it_loads_are_small(live: Live) -> None:
         assert (file.status, file.headers["X-Content-Type-Options"]) == (200, "nosniff")
         assert "immutable" in file.headers["Cache-Control"]
         size += len(body)
-    assert {link.rpartition("/")[2] for link in links} == {path.name for path in STATIC.glob("*.*")} - {
-        "chat.html",
-        "style.css",
-    }
-    assert size < 60_000
+    return {link.rpartition("/")[2] for link in links}, size
 
 
-async def test_the_policy_allows_nothing_inline_but_what_is_in_the_page(live: Live) -> None:
-    answer, body = await fetched(live, "/")
+@pytest.mark.parametrize("path", ["/", "/fleet"])
+async def test_the_policy_allows_nothing_inline_but_what_is_in_the_page(live: Live, path: str) -> None:
+    answer, body = await fetched(live, path)
     policy = dict(part.split(" ", 1) for part in answer.headers["Content-Security-Policy"].split("; "))
     assert "unsafe" not in str(policy)
     assert policy["default-src"] == "'none'"
@@ -56,8 +63,8 @@ async def test_the_policy_allows_nothing_inline_but_what_is_in_the_page(live: Li
 
 
 async def test_the_page_loads_nothing_from_elsewhere(live: Live) -> None:
-    _, body = await fetched(live, "/")
-    texts = [body, *(file.body for file in Pages().files.values())]
+    pages = [(await fetched(live, path))[1] for path in ("/", "/fleet")]
+    texts = [*pages, *(file.body for file in Pages().files.values())]
     addresses = {address for text in texts for address in re.findall(rb"https?://[\w.]+", text)}
     assert addresses <= {b"http://www.w3.org"}
 
@@ -91,15 +98,15 @@ async def test_only_the_files_of_the_page_are_served(live: Live, path: str) -> N
 
 async def test_without_the_page_its_paths_are_unknown() -> None:
     async with Live(ui=False) as live:
-        for path in ("/", "/ui/0/chat.js"):
+        for path in ("/", "/fleet", "/ui/0/chat.js"):
             answer, _ = await fetched(live, path)
             assert answer.status == 404
 
 
 async def test_the_page_needs_no_key_and_what_it_asks_for_does() -> None:
     async with Live(api_keys=("secret",)) as live:
-        assert (await fetched(live, "/"))[0].status == 200
-        assert (await fetched(live, "/v1/models"))[0].status == 401
+        for path, expected in (("/", 200), ("/fleet", 200), ("/v1/models", 401), ("/fleet/events", 401)):
+            assert (await fetched(live, path))[0].status == expected
 
 
 async def test_models_that_take_messages_are_said_to_take_pictures(live: Live, toy: Scripted) -> None:

@@ -181,12 +181,12 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def at(context: BrowserContext) -> Iterator[Callable[[str], Chat]]:
-    """The page of a server; afterwards, that the console stayed silent."""
+def at(context: BrowserContext) -> Iterator[Callable[..., Any]]:
+    """A page of a server, the chat unless another is named; afterwards, that the console stayed silent."""
     chats: list[Chat] = []
 
-    def make(url: str) -> Chat:
-        chats.append(Chat(context.new_page(), url))
+    def make(url: str, kind: type[Chat] = Chat) -> Chat:
+        chats.append(kind(context.new_page(), url))
         return chats[-1]
 
     yield make
@@ -194,5 +194,6 @@ def at(context: BrowserContext) -> Iterator[Callable[[str], Chat]]:
 
 
 @pytest.fixture
-def chat(at: Callable[[str], Chat], url: str) -> Chat:
-    return at(url).opened()
+def chat(at: Callable[..., Any], url: str) -> Chat:
+    opened: Chat = at(url).opened()
+    return opened

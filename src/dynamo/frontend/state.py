@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynamo.frontend.callers import Callers
+from dynamo.frontend.fleet.stream import FleetStream
+from dynamo.frontend.fleet.view import FleetView
 from dynamo.frontend.kept_state import KeptState
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.request_record import RunningRequests
@@ -34,6 +36,7 @@ class Frontend:
         """All that requests need is there."""
         self.draining = False
         """New requests are refused, running ones finish."""
+        self.fleet = FleetStream(FleetView(models, requests), lambda: self.draining)
         self._loop_delay = loop_delay
         self._siblings = siblings
 

@@ -291,7 +291,7 @@ class Delivery:
                 self._give_up(error, "failure")
                 return
             self._migrations_left -= 1
-            self.history.begin_migration()
+            self.history.begin_migration(instance_id)
             log.warning(
                 "request %s: instance %x failed after %d tokens (%s), moving it to another",
                 self._context.id(), instance_id, len(self._generated), error,

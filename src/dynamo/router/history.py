@@ -15,6 +15,8 @@ class Migration(Struct, frozen=True):
     outcome: str
     """`success` (the new worker produced output), `failure` or `cancelled`."""
     seconds: float
+    source: int = 0
+    """The instance that failed."""
 
 
 class DeliveryHistory:
@@ -32,8 +34,12 @@ class DeliveryHistory:
         self.restarts = 0
         """Migrations before anything was generated."""
         self.finished: tuple[Migration, ...] = ()
-        self._current: tuple[str, float] | None = None
-        """Kind and start of the migration under way."""
+        self._current: tuple[str, float, int] | None = None
+        """Kind, start and source of the migration under way."""
+
+    @property
+    def is_migrating(self) -> bool:
+        return self._current is not None
 
     def placed(self) -> None:
         self.placed_at = self.placed_at or perf_counter()
@@ -42,17 +48,17 @@ class DeliveryHistory:
         if self.first_output_time is None:
             self.first_output_time = perf_counter()
 
-    def begin_migration(self) -> None:
-        """Record that a migration begins; the one under way, if any, has failed."""
+    def begin_migration(self, source: int = 0) -> None:
+        """Record that a migration from this instance begins; the one under way, if any, has failed."""
         self.end_migration("failure")
         fresh = self.first_output_time is None
         self.migrations += 1
         self.restarts += fresh
-        self._current = ("new_request" if fresh else "ongoing_request", perf_counter())
+        self._current = ("new_request" if fresh else "ongoing_request", perf_counter(), source)
 
     def end_migration(self, outcome: str) -> None:
         """Record the outcome of the migration under way, if any."""
         if self._current:
-            kind, began = self._current
+            kind, began, source = self._current
             self._current = None
-            self.finished += (Migration(kind, outcome, perf_counter() - began),)
+            self.finished += (Migration(kind, outcome, perf_counter() - began, source),)

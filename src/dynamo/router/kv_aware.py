@@ -33,7 +33,7 @@ from dynamo.router.kv.sync.follow import Follower
 from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.router.kv.sync.replicas import Replicas
 from dynamo.router.overhead import ChoiceTimer, Overhead
-from dynamo.router.placement import DECISIONS_KEPT, WorkerLoad, check_pinned
+from dynamo.router.placement import DECISIONS_KEPT, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies
 from dynamo.router.reported import NO_REPORT, ReportedLoads
 from dynamo.router.stats import RouterStats
@@ -213,6 +213,21 @@ class KvAwareRouter:
         loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
         columns = zip(workers, loads.active_blocks, loads.prefill_tokens, strict=True)
         return [WorkerLoad(worker, int(blocks), int(tokens)) for worker, blocks, tokens in columns]
+
+    def status(self) -> list[RankStatus]:
+        workers = self._ranks.workers
+        loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
+        columns = zip(workers, loads.requests, loads.active_blocks, loads.prefill_tokens, strict=True)
+        return [
+            RankStatus(
+                worker,
+                int(requests),
+                int(blocks),
+                int(tokens),
+                self.index.blocks(worker) if self.approximate is None else None,
+            )
+            for worker, requests, blocks, tokens in columns
+        ]
 
     def _request_to_place(
         self, request: Any, request_id: str, pinned: int | None, avoid: Collection[int]

@@ -31,6 +31,17 @@ class WorkerLoad(Struct, frozen=True):
     prefill_tokens: int
 
 
+class RankStatus(Struct, frozen=True):
+    """What a router knows of one rank, for people; None is not known."""
+
+    worker: WorkerRank
+    requests: int
+    """Placed there and not ended."""
+    active_blocks: int | None = None
+    prefill_tokens: int | None = None
+    cached_blocks: int | None = None
+
+
 class Account(Protocol):
     """Where placements are counted. Each method is called at most once per placement."""
 
@@ -128,6 +139,9 @@ class Router(Protocol):
 
     def loads(self) -> list[WorkerLoad]:
         """The load of each rank that can be reached; empty where load is not tracked."""
+
+    def status(self) -> list[RankStatus]:
+        """Every rank that can be reached, with all that is known of it."""
 
     @property
     def waiting_tokens(self) -> int:

@@ -15,7 +15,7 @@ from dynamo.protocols.errors import ResourceExhausted
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
-from dynamo.router.placement import DECISIONS_KEPT, Placement, WorkerLoad, check_pinned
+from dynamo.router.placement import DECISIONS_KEPT, Placement, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.policy import Policy
 from dynamo.router.reported import ReportedLoads
 from dynamo.router.stats import RouterStats
@@ -135,6 +135,20 @@ class SimpleRouter:
         return [
             WorkerLoad(worker, load.used_blocks, load.active_prefill_tokens or 0)
             for worker, load in self._reported.all()
+        ]
+
+    def status(self) -> list[RankStatus]:
+        """Where load reports are followed, those of all ranks; the requests of a worker are counted at its first."""
+        reported = {load.worker: load for load in self.loads()}
+        first = (WorkerRank(id) for id in self.instances.ids())
+        return [
+            RankStatus(
+                worker,
+                self._in_flight.get(worker.worker_id, 0) if worker.dp_rank == 0 else 0,
+                load.decode_blocks if (load := reported.get(worker)) else None,
+                load.prefill_tokens if load else None,
+            )
+            for worker in dict.fromkeys((*first, *reported))
         ]
 
     def _below_thresholds(self, candidates: Sequence[int]) -> Sequence[int]:

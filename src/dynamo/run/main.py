@@ -13,6 +13,7 @@ from dynamo.settings import nearest
 _USAGE = """\
 usage: dynamo run …              chat, serve, batch or work in one process: see dynamo run --help
        dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
+       dynamo top [URL]          watch a server's workers, requests and routing decisions
        dynamo --version
 """
 
@@ -38,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def dynamo() -> None:
-    """`dynamo run …` is `dynamo-run …`; `dynamo serve FILE.yaml` starts several processes."""
+    """Dispatch to `run` (that is `dynamo-run`), `serve` (several processes) or `top` (a fleet in the terminal)."""
     words = sys.argv[1:]
     match words:
         case ["run", *rest]:
@@ -48,13 +49,17 @@ def dynamo() -> None:
 
             _fill_standard_descriptors()
             serve(rest, os.environ)
+        case ["top", *rest]:
+            from dynamo.run.top import top
+
+            raise SystemExit(top(rest, os.environ))
         case ["--version"]:
             print(f"dynamo {__version__}")
         case [] | ["-h" | "--help"]:
             print(_USAGE, end="")
         case [word, *_]:
             raise _usage_error(
-                f"unknown command 'dynamo {word}'{nearest(word, ('run', 'serve', '--version', '--help'))}"
+                f"unknown command 'dynamo {word}'{nearest(word, ('run', 'serve', 'top', '--version', '--help'))}"
             )
 
 

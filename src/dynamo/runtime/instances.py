@@ -149,6 +149,17 @@ class InstanceSet:
         breaker = self._breakers.get(instance_id)
         return instance_id not in self._not_ready and (breaker is None or breaker.allows)
 
+    def health(self, instance_id: int) -> str:
+        """`ready`, `draining`, `unhealthy` (fails its own health checks), or `failing` (fails requests or probes)."""
+        channel = self._channels.get(instance_id)
+        if channel is None:
+            return "unreachable"
+        if channel.draining:
+            return "draining"
+        if instance_id in self._not_ready:
+            return "unhealthy"
+        return "ready" if self._in_rotation(instance_id) else "failing"
+
     def draining(self) -> list[int]:
         return [id for id, channel in self._channels.items() if channel.draining]
 

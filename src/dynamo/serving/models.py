@@ -165,6 +165,19 @@ class Models:
         """All instances of all endpoints, whether they serve a model or not."""
         return [member.instance for member in self._members if member.instance]
 
+    def workers(self) -> list[Member]:
+        """All workers with a model card, also those that serve other workers only or whose card is refused."""
+        return [member for member in self._members if member.card]
+
+    def health(self, worker: Member) -> str:
+        """See `InstanceSet.health`; a worker whose card differs from the one being served is `refused`."""
+        group = self._group_of(worker)
+        if group is not None and group.agrees(worker):
+            return group.instances.health(worker.instance_id)
+        if group is not None:
+            return "refused"
+        return "ready" if worker.instance and worker.instance.ready else "unhealthy"
+
     def channel(self, instance: Instance) -> Channel:
         return self._runtime.plane.channel(instance)
 

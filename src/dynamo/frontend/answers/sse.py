@@ -103,6 +103,11 @@ class EventStream:
         """Whether any event was written."""
         return self._response is not None or bool(self._waiting)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that the client has not read yet, as far as this process holds them."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
     async def begun(self) -> None:
         """Wait for the first event or the end."""
         await self._begun

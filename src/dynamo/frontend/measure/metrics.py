@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+
+from msgspec import Struct
 
 from dynamo.frontend.measure.stages import Stages
 from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.protocols.card import ModelCard
-from dynamo.router.history import DeliveryHistory
+from dynamo.router.history import DeliveryHistory, Migration
 from dynamo.runtime.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
 
 UNKNOWN_MODEL = "unknown_model"
 """The label of all requests whose model is not served here: clients must not be able to create series."""
+
+
+MIGRATED_KEPT = 32
+
+
+class MigratedRequest(Struct, frozen=True):
+    """A request that is over and has migrated."""
+
+    time: float
+    """Seconds since 1970, at its end."""
+    request_id: str
+    model: str
+    migrations: tuple[Migration, ...]
+    worker_id: int | None
+    """The last instance it was sent to."""
 
 
 class ModelMetrics:
@@ -92,6 +110,7 @@ class FrontendMetrics:
         self.disconnected.at()
         self.stages = Stages(prefix)
         self.last_requests: LastRequests = {}
+        self.migrated: deque[MigratedRequest] = deque(maxlen=MIGRATED_KEPT)
 
     def _number(self, name: str, kind: Kind, help: str, labels: tuple[str, ...]) -> Family[Number]:
         family = Family(f"{self.prefix}_{name}", help, kind, labels, Number)

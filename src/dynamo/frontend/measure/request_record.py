@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from itertools import islice
+from time import perf_counter, time
 from typing import Any
 
 from aiohttp import web
 
-from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, ModelMetrics
+from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, MigratedRequest, ModelMetrics
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
 from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
@@ -30,7 +31,8 @@ class RunningRequests:
         """`on_end` is called with the record of each request that ran a model, and its status."""
         self.metrics = metrics
         self._on_end = on_end
-        self._records: set[RequestRecord] = set()
+        self._records: dict[RequestRecord, None] = {}
+        """The oldest first."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -43,13 +45,16 @@ class RunningRequests:
 
     def run(self, record: RequestRecord) -> None:
         """The whole request has arrived: from now on it is one of those that run."""
-        self._records.add(record)
+        self._records[record] = None
 
     def end(self, record: RequestRecord, status: int) -> None:
-        self._records.discard(record)
+        self._records.pop(record, None)
         record.end(status)
         if self._on_end and record.endpoint:
             self._on_end(record, status)
+
+    def oldest(self, most: int) -> list[RequestRecord]:
+        return list(islice(self._records, most))
 
     def abort(self, error: DynamoException) -> None:
         """End all of them with this error."""
@@ -262,6 +267,11 @@ class RequestRecord:
         for meter, delivery in zip(self._meters, self._deliveries, strict=True):
             if delivery.history.migrations:
                 counts.count_migrations(model.name, delivery.history)
+                counts.migrated.append(
+                    MigratedRequest(
+                        time(), self.request_id, model.name, delivery.history.finished, delivery.instance_id
+                    )
+                )
             placement = delivery.placement
             if placement is not None and self._first_token:
                 counts.last_requests[placement.instance_id, placement.dp_rank] = LastRequest(

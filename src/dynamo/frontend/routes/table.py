@@ -21,6 +21,7 @@ from dynamo.frontend.routes import (
     docs,
     embeddings,
     files,
+    fleet,
     listing,
     messages,
     ollama,
@@ -225,6 +226,11 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
         statuses=(400, 401, 403),
     ),
     HttpRoute(
+        "GET", "/fleet/events", fleet.events, access=Access.ADMIN,
+        summary="The fleet as it changes: a snapshot, then merge patches, as server-sent events",
+        statuses=(401, 403, 503), streams=True,
+    ),
+    HttpRoute(
         "GET", "/busy_threshold", admin.get_thresholds,
         summary="From which load on workers are busy", answer=admin.ThresholdList, statuses=(401,),
     ),
@@ -238,6 +244,7 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
 
 UI_ROUTES = (
     HttpRoute("GET", "/", ui.chat_page, access=Access.PAGE),
+    HttpRoute("GET", "/fleet", ui.fleet_page, access=Access.PAGE),
     HttpRoute("GET", "/ui/{version}/{name}", ui.file, access=Access.PAGE),
 )
 """Unless `--no-ui`."""

@@ -1,4 +1,4 @@
-"""GET / and /ui/VERSION/NAME: the chat page and the files it loads."""
+"""GET /, /fleet and /ui/VERSION/NAME: the pages and the files it loads."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ FOR_EVER = "private, max-age=31536000, immutable"
 
 async def chat_page(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     return call.request.app[PAGES].chat.answer(call.request, REVALIDATE)
+
+
+async def fleet_page(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
+    return call.request.app[PAGES].fleet.answer(call.request, REVALIDATE)
 
 
 async def file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:

@@ -65,13 +65,17 @@ class Pages:
     def chat(self) -> StaticFile:
         return self._page("chat.html", "chat.js")
 
-    def _page(self, name: str, script: str) -> StaticFile:
+    @cached_property
+    def fleet(self) -> StaticFile:
+        return self._page("fleet.html", "fleet.js", "fleet.css")
+
+    def _page(self, name: str, script: str, *styles: str) -> StaticFile:
         """The style is part of the page, so that one answer is enough to paint it."""
         folder = f"ui/{self.version}"
         links = [f'<link rel="modulepreload" href="{folder}/{each}">' for each in self._imports(script)]
         links.append(f'<script type="module" src="{folder}/{script}"></script>')
         html = (STATIC / name).read_text(encoding="utf-8")
-        style = (STATIC / "style.css").read_text(encoding="utf-8")
+        style = "".join((STATIC / each).read_text(encoding="utf-8") for each in ("style.css", *styles))
         html = html.replace("{static}", folder).replace("{modules}", "\n".join(links)).replace("{style}", style)
         return StaticFile(html.encode(), "text/html", _security_headers(html))
 

@@ -23,7 +23,7 @@ export const key = {
   },
 };
 
-async function request(path, options = {}) {
+export async function request(path, options = {}) {
   const headers = { ...options.headers };
   if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
   if (options.body) headers["Content-Type"] = "application/json";

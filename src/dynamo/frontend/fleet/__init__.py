@@ -1,0 +1,1 @@
+"""What the fleet does now, as a stream for people who look at it."""

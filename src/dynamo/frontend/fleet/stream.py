@@ -1,0 +1,87 @@
+"""One stream of changes for all viewers: built once, and not at all while nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from dynamo.frontend.answers.sse import KEEP_ALIVE, EventStream
+from dynamo.frontend.fleet.merge_patch import Document, merge_patch
+from dynamo.frontend.fleet.view import FleetView
+
+INTERVAL_SECONDS = 0.5
+QUIET_TICKS = 20
+"""After so many intervals without a change a comment is sent: viewers and proxies see that the stream lives."""
+MAX_UNSENT = 1 << 18
+"""Bytes. A viewer that is so far behind gets no more changes, and a new snapshot once it has read all."""
+
+
+class FleetStream:
+    """Sends each viewer a `snapshot`, then a `patch` whenever something changed. All viewers end when `is_over`."""
+
+    def __init__(self, view: FleetView, is_over: Callable[[], bool]) -> None:
+        self._view = view
+        self._is_over = is_over
+        self._viewers: dict[EventStream, bool] = {}
+        """Whether each is behind."""
+        self._document: Document = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._quiet = 0
+
+    @contextmanager
+    def viewer(self, stream: EventStream) -> Iterator[None]:
+        """Send everything to `stream` meanwhile."""
+        if self._timer is None:
+            self._document = self._view.document()
+            self._schedule()
+        stream.write(_event("snapshot", self._document))
+        self._viewers[stream] = False
+        try:
+            yield
+        finally:
+            del self._viewers[stream]
+            if not self._viewers and self._timer:
+                self._timer.cancel()
+                self._timer = None
+                self._document = {}
+                self._view.forget()
+
+    def _schedule(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        self._schedule()  # first, so that a failure of one tick does not end the stream
+        if self._is_over():
+            for stream in self._viewers:
+                stream.end()
+            return
+        before, self._document = self._document, self._view.document()
+        patch = merge_patch(before, self._document)
+        self._quiet = 0 if patch else self._quiet + 1
+        if patch:
+            self._send(_event("patch", patch))
+        elif self._quiet % QUIET_TICKS == 0:
+            self._send(KEEP_ALIVE)
+        self._catch_up()
+
+    def _send(self, event: bytes) -> None:
+        for stream, behind in self._viewers.items():
+            if behind or stream.unsent > MAX_UNSENT:
+                self._viewers[stream] = True
+            else:
+                stream.write(event)
+
+    def _catch_up(self) -> None:
+        behind = [stream for stream, is_behind in self._viewers.items() if is_behind and not stream.unsent]
+        if behind:
+            snapshot = _event("snapshot", self._document)
+            for stream in behind:
+                stream.write(snapshot)
+                self._viewers[stream] = False
+
+
+def _event(name: str, document: Document) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(document))

@@ -1,0 +1,235 @@
+"""The state of the fleet as one JSON document: models, workers, running requests, decisions, migrations.
+
+Every table is an object by key, and no value is null, so that changes can be sent as merge patches. Worker ids are
+text: they have 64 bits, which browsers' numbers do not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from itertools import islice, takewhile
+from time import perf_counter
+from typing import Any
+
+from dynamo import __version__
+from dynamo.frontend.fleet.merge_patch import Document
+from dynamo.frontend.measure.request_record import RequestRecord, RunningRequests
+from dynamo.frontend.measure.stages import DISPATCH
+from dynamo.protocols.card import ModelCard
+from dynamo.protocols.kv import WorkerRank
+from dynamo.router.decision import Decision
+from dynamo.router.placement import RankStatus
+from dynamo.runtime.membership import Member
+from dynamo.serving.models import Models
+from dynamo.serving.served_model import ServedModel
+
+MOST_REQUESTS = 50
+"""Running requests that are shown: the oldest."""
+MOST_DECISIONS = 24
+NEW_DECISIONS = 4
+"""Decisions added at once. Under load only a sample is shown: nobody reads a thousand a second."""
+MOST_CANDIDATES = 8
+"""Candidates of a decision, the cheapest first."""
+LONGEST_NAME = 200
+"""Characters of a name or an error that are shown."""
+
+
+class FleetView:
+    """Reads the state when asked, and does nothing in between. It remembers the decisions it has shown."""
+
+    def __init__(self, models: Models, requests: RunningRequests) -> None:
+        self._models = models
+        self._requests = requests
+        self._decisions: deque[tuple[int, Document]] = deque(maxlen=MOST_DECISIONS)
+        self._numbered = 0
+        self._last_decisions: dict[str, Decision] = {}
+        self._epoch = time.time() - perf_counter()
+        """What turns the clock of the measurements into seconds since 1970."""
+
+    def document(self) -> Document:
+        served = self._models.served()
+        self._add_decisions(served)
+        return {
+            "version": __version__,
+            "running": len(self._requests),
+            "models": self._model_rows(served),
+            "workers": self._worker_rows(served),
+            "requests": {record.request_id: self._request(record) for record in self._requests.oldest(MOST_REQUESTS)},
+            "decisions": {str(number): row for number, row in self._decisions},
+            "migrations": self._migrations(),
+        }
+
+    def forget(self) -> None:
+        """The last viewer has left: hold on to no decision."""
+        self._decisions.clear()
+        self._last_decisions.clear()
+
+    def _model_rows(self, served: list[ServedModel]) -> Document:
+        failures = self._models.failures()
+        rows: Document = {}
+        for name, ready in self._models.readiness().items():
+            error = failures.get(name)
+            rows[name] = _row(ready=ready, error=str(error)[:LONGEST_NAME] if error else None)
+        for model in served:
+            router, stats = model.router, model.router.stats
+            rows[model.name] = {
+                "ready": True,
+                "running": router.active,
+                "waiting": router.waiting,
+                "waiting_tokens": router.waiting_tokens,
+                "requests": stats.requests,
+                "rejected": stats.rejected,
+                "prompt_blocks": stats.prompt_blocks,
+                "overlap_blocks": stats.overlap_blocks,
+                "known_blocks": router.known_blocks,
+            }
+        return rows
+
+    def _worker_rows(self, served: list[ServedModel]) -> Document:
+        statuses: dict[tuple[str, int], list[RankStatus]] = {}
+        for model in served:
+            for status in model.router.status():
+                statuses.setdefault((model.name, status.worker.worker_id), []).append(status)
+        rows: Document = {}
+        for member in self._models.workers():
+            assert member.card
+            about = _about(member, member.card, self._models.health(member))
+            ranks = statuses.get((member.card.name, member.instance_id)) if member.card.takes_requests else None
+            for status in ranks or [RankStatus(WorkerRank(member.instance_id), 0)]:
+                # A process may serve several endpoints under one id.
+                rows[f"{member.endpoint.path}/{_key(status.worker)}"] = about | self._load(status)
+        return rows
+
+    def _load(self, status: RankStatus) -> Document:
+        worker = status.worker
+        last_requests = self._requests.metrics.last_requests
+        last = last_requests.get(worker) or (
+            last_requests.get((worker.worker_id, None)) if not worker.dp_rank else None
+        )
+        return _row(
+            rank=worker.dp_rank,
+            requests=status.requests,
+            active_blocks=status.active_blocks,
+            prefill_tokens=status.prefill_tokens,
+            cached_blocks=status.cached_blocks,
+            ttft_ms=round(last.time_to_first_token_seconds * 1000, 1) if last else None,
+            itl_ms=round(last.inter_token_latency_seconds * 1000, 2) if last else None,
+        )
+
+    def _request(self, record: RequestRecord) -> Document:
+        record.settle()
+        deliveries = record.deliveries
+        placements = [one.placement for one in deliveries if one.placement]
+        migrations = sum(one.history.migrations for one in deliveries)
+        return _row(
+            model=record.model[:LONGEST_NAME],
+            stage=_stage(record),
+            workers=[str(one.instance_id) for one in placements],
+            started=round(record.started + self._epoch, 3),
+            ttft_ms=round(first * 1000, 1) if (first := record.time_to_first_token) is not None else None,
+            input_tokens=record.input_tokens,
+            output_tokens=record.output_tokens,
+            migrations=migrations or None,
+        )
+
+    def _add_decisions(self, served: list[ServedModel]) -> None:
+        new: list[tuple[Decision, str]] = []
+        for model in served:
+            last = self._last_decisions.get(model.name)
+            latest = _newest(model.router.decisions, last)
+            if latest:
+                self._last_decisions[model.name] = latest[0]
+                new += [(decision, model.name) for decision in latest]
+        new.sort(key=lambda one: one[0].time)
+        for decision, name in new[-NEW_DECISIONS if self._decisions else -MOST_DECISIONS :]:
+            self._numbered += 1
+            self._decisions.append((self._numbered, decision_row(decision, name)))
+
+    def _migrations(self) -> Document:
+        return {
+            f"{request.request_id}/{number}": _row(
+                time=round(request.time, 3),
+                request_id=request.request_id,
+                model=request.model[:LONGEST_NAME],
+                kind=one.kind,
+                outcome=one.outcome,
+                ms=round(one.seconds * 1000, 1),
+                source=str(one.source),
+                target=str(request.worker_id) if request.worker_id is not None else None,
+            )
+            for request in self._requests.metrics.migrated
+            for number, one in enumerate(request.migrations)
+        }
+
+
+def decision_row(decision: Decision, model: str) -> Document:
+    choice = decision.choice
+    row = _row(
+        time=round(decision.time, 3),
+        request_id=decision.request_id,
+        model=model[:LONGEST_NAME],
+        mode=decision.mode,
+        worker=_key(WorkerRank(decision.worker_id, choice.worker.dp_rank if choice else decision.dp_rank or 0)),
+        pinned=decision.pinned or None,
+        considered=decision.considered,
+        waited_ms=round(decision.waited * 1000, 1),
+    )
+    if choice is None:
+        return row | {"in_flight": decision.in_flight}
+    reasons = decision.reasons(MOST_CANDIDATES)
+    chosen = _candidate(reasons["chosen"])
+    candidates = [_candidate(one) for one in reasons["candidates"]]
+    if chosen not in candidates:
+        candidates.append(chosen)
+    return row | _row(
+        prompt_tokens=choice.prompt_tokens,
+        prompt_blocks=choice.prompt_blocks,
+        passed_over=reasons["passed_over"],
+        candidates=candidates,
+    )
+
+
+def _candidate(reasons: dict[str, Any]) -> Document:
+    return {
+        "worker": _key(WorkerRank(reasons["worker_id"], reasons["dp_rank"])),
+        "cached_blocks": round(reasons["cached_blocks"], 1),
+        **{name: reasons[name] for name in ("prefill_tokens", "waiting_tokens", "decode_blocks", "requests")},
+        **{name: round(reasons[name], 2) for name in ("cost", "work", "waiting", "crowding", "spreading")},
+    }
+
+
+def _newest(decisions: deque[Decision], last: Decision | None) -> list[Decision]:
+    """Those after `last`, the newest first, and no more than can be shown."""
+    return list(islice(takewhile(lambda one: one is not last, reversed(decisions)), MOST_DECISIONS))
+
+
+def _about(member: Member, card: ModelCard, health: str) -> Document:
+    runtime, instance = card.runtime_config, member.instance
+    return _row(
+        worker_id=str(member.instance_id),
+        model=card.name[:LONGEST_NAME],
+        endpoint=member.endpoint.path,
+        role=card.worker_type.value,
+        health=health,
+        address=instance.address if instance and instance.address else None,
+        device=instance.device_type if instance else None,
+        total_blocks=runtime.total_kv_blocks,
+        max_requests=runtime.max_num_seqs,
+    )
+
+
+def _stage(record: RequestRecord) -> str:
+    if any(one.history.is_migrating for one in record.deliveries):
+        return "migrating"
+    if record.time_to_first_token is not None:
+        return "decode"
+    return "prefill" if record.stage == DISPATCH else record.stage or "arriving"
+
+
+def _key(worker: WorkerRank) -> str:
+    return f"{worker.worker_id}/{worker.dp_rank}"
+
+
+def _row(**fields: Any) -> Document:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -1,0 +1,208 @@
+"""The stream of the fleet: what is in it, who may have it, and that it costs nothing while nobody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamo.frontend.answers.sse import EventStream
+from dynamo.frontend.fleet import stream as fleet_stream
+from dynamo.frontend.fleet.merge_patch import apply_merge_patch
+from dynamo.frontend.fleet.stream import FleetStream
+from dynamo.frontend.fleet.view import FleetView
+from dynamo.router import RoutingConfig
+from support.toys import Live, Scripted, toy_card
+from support.waiting import until
+
+CHAT = {"model": "org/toy", "messages": [{"role": "user", "content": "hello there, fleet"}]}
+
+
+class Viewer:
+    """Reads the stream as the page does."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.document: dict[str, Any] = {}
+        self.names: list[str] = []
+
+    async def read(self) -> bool:
+        """One event; False at the end."""
+        name, line = "", await self._answer.content.readline()
+        while line not in (b"\n", b""):
+            if line.startswith(b"event: "):
+                name = line[7:].decode().strip()
+            elif line.startswith(b"data: "):
+                data = json.loads(line[6:])
+                if name == "snapshot":
+                    self.document = data
+                else:
+                    apply_merge_patch(self.document, data)
+            line = await self._answer.content.readline()
+        if name:  # else it was a comment
+            self.names.append(name)
+        return line != b""
+
+    async def until(self, holds: Callable[[dict[str, Any]], Any]) -> Any:
+        """Read on until it is true of the document."""
+        while not (found := holds(self.document)):
+            assert await self.read()
+        return found
+
+
+@asynccontextmanager
+async def viewing(live: Live, **headers: str) -> AsyncIterator[Viewer]:
+    async with live.http.get("/fleet/events", headers=headers) as answer:
+        assert (answer.status, answer.content_type) == (200, "text/event-stream")
+        viewer = Viewer(answer)
+        await viewer.read()
+        yield viewer
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_stream, "INTERVAL_SECONDS", 0.02)
+
+
+async def test_the_snapshot_has_the_models_and_their_workers(live: Live, toy: Scripted) -> None:
+    async with viewing(live) as viewer:
+        assert viewer.names == ["snapshot"]
+        [(key, worker)] = viewer.document["workers"].items()
+        assert key == f"{worker['endpoint']}/{worker['worker_id']}/0"
+        assert (worker["model"], worker["role"], worker["health"], worker["requests"]) == (
+            "org/toy", "aggregated", "ready", 0,
+        )  # fmt: skip
+        assert viewer.document["models"]["org/toy"]["ready"] is True
+
+
+async def test_a_worker_that_joins_is_a_change(live: Live, folder: Path) -> None:
+    async with viewing(live) as viewer:
+        assert viewer.document["workers"] == {}
+        await live.serve(Scripted().generate, toy_card(folder, "late"))
+        await viewer.until(lambda fleet: fleet["workers"] and fleet["models"]["late"]["ready"])
+        assert set(viewer.names[1:]) == {"patch"}
+
+
+async def test_a_request_is_shown_while_it_runs_and_the_decision_stays(live: Live, folder: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def generate(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        yield {"token_ids": [5]}
+        await go_on.wait()
+        yield {"token_ids": [6], "finish_reason": "stop"}
+
+    await live.serve(generate, toy_card(folder, "org/toy"))
+    async with viewing(live) as viewer:
+        asking = asyncio.create_task(live.post("/v1/chat/completions", CHAT, **{"x-request-id": "mine"}))
+        row = await viewer.until(lambda fleet: (row := fleet["requests"].get("mine")) and row["output_tokens"] and row)
+        [worker] = viewer.document["workers"].values()
+        assert (row["stage"], row["workers"], worker["requests"]) == ("decode", [worker["worker_id"]], 1)
+        go_on.set()
+        assert (await asking)[0] == 200
+        await viewer.until(lambda fleet: not fleet["requests"])
+        [decision] = viewer.document["decisions"].values()
+        assert (decision["worker"], decision["considered"]) == (f"{worker['worker_id']}/0", 1)
+        await viewer.until(lambda fleet: next(iter(fleet["workers"].values())).get("ttft_ms"))
+
+
+async def test_a_kv_aware_decision_is_shown_with_its_candidates_and_costs(folder: Path) -> None:
+    async with Live(router=RoutingConfig(mode="kv")) as live:
+        await live.serve(Scripted().generate, toy_card(folder, "org/toy"))
+        async with viewing(live) as viewer:
+            assert (await live.post("/v1/chat/completions", CHAT))[0] == 200
+            [decision] = (await viewer.until(lambda fleet: fleet["decisions"])).values()
+            [candidate] = decision["candidates"]
+            parts = [candidate[name] for name in ("work", "waiting", "crowding", "spreading")]
+            assert candidate["worker"] == decision["worker"]
+            assert sum(parts) == pytest.approx(candidate["cost"], abs=0.05)
+
+
+async def test_nothing_is_computed_without_a_viewer(live: Live, toy: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[FleetView] = []
+    document = FleetView.document
+
+    def counted(view: FleetView) -> dict[str, Any]:
+        built.append(view)
+        return document(view)
+
+    monkeypatch.setattr(FleetView, "document", counted)
+    await live.post("/v1/chat/completions", CHAT)
+    assert not built
+    async with viewing(live), viewing(live):
+        count = len(built)
+        await until(lambda: len(built) > count)
+    fleet = live.server._frontend.fleet
+    await until(lambda: fleet._timer is None)
+    count = len(built)
+    await live.post("/v1/chat/completions", CHAT)
+    assert len(built) == count
+
+
+async def test_the_stream_needs_the_administrators_key() -> None:
+    async with Live(api_keys=("user",), admin_keys=("root",)) as live:
+        for key, expected in ((None, 401), ("user", 403), ("root", 200)):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            async with live.http.get("/fleet/events", headers=headers) as answer:
+                assert answer.status == expected
+
+
+async def test_a_head_request_gets_no_stream(live: Live) -> None:
+    async with live.http.head("/fleet/events") as answer:
+        assert (answer.status, answer.content_type) == (200, "text/event-stream")
+
+
+async def test_a_server_that_drains_ends_the_stream(live: Live) -> None:
+    async with viewing(live) as viewer:
+        live.server._frontend.draining = True
+        while await viewer.read():
+            pass
+
+
+class Reader(EventStream):
+    """A viewer with this much unread."""
+
+    __slots__ = ("backlog", "events")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backlog = 0
+        self.events: list[bytes] = []
+
+    @property
+    def unsent(self) -> int:
+        return self.backlog
+
+    def write(self, data: bytes) -> None:
+        self.events.append(data.partition(b"\n")[0])
+
+
+class Counting:
+    """A view whose document changes each time."""
+
+    def __init__(self) -> None:
+        self.built = 0
+
+    def document(self) -> dict[str, Any]:
+        self.built += 1
+        return {"built": self.built}
+
+    def forget(self) -> None: ...
+
+
+async def test_a_viewer_that_does_not_read_gets_a_snapshot_later_and_others_miss_nothing() -> None:
+    view = Counting()
+    fleet = FleetStream(view, lambda: False)  # type: ignore[arg-type]
+    slow, quick = Reader(), Reader()
+    with fleet.viewer(slow), fleet.viewer(quick):
+        slow.backlog = fleet_stream.MAX_UNSENT + 1
+        await until(lambda: len(quick.events) >= 4)
+        assert slow.events == [b"event: snapshot"]
+        slow.backlog = 0
+        await until(lambda: len(slow.events) >= 3)
+        assert slow.events[:3] == [b"event: snapshot", b"event: snapshot", b"event: patch"]
+    assert quick.events == [b"event: snapshot", *[b"event: patch"] * (view.built - 1)]
