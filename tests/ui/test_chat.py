@@ -277,7 +277,7 @@ def test_the_keyboard_is_enough(chat: Chat) -> None:
     keys.press("Escape")
     chat.page.locator("#scroller").focus()
     keys.press("/")
-    assert chat.page.evaluate("document.activeElement.id") == "prompt"
+    chat.until("document.activeElement.id === 'prompt'")
     keys.press("Alt+s")
     assert not chat.page.locator("#sidebar").is_visible()
     keys.press("Alt+s")
@@ -313,11 +313,11 @@ def test_the_theme_stays_as_chosen(chat: Chat) -> None:
 def test_a_long_answer_is_followed_until_the_reader_scrolls(chat: Chat) -> None:
     chat.ask("\n\n".join(f"Paragraph {number}" for number in range(60)))
     at_end = "document.getElementById('scroller').scrollTop + document.getElementById('scroller').clientHeight"
-    assert chat.page.evaluate(f"{at_end} >= document.getElementById('scroller').scrollHeight - 2")
+    chat.until(f"{at_end} >= document.getElementById('scroller').scrollHeight - 2")
     chat.page.locator("#scroller").hover()
     chat.page.mouse.wheel(0, -2000)
     chat.button("To the end").click()
-    assert chat.page.evaluate(f"{at_end} >= document.getElementById('scroller').scrollHeight - 2")
+    chat.until(f"{at_end} >= document.getElementById('scroller').scrollHeight - 2")
 
 
 def test_an_answer_that_was_interrupted_by_leaving_is_kept(chat: Chat) -> None:

@@ -37,11 +37,11 @@ def test_a_server_with_keys_asks_for_one_and_refuses_a_wrong_one(at: At, servers
         chat.page.get_by_label("Model", exact=True).select_option("talker")
         chat.ask("let in")
         assert chat.said() == ["let in"]
-        assert chat.page.evaluate("[sessionStorage['dynamo.key'], localStorage['dynamo.key']]") == ["right", None]
+        chat.until("sessionStorage['dynamo.key'] === 'right' && localStorage['dynamo.key'] === undefined")
         chat.button("Settings").click()
         chat.page.get_by_label("Remember it in this browser; otherwise").check()
         chat.button("Close settings").click()
-        assert chat.page.evaluate("[sessionStorage['dynamo.key'], localStorage['dynamo.key']]") == [None, "right"]
+        chat.until("sessionStorage['dynamo.key'] === undefined && localStorage['dynamo.key'] === 'right'")
         chat.button("Show as curl or Python").click()
         assert "$DYNAMO_API_KEY" in chat.page.locator("#code-text").inner_text()
         assert "right" not in chat.page.locator("#code-text").inner_text()
