@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
-import signal
 import sys
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import structs
 
@@ -29,6 +27,7 @@ from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
 from dynamo.supervisor import Supervisor, read_deployment
 from dynamo.supervisor.output import PrefixedOutput
+from dynamo.supervisor.signals import on_signals, unless_signalled
 
 COMMAND = "python -m dynamo.planner"
 
@@ -65,17 +64,17 @@ async def plan_local(config: PlannerConfig, environ: Mapping[str, str]) -> None:
     deployment = read_deployment(Path(config.deployment))
     output = PrefixedOutput(sys.stdout, colour=sys.stdout.isatty() and not environ.get("NO_COLOR"))
     async with Supervisor(deployment, environ, output) as supervisor:
-        signalled = _signalled(supervisor)
+        signalled = on_signals(supervisor)
         actor = LocalActor(supervisor, config)
         await supervisor.start_all()
-        if await _unless(signalled, supervisor.until_ready()):
+        if await unless_signalled(signalled, supervisor.until_ready()):
             await _plan(config, actor, signalled, environ)
         supervisor.say("draining all components; a second signal ends them at once")
 
 
 async def plan_virtual(config: PlannerConfig, environ: Mapping[str, str]) -> None:
     async with VirtualConnector(EtcdConfig.from_env(environ), config.namespace) as connector:
-        await _plan(config, VirtualActor(connector, config), _signalled(None), environ)
+        await _plan(config, VirtualActor(connector, config), on_signals(None), environ)
 
 
 async def _plan(config: PlannerConfig, actor: Actor, signalled: asyncio.Event, environ: Mapping[str, str]) -> None:
@@ -85,37 +84,7 @@ async def _plan(config: PlannerConfig, actor: Actor, signalled: asyncio.Event, e
         where = f", metrics on http://{config.metric_reporting_host}:{port}/metrics" if port else ""
         print(f"planning every {config.load_adjustment_interval_seconds:g} s{where}", file=sys.stderr, flush=True)
         report_ready(environ)
-        await _unless(signalled, planner.run())
-
-
-def _signalled(supervisor: Supervisor | None) -> asyncio.Event:
-    """Set at the first SIGTERM or SIGINT; a second one kills the processes."""
-    signalled = asyncio.Event()
-
-    def on_signal() -> None:
-        if signalled.is_set() and supervisor:
-            supervisor.kill()
-        signalled.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    return signalled
-
-
-async def _unless(signalled: asyncio.Event, work: Awaitable[Any]) -> bool:
-    """Whether `work` ended before a signal came; raises what it raised."""
-    task, waiter = asyncio.ensure_future(work), asyncio.create_task(signalled.wait())
-    try:
-        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            return False
-        await task
-        return True
-    finally:
-        task.cancel()
-        waiter.cancel()
-        with contextlib.suppress(asyncio.CancelledError, StartError):
-            await task
+        await unless_signalled(signalled, planner.run())
 
 
 if __name__ == "__main__":

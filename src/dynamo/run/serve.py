@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import sys
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
 from dynamo.supervisor import Deployment, Supervisor, read_deployment
 from dynamo.supervisor.output import PrefixedOutput
+from dynamo.supervisor.signals import on_signals, unless_signalled
 
 HELP = """\
 usage: dynamo serve FILE.yaml [--check]
@@ -62,14 +60,13 @@ def _print_commands(deployment: Deployment) -> None:
 async def _serve(deployment: Deployment, environ: Mapping[str, str]) -> int:
     output = PrefixedOutput(sys.stdout, colour=sys.stdout.isatty() and not environ.get("NO_COLOR"))
     begun = time.monotonic()
-    signalled = asyncio.Event()
     async with Supervisor(deployment, environ, output) as supervisor:
-        _on_signals(supervisor, signalled)
+        signalled = on_signals(supervisor)
         try:
             await supervisor.start_all()
-            if await _unless(signalled, supervisor.until_ready()):
+            if await unless_signalled(signalled, supervisor.until_ready()):
                 supervisor.say(f"all components are ready after {time.monotonic() - begun:.1f} s")
-                await _unless(signalled, supervisor.until_failed())
+                await unless_signalled(signalled, supervisor.until_failed())
         except StartError as error:
             supervisor.say("draining all components")
             await supervisor.drain()
@@ -77,29 +74,3 @@ async def _serve(deployment: Deployment, environ: Mapping[str, str]) -> int:
             return 1
         supervisor.say("draining all components; a second signal ends them at once")
     return 0
-
-
-def _on_signals(supervisor: Supervisor, signalled: asyncio.Event) -> None:
-    def on_signal() -> None:
-        if signalled.is_set():
-            supervisor.kill()
-        signalled.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
-
-
-async def _unless(signalled: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether `work` ended before a signal came; raises what it raised."""
-    task, waiter = asyncio.create_task(work), asyncio.create_task(signalled.wait())
-    try:
-        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            return False
-        await task
-        return True
-    finally:
-        task.cancel()
-        waiter.cancel()
-        with contextlib.suppress(asyncio.CancelledError, StartError):
-            await task
