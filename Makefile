@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
+JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
 .PHONY: run docs test coverage test-deep test-engines test-hosts test-clients test-ui chaos soak audit lint bench clean
@@ -16,14 +17,14 @@ run: $(READY)
 docs: $(READY)
 	@$(BIN)/python docs/update.py
 
-# In as many processes as there are processors, each with an etcd and a NATS of its own.
+# In one more process than there are processors, as many tests wait; each has an etcd and a NATS of its own.
 test: $(DEV)
 	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not chaos"
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not chaos"
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not chaos" \
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not chaos" \
 	  --cov --cov-report=term
 
 # The KV index against its naive model: 50 times 2,000 random sequences of events, about 40 minutes.
