@@ -50,6 +50,8 @@ def test_the_aggregated_example_answers_and_drains(tmp_path: Path) -> None:
         said = list(lines_until(process, "all components are ready"))
         assert any(line.startswith("worker-1 | worker for 'tiny'") for line in said)
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
+            # Each process is ready; that the frontend has heard of the workers comes a moment later.
+            until_sync(lambda: client.models.list().data)
             answer = client.chat.completions.create(
                 model="tiny", messages=[{"role": "user", "content": "What is the capital of France?"}], temperature=0
             )
