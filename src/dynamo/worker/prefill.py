@@ -163,7 +163,7 @@ class PrefillWorker:
         self._offers.pop(id, None)
         await self._engine.release_prefix(offer.held)
         if self.ledger.sent(id) is None:
-            self.ledger.withdraw(id, asyncio.get_running_loop().time())
+            self.ledger.withdraw(id, expired=offer.expired)
         if not self._holding:
             self.metrics.compare()
 
@@ -188,6 +188,7 @@ class OpenOffer:
     def __init__(self, record: HandoffRecord, held: HeldPrefix, context: Context) -> None:
         self.record = record
         self.held = held
+        self.expired = False
         self._finished = asyncio.Event()
         self._forget = context.on_stop(lambda _: self._given_back())
         if context.is_stopped():
@@ -200,6 +201,8 @@ class OpenOffer:
         except TimeoutError:
             if self.record.state is HandoffState.TAKEN:
                 await self._finished.wait()
+            else:
+                self.expired = True
         finally:
             self._forget()
 

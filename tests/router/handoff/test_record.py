@@ -50,13 +50,12 @@ class Histories(RuleBasedStateMachine):
         assert record is self.sending.pop(id, None)
         self.ended += record is not None
 
-    @rule(id=IDS)
-    def withdraw(self, id: str) -> None:
-        record = self.ledger.withdraw(id, self.now)
+    @rule(id=IDS, expired=st.booleans())
+    def withdraw(self, id: str, expired: bool) -> None:
+        record = self.ledger.withdraw(id, expired=expired)
         assert record is self.offered.pop(id, None)
         if record is not None:
-            late = record.deadline <= self.now
-            assert record.state is (HandoffState.EXPIRED if late else HandoffState.GIVEN_BACK)
+            assert record.state is (HandoffState.EXPIRED if expired else HandoffState.GIVEN_BACK)
             self.ended += 1
 
     @rule(seconds=st.floats(0, 2))

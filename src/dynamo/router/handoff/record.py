@@ -61,11 +61,14 @@ class HandoffLedger:
         """The transfer of a taken record has ended, completely or not."""
         return self._sending.pop(id, None)
 
-    def withdraw(self, id: str, now: float) -> HandoffRecord | None:
-        """The offer was given back, or has expired; None if it was settled before."""
+    def withdraw(self, id: str, *, expired: bool) -> HandoffRecord | None:
+        """The offer has expired or was given back; None if it was settled before.
+
+        The caller says which: its timer may fire a moment before the deadline.
+        """
         record = self._offered.get(id)
         if record is not None:
-            self._settle(record, HandoffState.EXPIRED if record.deadline <= now else HandoffState.GIVEN_BACK)
+            self._settle(record, HandoffState.EXPIRED if expired else HandoffState.GIVEN_BACK)
         return record
 
     def _settle(self, record: HandoffRecord, state: HandoffState) -> None:
