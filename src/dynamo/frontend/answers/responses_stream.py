@@ -250,6 +250,8 @@ class ResponsesWriter(Generic[Events]):
         self.events.end(self._start() + self._stream.finish(finish.reason, usage))
 
     def fail(self, error: DynamoException) -> None:
+        if self.events.ended.done():  # a response that was cancelled or stopped
+            return
         self.error = error
         self.events.end(self._stream.fail(error.public_message) if self.events.has_begun else b"")
 
