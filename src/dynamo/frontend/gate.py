@@ -111,7 +111,7 @@ class Gate:
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"
         if self._cors:
-            response.headers.update(self._cors.headers(request.headers))
+            self._cors.add_headers(request.headers, response.headers)
         if meter := request.get(METER):
             response.headers.update(meter.headers())
         if self._frontend.draining or response.status in UNREAD:

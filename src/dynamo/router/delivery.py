@@ -88,6 +88,8 @@ class Delivery:
         self._can_continue = can_continue(request)
         self._generated: list[int] = []
         """Collected for a continuation while one is possible."""
+        self._continues = False
+        """The current worker was sent a continuation."""
         self._excluded: set[int] = set()
         """Instances that failed since the last pause, and those that are leaving."""
         self._leaving: set[int] = set()
@@ -135,7 +137,8 @@ class Delivery:
             self._starting = None
 
     async def _until_sent(self) -> None:
-        request = continuation(self._request, self._generated) if self._generated else self._request
+        self._continues = bool(self._generated)
+        request = continuation(self._request, self._generated) if self._continues else self._request
         while True:
             try:
                 await self._try_instances(request)
@@ -253,7 +256,7 @@ class Delivery:
             self._generated += value.token_ids
         if value.finish_reason is not None:
             self._finished = True
-        if self.history.migrations and value.completion_usage:
+        if self._continues and value.completion_usage:
             count_prompt(value.completion_usage, len(self._request.token_ids))
         self._sink.item(value)
 
