@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 FOREVER = 10 * 365 * 86400.0
 HTTP2_PREFACE = b"PRI * HTTP/2"
-"""What a client begins with that takes for granted that the server speaks HTTP/2."""
+"""The first bytes of a client that assumes that the server speaks HTTP/2."""
 LINGER = 2.0
 """Seconds to keep reading a body that was answered before its end: a closed connection would hide the answer."""
 

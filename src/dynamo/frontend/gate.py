@@ -64,7 +64,7 @@ class Gate:
                     self._admit(request, route)
                     body, raw_body = await read(request)
                     if route.endpoint:
-                        # Only now: clients that send no more than a part of their body must not use up the limit.
+                        # Only now: clients that send only a part of their body must not use up the limit.
                         self._refuse_too_many()
                         if self._callers.has_limits and (meter := self._callers.meter(request)):
                             metered = meter.admit(tokens_reserved(body, raw_body))

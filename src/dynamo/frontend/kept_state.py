@@ -99,8 +99,8 @@ class KeptState:
 async def open_state(
     config: FrontendConfig, siblings: Siblings | None, models: Models, is_stopping: Callable[[], bool]
 ) -> KeptState:
-    """In the folder that is configured; else in memory, or, to be found by all processes of this port, in their folder,
-    which goes with them."""
+    """Keep state in the configured folder. Without one it is in memory or, where several processes share the port, in
+    their common folder, which is deleted when they end."""
     limits = Limits(config.stored_responses, config.stored_responses_mb << 20)
     kinds = {responses.KIND: limits, conversations.KIND: limits, batches.KIND: BATCHES}
     folder = _made(config.state_dir) if config.state_dir else siblings.folder if siblings else None

@@ -103,7 +103,7 @@ class RequestRecord:
         self.traceparent: str | None = None
         self.span: Any = None
         self.outcome: asyncio.Future[int] | None = None
-        """Of a request that goes on after its answer: the status it ends with."""
+        """Set for a request that goes on after its answer: the status with which it will end."""
         self._all = metrics
         self._model: ModelMetrics | None = None
         self._error: DynamoException | None = None
@@ -197,7 +197,7 @@ class RequestRecord:
 
     @property
     def prefills(self) -> list[str]:
-        """Of requests to decode workers: which worker computed the prompt, and why."""
+        """For each request to a decode worker: which worker computed the prompt, and why."""
         decisions = [one.placement.decision for one in self._deliveries if one.placement]
         return [
             f"{each.prefill_worker_id or each.worker_id:x}:{each.split.reason}"
