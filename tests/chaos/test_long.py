@@ -67,14 +67,3 @@ async def test_processes_and_nats_fail_in_any_order(tmp_path: Path, nats: Nats) 
         faults = schedule(seed, (*PROCESS, FaultKind.NATS), WORKERS)
         outcome = await run.run(REQUESTS, AT_ONCE, faults, every=3.0)
         outcome.check()
-
-
-async def test_no_guided_answer_changes_while_workers_are_killed(tmp_path: Path) -> None:
-    seed = seed_of_run(5)
-    # A guided answer that has begun cannot be continued elsewhere: its request may fail.
-    async with Fleet(tmp_path, RAYON_NUM_THREADS="1") as fleet:
-        await fleet.start(2, ["-m", "dynamo.worker", "mistralrs", "--migration-limit", "5"], frontends("round-robin"))
-        run = DisturbedRun(fleet, questions(seed, 8, "tiny", guided=True), seed)
-        outcome = await run.run(REQUESTS // 5, 4, schedule(seed, [FaultKind.KILL], 2), every=3.0)
-        assert outcome.answered
-        assert not outcome.different, str(outcome)
