@@ -71,7 +71,7 @@ async def clear_kv_blocks(frontend: Frontend, call: HttpCall[None]) -> web.Strea
     groups = {
         (one.namespace, one.component): model.name
         for model in frontend.models.served()
-        for one in model.router.instances.all()
+        for one in model.instances()
     }
     if not groups:
         return json_response(ClearedBlocks(message="No active worker groups found"))
