@@ -19,6 +19,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
 from dynamo.frontend.grpc import kserve_server
+from dynamo.frontend.inspect_tables import add_tables
 from dynamo.frontend.kept_state import KeptState, open_state
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
@@ -81,8 +82,10 @@ class Server:
             RunningRequests(metrics, request_trace.ended if request_trace else None),
             self._loop_delay,
             Callers(config, config.keys()),
+            runtime.inspection,
             siblings,
         )
+        add_tables(runtime.inspection, self._frontend)
         self._gate = Gate(self._frontend, config, tracing)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ from msgspec import Struct, structs
 
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
+from dynamo.runtime.inspection.place import inspection_folder
 from dynamo.runtime.nats_config import NatsConfig
 from dynamo.runtime.own_address import LOOPBACK, is_loopback, own_address
 from dynamo.runtime.plane.tcp import TcpConfig
@@ -33,6 +35,8 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     status: StatusConfig = StatusConfig()
     graceful_shutdown_timeout: float = 30.0
     device_type: DeviceType | None = None
+    inspection_folder: Path | None = None
+    """Where the process listens for `dynamo inspect`; None for nowhere."""
 
     @classmethod
     def from_env(
@@ -89,6 +93,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
             status=StatusConfig.from_env(environ),
             graceful_shutdown_timeout=network.graceful_shutdown_timeout,
             device_type=_device_type(environ),
+            inspection_folder=inspection_folder(environ) if network.inspect else None,
         )
 
     @classmethod

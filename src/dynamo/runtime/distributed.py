@@ -19,6 +19,7 @@ from dynamo.runtime import records
 from dynamo.runtime.client import Client
 from dynamo.runtime.config import RuntimeConfig
 from dynamo.runtime.handler import GeneratorHandler, UserHandler
+from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.names import EndpointId, check_part, instance_key, new_instance_id
 from dynamo.runtime.network import Local, Network
 from dynamo.runtime.plane.admission import RequestLimit
@@ -60,10 +61,14 @@ class DistributedRuntime:
         self.instance_id = new_instance_id()
         self._own_status = Status(self.config.status) if status is None and self.config.status.on else None
         self.status = status or self._own_status
+        self.inspection = Inspection()
+        if self._own_status:
+            self._own_status.control_token = self.config.tcp.token
         self._network = Network(self.config, local or Local())
         self.discovery = self._network.discovery
         self.plane = self._network.plane
         self.events = self._network.events
+        self.inspection.add("links", self.plane.link_rows)
         self._starting: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._drains = True
@@ -87,7 +92,7 @@ class DistributedRuntime:
             # Imported here: only a process that reports its status needs an HTTP server.
             from dynamo.runtime.status.server import StatusServer
 
-            server = StatusServer(self._own_status)
+            server = StatusServer(self._own_status, self.inspection)
             self._closing.push_async_callback(server.close)
             # Before the network is reached, so that probes get an answer meanwhile: not ready.
             await server.start()
@@ -290,6 +295,7 @@ class Endpoint:
             route_path(self.id, runtime.instance_id), handler, request_type, served.counts if served else None, limit
         )
         address = await runtime.plane.serve(route)
+        remove_rows = runtime.inspection.add("streams", route.stream_rows)
         self._record = Instance(
             instance_id=runtime.instance_id,
             namespace=self.id.namespace,
@@ -319,6 +325,7 @@ class Endpoint:
                 if graceful_shutdown and runtime.drains:
                     await route.drain(runtime.config.graceful_shutdown_timeout)
                 route.kill()
+                remove_rows()
 
     async def register_endpoint_instance(self) -> None:
         """Return to discovery after `unregister_endpoint_instance`."""
