@@ -32,6 +32,7 @@ from dynamo.frontend.tls import Certificate, TlsError
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.instruments import MetricFamily
 from dynamo.serving.models import Models
 
 if TYPE_CHECKING:
@@ -166,6 +167,10 @@ class Server:
             await asyncio.to_thread(self._tracing.close)
         if self._request_trace:
             await asyncio.to_thread(self._request_trace.close)
+
+    async def families(self) -> list[MetricFamily]:
+        """The metrics of all processes on this port."""
+        return await self._frontend.families()
 
     def reload_certificate(self) -> None:
         """Read the certificate's files now rather than at the next check."""

@@ -22,8 +22,10 @@ from dynamo.runtime.inspection.facts import command_of, read_status
 from dynamo.runtime.inspection.place import inspection_folder, processes, socket_path
 from dynamo.runtime.own_address import is_loopback
 
-ANSWER_SECONDS = 10.0
-"""For each part of an answer: collecting takes milliseconds, and a blocked event loop is reported after one second."""
+ANSWER_SECONDS = 60.0
+"""For each part of an answer: milliseconds, unless an overloaded machine lets the thread wait for its turn."""
+HTTP_SECONDS = 15.0
+"""Over HTTP, where a blocked event loop cannot answer."""
 ALL_ROWS = 100_000
 EPILOG = """\
 Without PROCESS, lists the processes of this user that can be inspected. PROCESS is a process id, a worker's status
@@ -163,7 +165,7 @@ def _ask_http(url: str, request: InspectionRequest, environ: Mapping[str, str]) 
         msgspec.json.encode(request),
         {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})},
     )
-    patience = ANSWER_SECONDS + (request.seconds if request.what == "profile" else 0)
+    patience = HTTP_SECONDS + (request.seconds if request.what == "profile" else 0)
     try:
         with urllib.request.urlopen(sent, timeout=patience) as answer:
             for line in answer:

@@ -53,6 +53,8 @@ def _table(part: dict[str, Any]) -> Iterator[str]:
     yield ""
     yield f"{part['name'].upper()}: {part['total']}"
     rows = [{name: _cell(value) for name, value in row.items()} for row in part["rows"]]
+    if not rows:
+        return
     columns = list(dict.fromkeys(name for row in rows for name in row))
     yield from _grid([[name.upper() for name in columns], *([row.get(name, "-") for name in columns] for row in rows)])
 

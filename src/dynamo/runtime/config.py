@@ -18,6 +18,7 @@ from dynamo.runtime.own_address import LOOPBACK, is_loopback, own_address
 from dynamo.runtime.plane.tcp import TcpConfig
 from dynamo.runtime.plane.tls import PlaneTls
 from dynamo.runtime.status import StatusConfig
+from dynamo.runtime.tracing import SpanSettings, span_settings
 from dynamo.settings.network import NetworkSettings
 
 PlaneKind = Literal["memory", "tcp", "nats"]
@@ -37,6 +38,8 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     device_type: DeviceType | None = None
     inspection_folder: Path | None = None
     """Where the process listens for `dynamo inspect`; None for nowhere."""
+    spans: SpanSettings | None = None
+    """How the spans of requests to this process's endpoints are sent; None: they have none."""
 
     @classmethod
     def from_env(
@@ -94,6 +97,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
             graceful_shutdown_timeout=network.graceful_shutdown_timeout,
             device_type=_device_type(environ),
             inspection_folder=inspection_folder(environ) if network.inspect else None,
+            spans=span_settings(environ),
         )
 
     @classmethod
@@ -104,7 +108,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
 
     def without_status(self) -> RuntimeConfig:
         """For processes that are not workers: DYN_SYSTEM_PORT means the workers beside them."""
-        return structs.replace(self, status=StatusConfig())
+        return structs.replace(self, status=StatusConfig(), spans=None)
 
     def with_graceful_shutdown_timeout(self, seconds: float) -> RuntimeConfig:
         """For a frontend, whose running requests have their full time even where the runtime's own limit is shorter."""

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 
@@ -27,6 +27,10 @@ from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.status import ServedEndpoint, Status, endpoint_labels
 from dynamo.runtime.stream import Handler
+from dynamo.runtime.tracing import SpanSettings, close_provider, span_provider
+
+if TYPE_CHECKING:
+    from dynamo.runtime.endpoint_spans import EndpointSpans
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +82,8 @@ class DistributedRuntime:
         self._clients: list[Client] = []
         self._owned: set[asyncio.Task[None]] = set()
         self._shared: dict[Hashable, Any] = {}
+        self.spans = self._endpoint_spans(self.config.spans) if self.config.spans else None
+        """What gives requests to this process's endpoints their spans; None where they have none."""
         self.has_served = False
         """An endpoint of this runtime was found by others, so that requests may be running."""
 
@@ -97,6 +103,14 @@ class DistributedRuntime:
             # Before the network is reached, so that probes get an answer meanwhile: not ready.
             await server.start()
         await self._network.start()
+
+    def _endpoint_spans(self, settings: SpanSettings) -> EndpointSpans:
+        # Imported here: the library behind it is large, and only some need it.
+        from dynamo.runtime.endpoint_spans import EndpointSpans
+
+        provider = span_provider(settings)
+        self._closing.push_async_callback(asyncio.to_thread, close_provider, provider)
+        return EndpointSpans(provider)
 
     def namespace(self, name: str) -> Namespace:
         return Namespace(self, check_part("namespace", name))
@@ -291,6 +305,8 @@ class Endpoint:
             # Before anything is awaited, so that endpoints served together make the process ready together.
             status.add(served)
         await runtime.start()
+        if runtime.spans:
+            handler = runtime.spans.traced(handler, self.id, runtime.instance_id)
         route = Route(
             route_path(self.id, runtime.instance_id), handler, request_type, served.counts if served else None, limit
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 SLICE_SECONDS = 0.0005
@@ -31,7 +31,7 @@ class SlicedWork:
         self.error: Exception | None = None
         self.turns = 0
         self.longest = 0.0
-        """Seconds of the longest slice."""
+        """Processor seconds of the longest slice."""
         self._loop = loop
         self._work = work
         self._clock = clock
@@ -47,7 +47,7 @@ class SlicedWork:
         if self._given_up:
             return
         self.turns += 1
-        began = self._clock()
+        began, computed = self._clock(), thread_time()
         try:
             if self._iterator is None:
                 self._iterator = self._work()
@@ -60,5 +60,5 @@ class SlicedWork:
         except Exception as error:
             self.error = error
         finally:
-            self.longest = max(self.longest, self._clock() - began)
+            self.longest = max(self.longest, thread_time() - computed)
         self.done.set()

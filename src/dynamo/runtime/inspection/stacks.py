@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import sysconfig
 import threading
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 FrameRow = dict[str, Any]
+LIBRARY = sysconfig.get_path("stdlib")
+
+
+def _is_standard(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith((LIBRARY, "<frozen")) and "-packages" not in file
 
 
 def frames_of(frame: FrameType | None) -> list[FrameType]:
@@ -65,7 +72,7 @@ class LoopWatch:
         return [] if frames and frames[-1].f_code.co_filename.endswith("selectors.py") else frames
 
     def culprit(self, samples: Sequence[Sequence[FrameType]]) -> dict[str, Any] | None:
-        """The innermost frame that was there in all samples; None if none was."""
+        """The innermost frame of other code than Python's library that was there in all samples; None if none was."""
         common = 0
         shortest = min(map(len, samples), default=0)
         while common < shortest and all(one[common] is samples[0][common] for one in samples):
@@ -73,9 +80,11 @@ class LoopWatch:
         if not common:
             return None
         last = samples[-1]
+        # Of `time.sleep` or `socket.recv` the one who called it is to be named, where there is one.
+        culprit = next((each for each in reversed(last[:common]) if not _is_standard(each)), last[common - 1])
         task = asyncio.current_task(self._loop)
         return {
-            "culprit": place_of(last[common - 1]),
+            "culprit": place_of(culprit),
             "task": task.get_name() if task else None,
             "stack": [place_of(each) for each in last],
         }
