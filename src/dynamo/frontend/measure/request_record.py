@@ -205,6 +205,20 @@ class RequestRecord:
             if each and each.split
         ]
 
+    def stage_times(self) -> list[tuple[str, float, float]]:
+        """The stages that were reached: their names, begins and ends, by `perf_counter`."""
+        placed = self._deliveries[0].history.placed_at if self._deliveries else 0.0
+        begins = {
+            "gate": self.started,
+            "preprocess": self._model_known,
+            "route": self._routing_began,
+            "prefill": placed,
+            "decode": self._first_token,
+        }
+        reached = [(name, began) for name, began in begins.items() if began]
+        ends = [*(began for _, began in reached[1:]), perf_counter()]
+        return [(name, began, ended) for (name, began), ended in zip(reached, ends, strict=True)]
+
     @property
     def request_type(self) -> str:
         return "stream" if self.stream else "unary"
