@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from urllib.parse import unquote, urlsplit
 
 from dynamo.model.errors import ModelError
-from dynamo.model.s3 import Bucket, S3Config, S3File
+from dynamo.model.s3 import S3Bucket, S3Config, S3File
 from dynamo.model.source import HubConfig, cache_root, download
 from dynamo.settings import Setting, Settings, read
 
@@ -54,7 +54,7 @@ def adapter_folder(uri: str, config: AdapterConfig) -> Path:
 def _from_bucket(name: str, prefix: str, config: AdapterConfig) -> Path:
     if not name:
         raise ModelError(f"an address in S3 is s3://bucket/folder, not s3://{name}{prefix}")
-    bucket = Bucket(name, config.s3)
+    bucket = S3Bucket(name, config.s3)
     files = bucket.files(prefix)
     folder = config.cache / _content(f"{config.s3.address}/{name}", files)
     if folder.is_dir():

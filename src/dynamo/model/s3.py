@@ -59,7 +59,7 @@ class S3File(Struct, frozen=True):
     etag: str
 
 
-class Bucket:
+class S3Bucket:
     def __init__(self, name: str, config: S3Config) -> None:
         self._name = name
         self._config = config
