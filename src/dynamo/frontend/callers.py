@@ -13,9 +13,10 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.cors import Cors
 from dynamo.frontend.keys import ANYBODY, OWNER, TENANT, ApiKeys
 from dynamo.frontend.limits import Clock, KeyMeter
+from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import HttpError
 
-_BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4
 """How many bytes of a request's body count as one token, before the prompt is tokenized."""
 
 
@@ -39,9 +40,13 @@ class Callers:
             if self._tenants:
                 request[TENANT] = self._tenants[owner]
 
-    def meter(self, request: web.Request) -> KeyMeter | None:
-        """The meter of an admitted request's key, if that key has limits."""
-        return self._meters.get(request[OWNER])
+    def meter(self, owner: str) -> KeyMeter | None:
+        """The meter of this owner's key, if that key has limits."""
+        return self._meters.get(owner)
+
+    def tenant(self, owner: str) -> Tenant | None:
+        """Who the owner is for other queues, where the server has keys."""
+        return self._tenants.get(owner)
 
     def sees_addresses(self, request: web.Request) -> bool:
         """Whether the caller may know where workers are: with a key, or on this machine where there are none."""
@@ -74,8 +79,8 @@ def tokens_reserved(body: Any, raw_body: bytes) -> int:
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         longest = getattr(body, name, None)
         if isinstance(longest, int):
-            return len(raw_body) // _BYTES_PER_TOKEN + max(1, longest)
-    return len(raw_body) // _BYTES_PER_TOKEN + 1
+            return len(raw_body) // BYTES_PER_TOKEN + max(1, longest)
+    return len(raw_body) // BYTES_PER_TOKEN + 1
 
 
 def _is_this_machine(host: str) -> bool:
