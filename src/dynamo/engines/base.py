@@ -43,6 +43,8 @@ class EngineInfo(Struct, kw_only=True):
 
     None: a token engine does not, a text engine decides for itself.
     """
+    resumes_guided: bool = False
+    """Whether the grammar of a guided request takes in its `resumed_tokens`."""
 
 
 class Running(Protocol):

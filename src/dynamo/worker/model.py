@@ -78,6 +78,7 @@ def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: E
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=reasoning,
         guided_decoding=info.guided_decoding,
+        resumes_guided=info.resumes_guided,
         data_parallel_size=info.data_parallel_size,
     )
     if info.worker_type is not WorkerType.Aggregated and isinstance(engine, PrefixHandoff | EngineTransfer):
