@@ -55,7 +55,10 @@ async def test_a_moved_prompt_is_not_counted_as_cached(tmp_path: Path) -> None:
 
 async def test_the_frontends_own_limit_replaces_that_of_the_worker(tmp_path: Path) -> None:
     engine = Holding()
-    async with serving(tmp_path, engine, card={"migration_limit": 1}, migration_limit=0) as stack:
+    async with (
+        asyncio.timeout(PATIENCE),
+        serving(tmp_path, engine, card={"migration_limit": 1}, migration_limit=0) as stack,
+    ):
         asking = asyncio.create_task(stack.chat())
         begun = await engine.requests.get()
         begun.sink.tokens([65])
