@@ -2,8 +2,8 @@
 
 Both models hold while a jam builds up or is worked off, when what is finished says little about what arrives:
 
-- The time to the first token in a queue is `idle / (1 - load / limit)`: its reciprocal falls in a straight line with the
-  prompt tokens per second.
+- The time to the first token in a queue is `idle / (1 - load / limit)`: its reciprocal falls in a straight line with
+  the prompt tokens per second.
 - The time between tokens is that of a step, which grows with the requests in the batch, and prompts that are computed
   between the tokens take a share of the time. The batch follows from what is measured: tokens per second times the time
   between them.
@@ -54,7 +54,7 @@ class LatencyLine(Struct, frozen=True):
     """A load at which the target was missed."""
 
     def sustained(self, target: float, tail: float, input_tokens: float, output_tokens: float) -> float:
-        """Requests per second at which `idle + tail * (mean - idle)` reaches the target; 0 if an idle worker misses it."""
+        """Requests per second at which `idle + tail * (mean - idle)` is the target; 0 if an idle worker misses it."""
         allowed = self.idle + (target - self.idle) / tail
         if allowed <= self.idle:
             load = 0.0 if self.fitted else self.limit / 4
@@ -79,7 +79,7 @@ class StepTime(Struct, frozen=True):
     fitted: bool = True
 
     def sustained(self, target: float, tail: float, input_tokens: float, output_tokens: float) -> float:
-        """Requests per second at which `idle + tail * (mean - idle)` reaches the target; 0 if an idle worker misses it."""
+        """Requests per second at which `idle + tail * (mean - idle)` is the target; 0 if an idle worker misses it."""
         allowed = self.idle + (target - self.idle) / tail
         most = _EXTRAPOLATED * self.seen / output_tokens
         if allowed <= self.idle:
@@ -121,8 +121,8 @@ def fit_step(samples: Sequence[WorkerSample], least: int) -> StepTime | None:
     """None for fewer than `least` samples."""
     if len(samples) < least:
         return None
-    # Times the latency, both loads explain it in a straight line. Errors count in proportion to it: a jam, in which it is
-    # tens of times higher, must not decide alone.
+    # Times the latency, both loads explain it in a straight line. Errors count in proportion to it: a jam, in which it
+    # is tens of times higher, must not decide alone.
     rows = [
         (each.generated * each.latency, each.prompts * each.latency, each.latency, each.weight / each.latency**2)
         for each in samples
