@@ -81,3 +81,12 @@ def test_a_prompt_that_cannot_fit_is_counted_as_failed() -> None:
     report = simulate(CONFIG, lambda: [SimulatedRequest(at=0.0, input_tokens=10**6, output_tokens=8)])
     assert (report.completed, report.failed) == (0, 1)
     assert report.errors == {"InvalidArgument": 1}
+
+
+def test_the_time_of_a_frontend_is_added_to_the_time_to_the_first_token() -> None:
+    traffic = Synthetic(requests=3, input_tokens=128, output_tokens=4, interval=10.0)
+    reports = [simulate(SimulationConfig(frontend_seconds=seconds), lambda: traffic) for seconds in (0.0, 0.25)]
+    without, added = (report.ttft_ms for report in reports)
+    assert without
+    assert added
+    assert added.mean - without.mean == pytest.approx(250.0)

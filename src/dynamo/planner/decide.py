@@ -24,13 +24,13 @@ State = Literal[
 
 TTFT_TAIL = 3.0
 """Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
-ITL_TAIL = 1.1
+ITL_TAIL = 1.2
 """The mean time between the tokens of one request differs less from request to request."""
 _FULL = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
 _PREDICTED_FROM = 60
 """Observations from which demand is predicted."""
-_HORIZONS = (3, 6, 12)
+_HORIZONS = (2, 4, 8, 12)
 """Numbers of observations over which demand is averaged: a burst shows in the shortest, a slow rise in the longest."""
 _WORK_OFF_INTERVALS = 4.0
 """Requests that wait longer than the target allows are to be worked off within this many intervals."""

@@ -74,7 +74,7 @@ class PlannerMetrics:
         self._set("predicted_request_rate", forecast.requests_per_second)
         self._set("predicted_isl", forecast.input_tokens)
         self._set("predicted_osl", forecast.output_tokens)
-        tokens = forecast.input_tokens, forecast.output_tokens
+        tokens = forecast.input_tokens or 0.0, forecast.output_tokens or 0.0
         for name, model, target, tail in (
             ("prefill", forecast.ttft, config.ttft_ms, TTFT_TAIL),
             ("decode", forecast.itl, config.itl_ms, ITL_TAIL),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from dynamo import __version__
 from dynamo.run.grammar import Command, UsageError, parse
@@ -14,8 +15,12 @@ _USAGE = """\
 usage: dynamo run …              chat, serve, batch or work in one process: see dynamo run --help
        dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
        dynamo top [URL]          watch a server's workers, requests and routing decisions
+       dynamo plan [TRACE] …     how many workers a traffic needs: see dynamo plan --help
        dynamo --version
 """
+
+
+_COMMANDS = ("run", "serve", "top", "plan", "--version", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -39,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def dynamo() -> None:
-    """Dispatch to `run` (that is `dynamo-run`), `serve` (several processes) or `top` (a fleet in the terminal)."""
+    """Dispatch to `run` (that is `dynamo-run`) and the other commands of `_USAGE`."""
     words = sys.argv[1:]
     match words:
         case ["run", *rest]:
@@ -53,14 +58,15 @@ def dynamo() -> None:
             from dynamo.run.top import top
 
             raise SystemExit(top(rest, os.environ))
+        case ["plan", *rest]:
+            # Above this room: simulations run what this room starts.
+            import_module("dynamo.replay.plan").main(rest)
         case ["--version"]:
             print(f"dynamo {__version__}")
         case [] | ["-h" | "--help"]:
             print(_USAGE, end="")
         case [word, *_]:
-            raise _usage_error(
-                f"unknown command 'dynamo {word}'{nearest(word, ('run', 'serve', 'top', '--version', '--help'))}"
-            )
+            raise _usage_error(f"unknown command 'dynamo {word}'{nearest(word, _COMMANDS)}")
 
 
 def _fill_standard_descriptors() -> None:

@@ -86,7 +86,11 @@ def rows(reports: Sequence[FleetReport]) -> list[list[str]]:
 def as_text(*reports: FleetReport) -> str:
     """One column per report."""
     head = [["", *(report.name or "simulation" for report in reports)]] if len(reports) > 1 else []
-    lines = head + rows(reports)
+    return aligned(head + rows(reports))
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(
