@@ -16,11 +16,12 @@ usage: dynamo run …              chat, serve, batch or work in one process: se
        dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
        dynamo top [URL]          watch a server's workers, requests and routing decisions
        dynamo plan [TRACE] …     how many workers a traffic needs: see dynamo plan --help
+       dynamo profile URL        measure the engine behind a server, for simulations: see dynamo profile --help
        dynamo --version
 """
 
 
-_COMMANDS = ("run", "serve", "top", "plan", "--version", "--help")
+_COMMANDS = ("run", "serve", "top", "plan", "profile", "--version", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -61,6 +62,10 @@ def dynamo() -> None:
         case ["plan", *rest]:
             # Above this room: simulations run what this room starts.
             import_module("dynamo.replay.plan").main(rest)
+        case ["profile", *rest]:
+            from dynamo.run.profile import main as profile
+
+            profile(rest)
         case ["--version"]:
             print(f"dynamo {__version__}")
         case [] | ["-h" | "--help"]:
