@@ -15,9 +15,11 @@ from chaos.faults import Fault, FaultKind
 from chaos.proxy import FaultProxy
 from support.services import Etcd, Nats, Service, free_port
 from support.stack import Frontend, Process, Stack
+from support.waiting import until
 
 PROXIED_MOCKER = str(Path(__file__).with_name("proxied_mocker.py"))
-SERVING = "serving dyn://dynamo.backend.generate"
+SERVING = ".generate as instance"
+HELD = tuple(f"dynamo_component_handoff_{what}{{" for what in ("open_records", "held_blocks", "leaked_blocks"))
 MIGRATIONS = "dynamo_frontend_model_migration_total{"
 
 
@@ -29,6 +31,9 @@ class FleetWorker:
         self._command = command
         self._environ = environ
         self.proxy = proxy
+        self.status_port = environ.get("DYN_SYSTEM_PORT")
+        self.spare = "prefill" in command
+        """Requests are answered without it."""
         self.process: Process
         self.whole = True
         """No fault is being done to it."""
@@ -108,7 +113,8 @@ class Fleet:
             proxy = await FaultProxy(port).__aenter__()
             self._proxies.append(proxy)
             command = [PROXIED_MOCKER, f"127.0.0.1:{proxy.port}", *flags]
-            added.append(FleetWorker(self.stack, command, {"DYN_TCP_RPC_PORT": str(port)}, proxy))
+            environ = {"DYN_TCP_RPC_PORT": str(port), "DYN_SYSTEM_PORT": str(free_port())}
+            added.append(FleetWorker(self.stack, command, environ, proxy))
         await self._begin(added, frontends)
 
     async def _begin(self, added: list[FleetWorker], frontends: Sequence[Sequence[str]]) -> None:
@@ -119,20 +125,27 @@ class Fleet:
             await frontend.until_instances(len(self.workers))
 
     async def do(self, fault: Fault) -> None:
-        """Begin a fault as soon as two workers are whole: at its worker, or the next one that is whole."""
+        """Begin a fault as soon as another worker is whole: at its worker, or the next one that is whole."""
         if service := self._services.get(fault.kind):
             await asyncio.to_thread(service.stop)
             await asyncio.to_thread(service.start)
         else:
-            while sum(worker.whole for worker in self.workers) < 2:
+            worker = self._at(fault.worker)
+            while worker is None:
                 self._changed.clear()
                 await self._changed.wait()
-            worker = next(each for each in (*self.workers[fault.worker :], *self.workers) if each.whole)
+                worker = self._at(fault.worker)
             worker.whole = False
             task = asyncio.create_task(self._until_recovered(worker, fault))
             self._suffering.add(task)
             task.add_done_callback(self._suffering.discard)
         self.faults_done[fault.kind] += 1
+
+    def _at(self, number: int) -> FleetWorker | None:
+        """The first worker from this number on that may suffer now."""
+        last = [worker for worker in self.workers if worker.whole and not worker.spare]
+        found = (each for each in (*self.workers[number:], *self.workers) if each.whole and last != [each])
+        return next(found, None)
 
     async def _until_recovered(self, worker: FleetWorker, fault: Fault) -> None:
         await worker.suffer(fault)
@@ -144,12 +157,35 @@ class Fleet:
         while self._suffering:
             await asyncio.gather(*self._suffering)
 
+    async def until_nothing_is_held(self) -> None:
+        """Wait until no worker has a record of a hand-off or a block that is in use."""
+        async with aiohttp.ClientSession() as session:
+
+            async def cleared() -> bool:
+                async with session.post(f"{self.frontends[0].url}/clear_kv_blocks") as answer:
+                    found = await answer.json()
+                return len(found["cleared_workers"]) == len(self.workers) and not found["failed_workers"]
+
+            await until(cleared)
+            for worker in self.workers:
+                async with session.get(f"http://127.0.0.1:{worker.status_port}/metrics") as answer:
+                    lines = (await answer.text()).splitlines()
+                assert not [line for line in lines if line.startswith(HELD) and not line.endswith(" 0.0")]
+
     async def migrations(self) -> int:
         """How often streams have moved, by the frontends' own count."""
-        moved = 0.0
+        return await self._counted(MIGRATIONS)
+
+    async def splits(self) -> int:
+        """How many prompts prefill workers have computed, by the frontends' own count."""
+        return await self._counted("dynamo_component_router_disagg_decisions_total{", 'prefill="remote"')
+
+    async def _counted(self, metric: str, label: str = "") -> int:
+        total = 0.0
         async with aiohttp.ClientSession() as session:
             for frontend in self.frontends:
                 async with session.get(f"{frontend.url}/metrics") as answer:
                     lines = (await answer.text()).splitlines()
-                moved += sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(MIGRATIONS))
-        return int(moved)
+                found = (line for line in lines if line.startswith(metric) and label in line)
+                total += sum(float(line.rpartition(" ")[2]) for line in found)
+        return int(total)

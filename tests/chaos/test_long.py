@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
-from chaos.disturbed import DisturbedRun, seed_of_run
-from chaos.faults import LINK, PROCESS, FaultKind, schedule
+from chaos.disturbed import DisturbedRun, client_session, seed_of_run
+from chaos.faults import LINK, PROCESS, Fault, FaultKind, schedule
 from chaos.fleet import Fleet
 from chaos.questions import questions
 from support.services import Etcd, Nats
@@ -16,11 +17,13 @@ from support.services import Etcd, Nats
 pytestmark = pytest.mark.chaos
 
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "1250"))
-"""Of each run; there are four of mixed requests."""
+"""Of most runs of mixed requests."""
 AT_ONCE = 24
 WORKERS = 4
 MOCKER = ("--model-path", "tiny", "--migration-limit", "5", "--decode-speedup-ratio", "0.2")
 """Slow enough that most answers are under way when a worker is killed."""
+SPLIT = (*MOCKER, "--block-size", "16", "--disaggregation-mode")
+ALWAYS = ("--router-conditional-disagg-config", '{"policy": "always"}')
 TEN_TIMES_SLOWER = (*MOCKER[:-1], "0.02")
 
 
@@ -69,12 +72,36 @@ async def test_processes_and_nats_fail_in_any_order(tmp_path: Path, nats: Nats) 
         outcome.check()
 
 
-async def test_no_guided_answer_changes_while_workers_are_killed(tmp_path: Path) -> None:
-    seed = seed_of_run(5)
-    # A guided answer that has begun cannot be continued elsewhere: its request may fail.
-    async with Fleet(tmp_path, RAYON_NUM_THREADS="1") as fleet:
-        await fleet.start(2, ["-m", "dynamo.worker", "mistralrs", "--migration-limit", "5"], frontends("round-robin"))
-        run = DisturbedRun(fleet, questions(seed, 8, "tiny", guided=True), seed)
-        outcome = await run.run(REQUESTS // 5, 4, schedule(seed, [FaultKind.KILL], 2), every=3.0)
-        assert outcome.answered
-        assert not outcome.different, str(outcome)
+@pytest.mark.parametrize("network", ["etcd", "nats"])
+async def test_workers_of_both_roles_and_their_links_fail_and_nothing_stays_held(
+    tmp_path: Path, network: str, request: pytest.FixtureRequest
+) -> None:
+    seed = seed_of_run(7)
+    kinds = (*PROCESS, *LINK) if network == "etcd" else PROCESS
+    async with Fleet(tmp_path, **{network: request.getfixturevalue(network)}) as fleet:
+        await fleet.start_proxied(2, (*SPLIT, "prefill"), [])
+        await fleet.start_proxied(2, (*SPLIT, "decode"), [["--router-mode", "kv", *ALWAYS]] * 2)
+        run = DisturbedRun(fleet, questions(seed, 64, "tiny"), seed)
+        outcome = await run.run(4 * REQUESTS // 5, AT_ONCE, schedule(seed, kinds, WORKERS), every=2.0)
+        outcome.check()
+        await fleet.until_nothing_is_held()
+
+
+async def test_the_only_prefill_worker_leaves_and_returns_under_load_and_splitting_resumes(tmp_path: Path) -> None:
+    seed = seed_of_run(8)
+    async with Fleet(tmp_path) as fleet, client_session() as session:
+        await fleet.start_proxied(1, (*SPLIT, "prefill"), [])
+        await fleet.start_proxied(1, (*SPLIT, "decode"), [["--router-mode", "kv", *ALWAYS]])
+        run = DisturbedRun(fleet, questions(seed, 64, "tiny"), seed)
+        await run.undisturbed(session)
+        for kind in (FaultKind.DRAIN, FaultKind.KILL):
+            asking = asyncio.create_task(run.ask_all(session, REQUESTS // 6, AT_ONCE))
+            await fleet.do(Fault(kind, 0, 0.0))
+            await asking
+            await fleet.recovered()
+            await fleet.until_nothing_is_held()  # and nothing cached, which would not be computed again
+            before = await fleet.splits()
+            await run.ask_all(session, 24, AT_ONCE)
+            assert await fleet.splits() > before
+        await fleet.until_nothing_is_held()
+        run.outcome.check()

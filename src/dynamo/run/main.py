@@ -17,11 +17,10 @@ usage: dynamo run …              chat, serve, batch or work in one process: se
        dynamo top [URL]          watch a server's workers, requests and routing decisions
        dynamo plan [TRACE] …     how many workers a traffic needs: see dynamo plan --help
        dynamo profile URL        measure the engine behind a server, for simulations: see dynamo profile --help
+       dynamo inspect [PROCESS]  look inside a running process: see dynamo inspect --help
        dynamo --version
 """
-
-
-_COMMANDS = ("run", "serve", "top", "plan", "profile", "--version", "--help")
+_COMMANDS = ("run", "serve", "top", "inspect", "plan", "profile", "--version", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -66,6 +65,10 @@ def dynamo() -> None:
             from dynamo.run.profile import main as profile
 
             profile(rest)
+        case ["inspect", *rest]:
+            from dynamo.run.inspect import inspect
+
+            raise SystemExit(inspect(rest, os.environ))
         case ["--version"]:
             print(f"dynamo {__version__}")
         case [] | ["-h" | "--help"]:

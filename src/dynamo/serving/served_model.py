@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from dynamo.model import LoadedModel
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard
+from dynamo.protocols.instance import Instance
 from dynamo.router import Router
 from dynamo.router.handoff.split import Splitter
 
@@ -23,6 +25,7 @@ class ServedModel:
         times: PromptTimes | None = None,
         migration_max_seq_len: int | None = None,
         splitter: Splitter | None = None,
+        resumes_guided: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = card.name
         self.card = card
@@ -30,7 +33,14 @@ class ServedModel:
         self.router = router
         self.migration_max_seq_len = migration_max_seq_len
         """Tokens of prompt and answer beyond which a request does not migrate."""
+        self.resumes_guided = resumes_guided
+        """Whether all its workers can continue a guided answer that another one began."""
         self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
         """None for workers that take text and tokenize it themselves."""
         self.splitter = splitter if loaded else None
         """Lets prefill workers compute prompts for decode workers."""
+
+    def instances(self) -> list[Instance]:
+        """Of all its workers, also those that only compute prompts."""
+        prefills = self.splitter.pool.instances.all() if self.splitter else []
+        return [*self.router.instances.all(), *prefills]

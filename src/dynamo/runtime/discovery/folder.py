@@ -48,6 +48,10 @@ class Record(msgspec.Struct, frozen=True):
     value: bytes
 
 
+# Made here and not on first use: msgspec crashes when the threads of two runtimes prepare one type at once.
+_RECORD = msgspec.msgpack.Decoder(Record)
+
+
 def default_folder(environ: Mapping[str, str]) -> Path:
     """In this user's runtime folder, else one of this user's own in the temporary folder."""
     if runtime := environ.get("XDG_RUNTIME_DIR"):
@@ -335,7 +339,7 @@ class Folder:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                     return None
-                record = msgspec.msgpack.decode(file.read(LARGEST_RECORD), type=Record)
+                record = _RECORD.decode(file.read(LARGEST_RECORD))
             check_key(record.key)
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
             return None
