@@ -22,7 +22,8 @@ SHARE = 0.95
 def share_of_peak(shape: str, at: float) -> float:
     """`day`: one wave; `office`: a quiet night, and two humps with lunch between them. `at` goes from 0 to 1."""
     if shape == "day":
-        return 0.12 + 0.88 * (0.5 - 0.5 * math.cos(2 * math.pi * at)) ** 1.5
+        wave: float = (0.5 - 0.5 * math.cos(2 * math.pi * at)) ** 1.5
+        return 0.12 + 0.88 * wave
     morning, afternoon = (
         math.exp(-(((at - middle) / width) ** 2) / 2) for middle, width in ((0.42, 0.07), (0.63, 0.08))
     )
