@@ -1,6 +1,9 @@
 """Split requests at length, with real processes: are answers the same, does anything stay behind, does anyone notice?
 
-python benchmarks/disaggregation.py identical [--requests 500]   llama.cpp, 2 prefill + 2 decode, against one worker
+python benchmarks/disaggregation.py identical [--requests 500] [--networks file+tcp,etcd+tcp,file+nats,etcd+nats]
+                                                                 llama.cpp, 2 prefill + 2 decode, against one worker
+python benchmarks/disaggregation.py batching [--requests 150]    the same with continuous batching, and the control:
+                                                                 one worker asked 8 at a time against one at a time
 python benchmarks/disaggregation.py cancel [--requests 1000]     mockers, clients that leave at random moments
 python benchmarks/disaggregation.py kill [--requests 2000]       mockers, of which one is killed every second
 """
@@ -23,6 +26,8 @@ from typing import Any
 
 import aiohttp
 
+from networks import networks
+
 SOURCE = Path(__file__).parents[1] / "src"
 WORDS = "the quick brown fox jumps over a lazy dog while rain falls on old roofs in the town by the sea".split()  # noqa: SIM905
 ALWAYS = ("--router-conditional-disagg-config", '{"policy": "always"}')
@@ -31,10 +36,11 @@ ALWAYS = ("--router-conditional-disagg-config", '{"policy": "always"}')
 class Processes:
     """Children on one discovery folder; all end with the block."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **environ: str) -> None:
         self._env = {
             **os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1", "DYN_FILE_KV": str(folder),
             "DYN_TCP_RPC_HOST": "127.0.0.1", "HF_HUB_OFFLINE": "1", "DYN_LOG": "warn",
+            **environ,
         }  # fmt: skip
         self._all: list[asyncio.subprocess.Process] = []
         self._reading: list[asyncio.Task[None]] = []
@@ -83,10 +89,10 @@ class Clients:
                     return
             await asyncio.sleep(0.1)
 
-    async def ask(self, model: str, prompt: str, tokens: int) -> dict[str, Any]:
+    async def ask(self, model: str, prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
         body = {
             "model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True,
-            "nvext": {"extra_fields": ["routing"]},
+            "nvext": {"extra_fields": ["routing"]}, **more,
         }  # fmt: skip
         async with self._http.post(f"{self.url}/v1/completions", json=body) as answer:
             told: dict[str, Any] = await answer.json()
@@ -122,21 +128,63 @@ async def gathered(limit: int, work: list[Any]) -> list[Any]:
     return await asyncio.gather(*(one(each) for each in work))
 
 
+def mixed(count: int) -> list[tuple[str, int]]:
+    """Prompts and lengths of answers."""
+    return [(text, random.Random(n).choice((1, 8, 24))) for n, text in enumerate(prompts(count, 200))]
+
+
+async def llama_workers(processes: Processes, name: str, *flags: str, split: bool) -> None:
+    words = ("dynamo.llama_cpp", "tiny", "--n-threads", "1", "--model-name", name, *flags)
+    for mode in ("prefill", "prefill", "decode", "decode") if split else ("agg",):
+        await processes.start(*words, "--disaggregation-mode", mode, until="worker for")
+
+
 async def identical(processes: Processes, http: aiohttp.ClientSession, count: int) -> None:
-    worker = ("dynamo.llama_cpp", "tiny", "--n-threads", "1")
-    for mode in ("prefill", "prefill", "decode", "decode"):
-        await processes.start(*worker, "--model-name", "split", "--disaggregation-mode", mode, until="worker for")
-    await processes.start(*worker, "--model-name", "whole", until="worker for")
+    """One sequence per step, and the one worker has its prompts cached, so that all compute in the same portions."""
+    await llama_workers(processes, "split", "--max-num-seqs", "1", split=True)
+    await llama_workers(processes, "whole", "--max-num-seqs", "1", split=False)
     clients = Clients(await processes.frontend(*ALWAYS, "--router-mode", "kv"), http)
-    await clients.until_served("split")
-    await clients.until_served("whole")
-    asked = [(text, random.Random(n).choice((1, 8, 24))) for n, text in enumerate(prompts(count, 400))]
-    began = time.perf_counter()
-    split = await gathered(8, [clients.ask("split", text, tokens) for text, tokens in asked])
-    took = time.perf_counter() - began
-    whole = await gathered(8, [clients.ask("whole", text, tokens) for text, tokens in asked])
-    same = sum(a["choices"][0]["text"] == b["choices"][0]["text"] for a, b in zip(split, whole, strict=True))
-    print(f"{same} of {count} answers identical; {took:.1f} s; {dict(Counter(map(prefilled, split)))}")
+    for name in ("split", "whole"):
+        await clients.until_served(name)
+    split = await gathered(8, [clients.ask("split", text, tokens, logprobs=2) for text, tokens in mixed(count)])
+    whole = []
+    for text, tokens in mixed(count):
+        await clients.ask("whole", text, 1)
+        whole.append(await clients.ask("whole", text, tokens, logprobs=2))
+    print(f"{compared(split, whole)}; {dict(Counter(map(prefilled, split)))}", flush=True)
+
+
+async def batching(processes: Processes, http: aiohttp.ClientSession, count: int) -> None:
+    """How answers are batched changes the last bits of probabilities: how often does that alone change an answer?"""
+    for name in ("one at a time", "plain, 8 at a time", "split, 8 at a time"):
+        await llama_workers(processes, name, split=name.startswith("split"))
+    clients = Clients(await processes.frontend(*ALWAYS, "--router-mode", "kv"), http)
+    answers = {}
+    for name, limit in (("one at a time", 1), ("plain, 8 at a time", 8), ("split, 8 at a time", 8)):
+        await clients.until_served(name)
+        asked = [clients.ask(name, text, tokens, logprobs=2) for text, tokens in mixed(count)]
+        answers[name] = await gathered(limit, asked)
+        print(f"{name}: {compared(answers[name], answers['one at a time'])}", flush=True)
+
+
+def compared(answers: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
+    """How many are identical; where two part, by how much the first choice led there in either answer."""
+    leads, noise = [], 0.0
+    for one, two in zip(answers, others, strict=True):
+        here, there = (answer["choices"][0]["logprobs"] for answer in (one, two))
+        for at, (token, other) in enumerate(zip(here["tokens"], there["tokens"], strict=True)):
+            if token != other:
+                leads.append(" and ".join(f"{lead(each['top_logprobs'][at]):.4f}" for each in (here, there)))
+                break
+            noise = max(noise, abs(here["token_logprobs"][at] - there["token_logprobs"][at]))
+    same = f"{len(answers) - len(leads)} of {len(answers)} answers identical"
+    text = f"{same}, log probabilities differ by up to {noise:.4f}"
+    return text + (f"; where answers part, the first choice led by {', '.join(leads)}" if leads else "")
+
+
+def lead(choices: dict[str, float]) -> float:
+    first, *others = sorted(choices.values(), reverse=True)
+    return first - others[0] if others else 0.0  # two tokens of the same text
 
 
 async def cancel(processes: Processes, http: aiohttp.ClientSession, count: int) -> None:
@@ -198,21 +246,26 @@ async def mocker(processes: Processes, mode: str, *more: str, **env: str) -> asy
     return child
 
 
-SHOWS = {"identical": (identical, 500), "cancel": (cancel, 1000), "kill": (kill, 2000)}
+SHOWS = {"identical": (identical, 500), "batching": (batching, 150), "cancel": (cancel, 1000), "kill": (kill, 2000)}
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("show", choices=SHOWS)
     parser.add_argument("--requests", type=int)
+    parser.add_argument("--networks", default="file+tcp", help="how processes reach each other, one run each")
     asked = parser.parse_args()
     show, count = SHOWS[asked.show]
-    async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        processes = Processes(Path(folder))
-        stack.push_async_callback(processes.close)
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        await show(processes, http, asked.requests or count)
+    names = asked.networks.split(",")
+    with tempfile.TemporaryDirectory() as folder, networks(Path(folder), *names) as found:
+        for network in found:
+            if len(found) > 1:
+                print(f"{network.name}: ", end="", flush=True)
+            async with AsyncExitStack() as stack:
+                processes = Processes(Path(folder) / network.name, **network.environ)
+                stack.push_async_callback(processes.close)
+                http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+                await show(processes, http, (asked.requests or count) // len(found))
 
 
 if __name__ == "__main__":

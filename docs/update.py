@@ -11,9 +11,8 @@ from dynamo.engines.echo import EchoSettings
 from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.request_trace import TraceSettings, TraceSinkSettings
-from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
-from dynamo.model import FetchConfig, HubConfig
+from dynamo.model import AdapterConfig, FetchConfig, HubConfig, S3Config
 from dynamo.planner.__main__ import PlannerSettings
 from dynamo.replay.__main__ import ReplaySettings, TrafficSettings
 from dynamo.router.__main__ import StandaloneSettings
@@ -22,6 +21,7 @@ from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.logging import LogSettings
 from dynamo.runtime.nats_config import NatsConfig
 from dynamo.runtime.status import StatusConfig
+from dynamo.runtime.tracing import ExportSettings, SpanSettings
 from dynamo.settings import Option, options
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
@@ -34,6 +34,7 @@ TABLES = {
     "etcd": (EtcdConfig,),
     "frontend": (FrontendSettings,),
     "hub": (HubConfig, FetchConfig),
+    "adapters": (AdapterConfig, S3Config),
     "llamacpp": (LlamaCppArgs,),
     "logs": (LogSettings,),
     "mocker": (MockerSettings, MockerArgs),

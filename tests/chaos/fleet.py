@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,16 @@ import aiohttp
 
 from chaos.faults import Fault, FaultKind
 from chaos.proxy import FaultProxy
+from support.hosts import Host, partition
+from support.limits import full_disk, no_more_files
 from support.services import Etcd, Nats, Service, free_port
-from support.stack import Frontend, Process, Stack
+from support.stack import SOURCE, Frontend, Process, Stack
+from support.waiting import until
 
 PROXIED_MOCKER = str(Path(__file__).with_name("proxied_mocker.py"))
-SERVING = "serving dyn://dynamo.backend.generate"
+CLOCK = Path(__file__).with_name("clock")
+SERVING = ".generate as instance"
+HELD = tuple(f"dynamo_component_handoff_{what}{{" for what in ("open_records", "held_blocks", "leaked_blocks"))
 MIGRATIONS = "dynamo_frontend_model_migration_total{"
 
 
@@ -29,6 +35,9 @@ class FleetWorker:
         self._command = command
         self._environ = environ
         self.proxy = proxy
+        self.status_port = environ.get("DYN_SYSTEM_PORT")
+        self.spare = "prefill" in command
+        """Requests are answered without it."""
         self.process: Process
         self.whole = True
         """No fault is being done to it."""
@@ -49,6 +58,10 @@ class FleetWorker:
                 self.process.signal(signal.SIGSTOP)
                 await asyncio.sleep(fault.seconds)
                 self.process.signal(signal.SIGCONT)
+            case FaultKind.FULL_DISK | FaultKind.NO_FILES:
+                limit = full_disk if fault.kind is FaultKind.FULL_DISK else no_more_files
+                with limit(self.process.child.pid):
+                    await asyncio.sleep(fault.seconds)
             case _:
                 assert self.proxy
                 await self._break_link(self.proxy, fault)
@@ -70,7 +83,14 @@ class Fleet:
 
     def __init__(self, folder: Path, *, etcd: Etcd | None = None, nats: Nats | None = None, **environ: str) -> None:
         self._services: dict[FaultKind, Service] = {}
-        environ = {"DYN_TCP_RPC_HOST": "127.0.0.1", **environ}
+        self._clock = folder / "clock"
+        self._clock.write_bytes(struct.pack("d", 0.0))
+        environ = {
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "CHAOS_CLOCK": str(self._clock),
+            "PYTHONPATH": f"{CLOCK}:{SOURCE}",
+            **environ,
+        }
         if etcd:
             self._services[FaultKind.ETCD] = etcd
             environ["ETCD_ENDPOINTS"] = etcd.url
@@ -84,6 +104,8 @@ class Fleet:
         self._proxies: list[FaultProxy] = []
         self._suffering: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self.other_host: Host | None = None
+        """Where PARTITION cuts the cable."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,9 +118,16 @@ class Fleet:
         for proxy in self._proxies:
             await proxy.__aexit__()
 
-    async def start(self, workers: int, command: Sequence[str], frontends: Sequence[Sequence[str]]) -> None:
-        """Workers that each run `python COMMAND`, and a frontend for each list of flags."""
-        await self._begin([FleetWorker(self.stack, command, {}, None) for _ in range(workers)], frontends)
+    async def start(
+        self,
+        workers: int,
+        command: Sequence[str],
+        frontends: Sequence[Sequence[str]],
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        """Workers that each run `python COMMAND`, and a frontend for each list of flags, with an environment."""
+        environ = environ or {}
+        await self._begin([FleetWorker(self.stack, command, environ, None) for _ in range(workers)], frontends, environ)
 
     async def start_proxied(self, workers: int, flags: Sequence[str], frontends: Sequence[Sequence[str]]) -> None:
         """Mockers with a fault proxy in front of each."""
@@ -108,31 +137,50 @@ class Fleet:
             proxy = await FaultProxy(port).__aenter__()
             self._proxies.append(proxy)
             command = [PROXIED_MOCKER, f"127.0.0.1:{proxy.port}", *flags]
-            added.append(FleetWorker(self.stack, command, {"DYN_TCP_RPC_PORT": str(port)}, proxy))
+            environ = {"DYN_TCP_RPC_PORT": str(port), "DYN_SYSTEM_PORT": str(free_port())}
+            added.append(FleetWorker(self.stack, command, environ, proxy))
         await self._begin(added, frontends)
 
-    async def _begin(self, added: list[FleetWorker], frontends: Sequence[Sequence[str]]) -> None:
+    async def _begin(
+        self, added: list[FleetWorker], frontends: Sequence[Sequence[str]], environ: dict[str, str] | None = None
+    ) -> None:
         await asyncio.gather(*(worker.start() for worker in added))
         self.workers += added
-        self.frontends += await asyncio.gather(*(self.stack.frontend(*flags) for flags in frontends))
+        self.frontends += await asyncio.gather(*(self.stack.frontend(*flags, **(environ or {})) for flags in frontends))
         for frontend in self.frontends:
             await frontend.until_instances(len(self.workers))
 
     async def do(self, fault: Fault) -> None:
-        """Begin a fault as soon as two workers are whole: at its worker, or the next one that is whole."""
+        """Begin a fault as soon as another worker is whole: at its worker, or the next one that is whole."""
         if service := self._services.get(fault.kind):
             await asyncio.to_thread(service.stop)
             await asyncio.to_thread(service.start)
+        elif fault.kind is FaultKind.CLOCK:
+            # Written in one piece: processes have it mapped.
+            jump = (fault.seconds - 2.0) * 100_000
+            with self._clock.open("r+b", buffering=0) as file:
+                file.write(struct.pack("d", jump))
+        elif fault.kind is FaultKind.PARTITION:
+            assert self.other_host
+            with partition(self.other_host):
+                await asyncio.sleep(fault.seconds)
         else:
-            while sum(worker.whole for worker in self.workers) < 2:
+            worker = self._at(fault.worker)
+            while worker is None:
                 self._changed.clear()
                 await self._changed.wait()
-            worker = next(each for each in (*self.workers[fault.worker :], *self.workers) if each.whole)
+                worker = self._at(fault.worker)
             worker.whole = False
             task = asyncio.create_task(self._until_recovered(worker, fault))
             self._suffering.add(task)
             task.add_done_callback(self._suffering.discard)
         self.faults_done[fault.kind] += 1
+
+    def _at(self, number: int) -> FleetWorker | None:
+        """The first worker from this number on that may suffer now."""
+        last = [worker for worker in self.workers if worker.whole and not worker.spare]
+        found = (each for each in (*self.workers[number:], *self.workers) if each.whole and last != [each])
+        return next(found, None)
 
     async def _until_recovered(self, worker: FleetWorker, fault: Fault) -> None:
         await worker.suffer(fault)
@@ -144,12 +192,35 @@ class Fleet:
         while self._suffering:
             await asyncio.gather(*self._suffering)
 
+    async def until_nothing_is_held(self) -> None:
+        """Wait until no worker has a record of a hand-off or a block that is in use."""
+        async with aiohttp.ClientSession() as session:
+
+            async def cleared() -> bool:
+                async with session.post(f"{self.frontends[0].url}/clear_kv_blocks") as answer:
+                    found = await answer.json()
+                return len(found["cleared_workers"]) == len(self.workers) and not found["failed_workers"]
+
+            await until(cleared)
+            for worker in self.workers:
+                async with session.get(f"http://127.0.0.1:{worker.status_port}/metrics") as answer:
+                    lines = (await answer.text()).splitlines()
+                assert not [line for line in lines if line.startswith(HELD) and not line.endswith(" 0.0")]
+
     async def migrations(self) -> int:
         """How often streams have moved, by the frontends' own count."""
-        moved = 0.0
+        return await self._counted(MIGRATIONS)
+
+    async def splits(self) -> int:
+        """How many prompts prefill workers have computed, by the frontends' own count."""
+        return await self._counted("dynamo_component_router_disagg_decisions_total{", 'prefill="remote"')
+
+    async def _counted(self, metric: str, label: str = "") -> int:
+        total = 0.0
         async with aiohttp.ClientSession() as session:
             for frontend in self.frontends:
                 async with session.get(f"{frontend.url}/metrics") as answer:
                     lines = (await answer.text()).splitlines()
-                moved += sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(MIGRATIONS))
-        return int(moved)
+                found = (line for line in lines if line.startswith(metric) and label in line)
+                total += sum(float(line.rpartition(" ")[2]) for line in found)
+        return int(total)

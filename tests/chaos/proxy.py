@@ -16,7 +16,7 @@ class FaultProxy:
     """`port` is its own. Its faults act upon all connections, also those that are made while they last."""
 
     def __init__(self, worker_port: int) -> None:
-        self._worker_port = worker_port
+        self.worker_port = worker_port
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.delay = 0.0
@@ -58,7 +58,7 @@ class FaultProxy:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self._worker_port)
+            other_reader, other_writer = await asyncio.open_connection("127.0.0.1", self.worker_port)
         except OSError:
             writer.transport.abort()
             return

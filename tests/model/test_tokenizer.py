@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from dynamo.model import ModelError
 from dynamo.model.tokenizer import Tokenizer
 from support import models
+from support.running import run
 
 VOCABULARIES = {
     "byte_level": models.byte_level_json,
@@ -141,3 +143,28 @@ def test_a_tokenizer_without_a_decoder_still_decodes_in_pieces() -> None:
     ids = tokenizer.encode("hello world")
     decoder = tokenizer.decoder([])
     assert decoder.push(ids) + decoder.flush() == tokenizer.decode(ids)
+
+
+READING = """
+from pathlib import Path
+from msgspec import _utils
+from dynamo.model import Tokenizer
+from dynamo.model.bundled import bundled
+from dynamo.runtime.discovery.folder import Folder
+
+def prepared_late(kind):
+    raise AssertionError(f"{kind} is prepared when it is first read")
+
+_utils._get_class_mro_and_typevar_mappings = prepared_late
+Tokenizer.from_file(bundled() / "tokenizer.json")
+folder = Folder(Path("records"))
+folder.open()
+folder.put("a", b"b")
+assert folder.scan() == {"a": b"b"}
+"""
+
+
+def test_what_threads_read_has_its_types_prepared_by_the_import(tmp_path: Path) -> None:
+    # Two threads that prepare one type at once crash the process, so a frontend that finds two models as it starts.
+    ended = run(tmp_path, program=[sys.executable, "-c", READING])
+    assert ended.returncode == 0, ended.stderr.decode()

@@ -672,14 +672,16 @@ async def test_an_answer_that_broke_after_its_finish_reason_is_complete() -> Non
     assert router.asked == [0]
 
 
-async def test_what_was_cached_of_an_answer_is_not_counted_as_prompt() -> None:
-    router = ScriptedRouter(breaks(2), None)
-    usage = Usage(prompt_tokens=3, completion_tokens=1, prompt_tokens_details={"cached_tokens": 2})
+@pytest.mark.parametrize(("before", "cached"), [(2, 0), (0, 1)], ids=["after some output", "before any output"])
+async def test_what_a_continuation_finds_cached_is_not_counted_as_cached(before: int, cached: int) -> None:
+    """It may be what the same request left there."""
+    router = ScriptedRouter(breaks(before), None)
+    usage = Usage(prompt_tokens=1 + before, completion_tokens=1, prompt_tokens_details={"cached_tokens": 1})
     router.workers[1] = Speaking(router, EngineOutput(token_ids=[5], finish_reason="stop", completion_usage=usage))
     reader, _ = await run(router, asking([1], 9), limit=3)
     assert reader.usage
     assert reader.usage.prompt_tokens == 1
-    assert reader.usage.prompt_tokens_details == {"cached_tokens": 1}
+    assert reader.usage.prompt_tokens_details == {"cached_tokens": cached}
 
 
 async def test_a_fault_in_finding_the_next_worker_is_told() -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Self
 
 import aiohttp
 import pytest
 
+from chaos.fleet import PROXIED_MOCKER
+from chaos.proxy import FaultProxy
+from support.services import free_port
 from support.stack import Frontend, Process, Stack
 from support.waiting import until
 
@@ -16,9 +21,13 @@ PROMPT = "the quick brown fox jumps over the lazy dog " * 8
 ALWAYS = ("--router-conditional-disagg-config", '{"policy": "always"}')
 
 
-async def mocker(stack: Stack, mode: str, *more: str) -> tuple[Process, int]:
-    flags = ("--model-path", "tiny", "--model-name", "m", "--block-size", "16", "--speedup-ratio", "20")
-    process = await stack.python("-m", "dynamo.mocker", *flags, "--disaggregation-mode", mode, *more)
+FLAGS = (
+    "--model-path", "tiny", "--model-name", "m", "--block-size", "16", "--speedup-ratio", "20", "--disaggregation-mode",
+)  # fmt: skip
+
+
+async def mocker(stack: Stack, mode: str) -> tuple[Process, int]:
+    process = await stack.python("-m", "dynamo.mocker", *FLAGS, mode)
     line = await process.line("serves 'm'")
     return process, int(line.split("mocker ")[1].split()[0], 16)
 
@@ -36,7 +45,7 @@ async def ask(frontend: Frontend, text: str) -> tuple[dict[str, Any], str]:
     return told["nvext"]["routing"][0]["prefill"], told["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("network", ["file", "nats"])
+@pytest.mark.parametrize("network", ["nats"])
 async def test_requests_are_split_until_the_prefill_worker_is_killed_and_again_when_one_returns(
     stack: Stack, network: str
 ) -> None:
@@ -60,3 +69,92 @@ async def test_requests_are_split_until_the_prefill_worker_is_killed_and_again_w
     await until(local)
     _, two = await mocker(stack, "prefill")
     await until(lambda: split(two))
+
+
+class Offering:
+    """A prefill worker behind a proxy, a decode worker and a frontend, and requests that stop at their offer."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self._ports = {"prefill": free_port(), "decode": free_port()}
+        self.proxy = FaultProxy(free_port())
+        self.prefill: Process
+        self._decode: Process
+        self._frontend: Frontend
+
+    async def __aenter__(self) -> Self:
+        await self.proxy.__aenter__()
+        self._decode = await self._stack.python(
+            "-m", "dynamo.mocker", *FLAGS, "decode", DYN_SYSTEM_PORT=str(self._ports["decode"])
+        )
+        await self._decode.line("serves 'm'")
+        self._frontend = await self._stack.frontend(*ALWAYS, "--migration-limit", "3")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.proxy.__aexit__()
+
+    async def start_prefill(self) -> None:
+        self.prefill = await self._stack.python(
+            PROXIED_MOCKER, f"127.0.0.1:{self.proxy.port}", *FLAGS, "prefill",
+            DYN_TCP_RPC_PORT=str(self.proxy.worker_port), DYN_SYSTEM_PORT=str(self._ports["prefill"]),
+        )  # fmt: skip
+        await self._frontend.until_instances(2)
+        await ask(self._frontend, "a stopped process can keep a connection, but not make one")
+
+    @asynccontextmanager
+    async def offered(self, text: str) -> AsyncIterator[None]:
+        """A request whose prompt is offered and not taken inside the block; its answer must be complete."""
+        self._decode.signal(signal.SIGSTOP)
+        asked = asyncio.create_task(ask(self._frontend, text))
+        try:
+            await until(lambda: self.metric("prefill", "open_records"))
+            yield
+        finally:
+            self._decode.signal(signal.SIGCONT)
+        notes, _ = await asked
+        assert notes["remote"]
+
+    async def metric(self, mode: str, name: str, label: str = "m") -> float:
+        url = f"http://127.0.0.1:{self._ports[mode]}/metrics"
+        async with aiohttp.ClientSession() as http, http.get(url) as answer:
+            lines = (await answer.text()).splitlines()
+        name = f"dynamo_component_handoff_{name}{{"
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and f'"{label}"' in line)
+
+    async def until_prefill_left(self) -> None:
+        await self._frontend.until_instances(1)
+
+    async def until_nothing_is_held(self) -> None:
+        async with aiohttp.ClientSession() as http:
+
+            async def cleared() -> bool:
+                async with http.post(f"{self._frontend.url}/clear_kv_blocks") as answer:
+                    found = await answer.json()
+                return len(found["cleared_workers"]) == 2 and not found["failed_workers"]
+
+            await until(cleared)
+        for name in ("open_records", "held_blocks", "leaked_blocks"):
+            assert await self.metric("prefill", name) == 0
+
+
+async def test_an_offer_outlives_no_connection_a_drain_waits_for_it_and_a_kill_loses_no_request(stack: Stack) -> None:
+    async with Offering(stack) as here:
+        await here.start_prefill()
+        async with here.offered("the connection breaks"):
+            here.proxy.reset()
+            await until(lambda: here.metric("prefill", "records_total", "given_back"))
+        await until(lambda: here.metric("decode", "takes_total", "failed"))
+        await here.until_nothing_is_held()
+        async with here.offered("the worker is drained"):
+            here.prefill.signal(signal.SIGTERM)
+            await here.until_prefill_left()
+        assert await here.metric("decode", "takes_total", "failed") == 1
+        assert await here.prefill.ended() == 0
+        await here.start_prefill()
+        async with here.offered("the worker is killed"):
+            here.prefill.signal(signal.SIGKILL)
+            await here.prefill.ended()
+        assert await here.metric("decode", "takes_total", "failed") == 2
+        await here.start_prefill()
+        await here.until_nothing_is_held()

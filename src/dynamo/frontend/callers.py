@@ -17,7 +17,7 @@ from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import HttpError
 
 BYTES_PER_TOKEN = 4
-"""Of a request's body, to estimate its prompt before it is tokenized."""
+"""How many bytes of a request's body count as one token, before the prompt is tokenized."""
 
 
 class Callers:
@@ -41,7 +41,7 @@ class Callers:
                 request[TENANT] = self._tenants[owner]
 
     def meter(self, owner: str) -> KeyMeter | None:
-        """Of the key with this owner, if it has limits."""
+        """The meter of this owner's key, if that key has limits."""
         return self._meters.get(owner)
 
     def tenant(self, owner: str) -> Tenant | None:
@@ -64,7 +64,7 @@ class Callers:
         request[OWNER] = self._keys.check(request.headers)
         if self._keys.closed or not self._config.is_local:
             raise HttpError(403, "This route is closed: the server was started without --admin-key (DYN_ADMIN_KEY).")
-        # Anybody on this machine may call it, but not a web page that a browser on this machine shows.
+        # Any program on this machine may call it, but not a web page that a browser on this machine shows.
         if not _is_this_machine(request.headers.get("Host", "")):
             raise HttpError(403, "This route is only for this machine: call it as http://localhost or by its address.")
         origin = request.headers.get("Origin")
@@ -84,7 +84,7 @@ def tokens_reserved(body: Any, raw_body: bytes) -> int:
 
 
 def _is_this_machine(host: str) -> bool:
-    """Of a Host header: a name that another site chose leads here only by DNS rebinding."""
+    """Whether a Host header names this machine. Any other name could be one that a web site lets lead here."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
     name = name.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):

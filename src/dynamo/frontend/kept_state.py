@@ -24,6 +24,7 @@ from dynamo.serving.batches import Batches
 from dynamo.serving.models import Models
 from dynamo.serving.store import Conversations, Files, Limits, Records, ResponseStore, conversations, responses
 from dynamo.serving.store.files import delete_leftovers
+from dynamo.serving.store.processes import LiveProcesses
 from dynamo.serving.store.records import MemoryRecords, OwnedRecords
 from dynamo.serving.store.sqlite import SqliteRecords
 
@@ -40,6 +41,7 @@ class OwnedState:
         folder: Path | None,
         config: FrontendConfig,
         models: Models,
+        processes: LiveProcesses,
         is_stopping: Callable[[], bool],
         meter: KeyMeter | None,
     ) -> None:
@@ -48,7 +50,7 @@ class OwnedState:
         """How long an upload may pause."""
         enabled = config.stored_responses > 0
         self.conversations = Conversations(records, enabled=enabled)
-        self.responses = ResponseStore(records, self.conversations, enabled=enabled)
+        self.responses = ResponseStore(records, self.conversations, processes, enabled=enabled)
         self.background = BackgroundResponses(self.responses, config.background_responses)
         self.files = Files(records, folder, config.stored_files_mb << 20)
         self.batches = Batches(
@@ -67,9 +69,12 @@ class OwnedState:
 class KeptState:
     """Apart for each API key: one key does not read, list, continue or delete what was stored with another."""
 
-    def __init__(self, records: Records, folder: Path | None, owned: Mapping[str, OwnedState]) -> None:
+    def __init__(
+        self, records: Records, folder: Path | None, processes: LiveProcesses, owned: Mapping[str, OwnedState]
+    ) -> None:
         self._records = records
         self._folder = folder
+        self._processes = processes
         self._owned = owned
 
     def of(self, owner: str) -> OwnedState:
@@ -95,6 +100,7 @@ class KeptState:
         for owned in self._owned.values():
             await owned.background.close()
         await self._records.close()
+        self._processes.close()
         for owned in self._owned.values():
             owned.files.close()
 
@@ -106,19 +112,22 @@ async def open_state(
     is_stopping: Callable[[], bool],
     callers: Callers,
 ) -> KeptState:
-    """In the folder that is configured; else in memory, or, to be found by all processes of this port, in their folder,
-    which goes with them."""
+    """Keep state in the configured folder. Without one it is in memory or, where several processes share the port, in
+    their common folder, which is deleted when they end."""
     limits = Limits(config.stored_responses, config.stored_responses_mb << 20)
     kinds = {responses.KIND: limits, conversations.KIND: limits, batches.KIND: BATCHES}
     folder = _made(config.state_dir) if config.state_dir else siblings.folder if siblings else None
     records: Records = MemoryRecords(kinds)
     if folder is not None:
         records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
+    processes = LiveProcesses(folder)
     owned = {
-        owner: OwnedState(OwnedRecords(records, owner), folder, config, models, is_stopping, callers.meter(owner))
+        owner: OwnedState(
+            OwnedRecords(records, owner), folder, config, models, processes, is_stopping, callers.meter(owner)
+        )
         for owner in config.keys().owners
     }
-    return KeptState(records, folder, owned)
+    return KeptState(records, folder, processes, owned)
 
 
 def _made(path: str) -> Path:

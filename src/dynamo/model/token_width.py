@@ -33,12 +33,16 @@ class _Parts(Struct):
     added_tokens: list[_AddedToken] = []
 
 
+# Made here and not on first use: msgspec crashes when two threads, each loading a model, prepare one type at once.
+_PARTS = msgspec.json.Decoder(_Parts)
+
+
 def characters_per_token(json: str, tokens: Collection[str]) -> int | None:
     """The most characters of text per token; None where no such bound is known to hold, as characters may be dropped.
 
     `json` is a tokenizer.json and `tokens` its vocabulary with the added tokens.
     """
-    parts = msgspec.json.decode(json, type=_Parts)
+    parts = _PARTS.decode(json)
     model, steps = parts.model, _flat(parts.pre_tokenizer, "pretokenizers")
     if model.type != "BPE" or model.continuing_subword_prefix or model.end_of_word_suffix:
         return None

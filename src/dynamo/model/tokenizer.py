@@ -188,8 +188,12 @@ class _DecoderOnly(msgspec.Struct):
     decoder: DecoderKind | None = None
 
 
+# Made here and not on first use: msgspec crashes when two threads, each loading a model, prepare one type at once.
+_DECODER_ONLY = msgspec.json.Decoder(_DecoderOnly)
+
+
 def _is_byte_level(json: str) -> bool:
-    decoder = msgspec.json.decode(json, type=_DecoderOnly).decoder
+    decoder = _DECODER_ONLY.decode(json).decoder
     while decoder is not None and decoder.type == "Sequence" and len(decoder.decoders) == 1:
         decoder = decoder.decoders[0]
     return decoder is not None and decoder.type == "ByteLevel"

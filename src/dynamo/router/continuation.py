@@ -51,12 +51,14 @@ def is_repeatable(request: PreprocessedRequest) -> bool:
 
 
 def count_prompt(usage: Usage, tokens: int) -> None:
-    """Correct the usage of a continuation, whose worker counted what earlier workers generated as prompt."""
+    """Correct the usage of a continuation, whose worker counted what earlier workers generated as prompt.
+
+    What that worker found cached may come from this very request, and what the first worker found is not known: no
+    token of the client's prompt is counted as cached.
+    """
     usage.prompt_tokens = tokens
-    details = usage.prompt_tokens_details or {}
-    cached = details.get("cached_tokens")
-    if isinstance(cached, int):
-        usage.prompt_tokens_details = {**details, "cached_tokens": min(cached, tokens)}
+    if usage.prompt_tokens_details and "cached_tokens" in usage.prompt_tokens_details:
+        usage.prompt_tokens_details = {**usage.prompt_tokens_details, "cached_tokens": 0}
 
 
 def _remaining(limit: int | None, generated: Sequence[int]) -> int | None:

@@ -93,6 +93,8 @@ class Delivery:
         self._resumes_guided = resumes_guided
         self._generated: list[int] = []
         """Collected for a continuation while one is possible."""
+        self._continues = False
+        """The current worker was sent a continuation."""
         self._excluded: set[int] = set()
         """Instances that failed since the last pause, and those that are leaving."""
         self._leaving: set[int] = set()
@@ -141,9 +143,10 @@ class Delivery:
 
     async def _until_sent(self) -> None:
         while True:
-            begins = not self._generated or (self._guided and not self._resumes_guided())
+            self._continues = bool(self._generated) and (not self._guided or self._resumes_guided())
+            request = continuation(self._request, self._generated) if self._continues else self._request
             try:
-                await self._try_instances(self._request if begins else continuation(self._request, self._generated))
+                await self._try_instances(request)
                 return
             except DynamoException as error:
                 pause = self._pause(error)
@@ -165,7 +168,7 @@ class Delivery:
             self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_length(request))
             self._watched = True
             self._instances.request_sent(placement.instance_id)
-            repeats = self._generated and request is self._request
+            repeats = self._generated and not self._continues
             try:
                 sink = Repetition(self._generated, self) if repeats else self
                 self._cancel = send(placement, sent, self._context, sink)
@@ -260,7 +263,7 @@ class Delivery:
             self._generated += value.token_ids
         if value.finish_reason is not None:
             self._finished = True
-        if self.history.migrations and value.completion_usage:
+        if self._continues and value.completion_usage:
             count_prompt(value.completion_usage, len(self._request.token_ids))
         self._sink.item(value)
 

@@ -9,6 +9,7 @@ from dynamo.model import LoadedModel
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard
+from dynamo.protocols.instance import Instance
 from dynamo.router import Router
 from dynamo.router.handoff.split import Splitter
 
@@ -38,3 +39,8 @@ class ServedModel:
         """None for workers that take text and tokenize it themselves."""
         self.splitter = splitter if loaded else None
         """Lets prefill workers compute prompts for decode workers."""
+
+    def instances(self) -> list[Instance]:
+        """Of all its workers, also those that only compute prompts."""
+        prefills = self.splitter.pool.instances.all() if self.splitter else []
+        return [*self.router.instances.all(), *prefills]

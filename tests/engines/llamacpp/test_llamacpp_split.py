@@ -40,6 +40,25 @@ async def test_split_answers_are_token_for_token_those_of_one_engine(starting: S
             engine.blocks.check()
 
 
+async def test_a_state_from_another_engine_is_bit_for_bit_what_the_own_cache_holds(starting: Starting) -> None:
+    # Greedy answers alone would prove less: how requests are batched also changes the last bits of a probability.
+    here, there, source = [await starting(max_num_seqs=1, cached_seqs=2) for _ in range(3)]
+    for length in (20, 47, 150, 333):
+        for engine in (here, there, source):
+            assert await engine.clear_cache()
+        tokens = chat(" ".join(WORDS[at % len(WORDS)] for at in range(length)))
+        for engine in (here, source):
+            await answer(engine, asking(tokens, max_tokens=1))
+        state = await source.export_prefix(tokens)
+        assert state is not None
+        assert await there.import_prefix(tokens, state) == len(tokens) // 16 * 16
+        asked = asking(tokens, max_tokens=12, ignore_eos=True, logprobs=3)
+        expected, continued = [await answer(engine, asked) for engine in (here, there)]
+        assert continued.ids == expected.ids
+        assert continued.last.completion_usage == expected.last.completion_usage
+        assert [item.top_logprobs for item in continued.items] == [item.top_logprobs for item in expected.items]
+
+
 async def test_held_prompts_give_way_to_requests_that_find_no_room(starting: Starting) -> None:
     engine = await starting(n_ctx=512, context_length=512)
     first = chat("word " * 100)

@@ -8,9 +8,10 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from dynamo.engines.vllm.outputs import finish_reason, prompt, sampled, usage
+from dynamo.engines.vllm.handoff import cached_before, offered
+from dynamo.engines.vllm.outputs import ABORTED, finish_reason, prompt, sampled, usage
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
-from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.errors import DynamoException, EngineShutdown
 from dynamo.runtime.stream import Sink
 
 _PROCESS = uuid4().hex
@@ -70,6 +71,11 @@ class VllmRequest:
             self._sink.item({"embedding": output.pooling_output.tolist()})
             self._sink.end()
             return
+        if output.finish_reason == ABORTED:
+            # Not by us, who forget a request first: another worker may go on with it.
+            self.ended = True
+            self._sink.fail(EngineShutdown("vLLM aborted the request"))
+            return
         item = EngineOutput(token_ids=output.new_token_ids)
         if output.new_logprobs is not None and self._logprobs is not None:
             sampled(item, output.new_logprobs, self._logprobs)
@@ -88,7 +94,11 @@ class VllmRequest:
         item.finish_reason = finish_reason(output.finish_reason)
         item.stop_reason = output.stop_reason
         item.kv_transfer_params = output.kv_transfer_params
-        item.completion_usage = usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        item.disaggregated_params = offered(output.kv_transfer_params)
+        cached = cached_before(self.request)
+        item.completion_usage = usage(
+            self.prompt_tokens, self.completion_tokens, self.cached_tokens if cached is None else cached
+        )
         self.ended = True
         self._sink.item(item)
         self._sink.end()

@@ -69,9 +69,7 @@ class ThresholdList(Struct, kw_only=True):
 async def clear_kv_blocks(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     everything = frontend.models.instances()
     groups = {
-        (one.namespace, one.component): model.name
-        for model in frontend.models.served()
-        for one in model.router.instances.all()
+        (one.namespace, one.component): model.name for model in frontend.models.served() for one in model.instances()
     }
     if not groups:
         return json_response(ClearedBlocks(message="No active worker groups found"))
