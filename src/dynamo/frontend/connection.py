@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 FOREVER = 10 * 365 * 86400.0
 HTTP2_PREFACE = b"PRI * HTTP/2"
-"""What a client begins with that takes for granted that the server speaks HTTP/2."""
+"""The first bytes of a client that assumes that the server speaks HTTP/2."""
 FULL = b"""{"error":{"message":"This server has too many open connections. Please retry shortly.",\
 "type":"service_unavailable_error","param":null,"code":"unavailable"}}"""
 REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"

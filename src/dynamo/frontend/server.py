@@ -104,7 +104,11 @@ class Server:
         if self._config.kserve_grpc_server:
             self.grpc = kserve_server(self._frontend, self._config)
         self._frontend.state = self._state = await open_state(
-            self._config, self._siblings, self.models, lambda: self._runtime.is_shutting_down
+            self._config,
+            self._siblings,
+            self.models,
+            lambda: self._runtime.is_shutting_down,
+            self._frontend.callers,
         )
         self._certificate = self._tls()
         tls = self._certificate.context if self._certificate else None

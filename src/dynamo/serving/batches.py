@@ -38,7 +38,7 @@ from dynamo.protocols.openai_files import (
     CreateBatchRequest,
     RequestCounts,
 )
-from dynamo.serving.batch_line import BatchRequest, answer_request, read_line
+from dynamo.serving.batch_line import BatchRequest, LineLimits, answer_request, bounded_lines, read_line
 from dynamo.serving.journal import Journal, JournalBusy, JournalHeader, JournalUnwritable
 from dynamo.serving.models import Models
 from dynamo.serving.store.files import Files, new_id
@@ -57,11 +57,16 @@ BUSY_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 UNWRITABLE_PAUSE = 5.0
 """Between attempts while the disk is full."""
 COUNTED_EVERY = 0.5
+LONGEST_PAUSE = 1.0
+"""Between attempts while the key is over a limit: a batch may be cancelled meanwhile."""
 WINDOWS = {"24h": 24 * 60 * 60}
 """The seconds of each `completion_window`."""
 
 ErrorBody = Callable[[DynamoException, str], tuple[int, Any]]
 """The status and body that an HTTP client would get for an error; given the request id."""
+
+Admit = Callable[[int], float | Callable[[int], None]]
+"""Whether a request of so many bytes may run now: the seconds to wait, or what is called with the tokens it used."""
 
 _batch = msgspec.json.Decoder(BatchObject)
 
@@ -77,7 +82,11 @@ class Batches:
         error_body: ErrorBody,
         is_stopping: Callable[[], bool],
         ignore_unknown: bool = False,
+        limits: LineLimits | None = None,
+        admit: Admit = lambda size: lambda used: None,
     ) -> None:
+        self._limits = limits or LineLimits()
+        self._admit = admit
         self._records = records
         self._files = files
         self._models = models
@@ -203,7 +212,7 @@ class Batches:
     async def _run_locked(self, id: str, journal: Journal) -> None:
         batch = await self.get(id)  # it may have ended before the lock was ours
         if batch.status == "validating":
-            total, errors = await asyncio.to_thread(_validate, self._input(id), batch.endpoint)
+            total, errors = await asyncio.to_thread(_validate, self._input(id), batch.endpoint, self._limits)
             if errors:
                 await self._fail(id, errors)
             else:
@@ -233,9 +242,18 @@ class Batches:
 
     async def _answer_some(self, run: _Run) -> None:
         for number, line in run.waiting:
-            if run.is_expired() or (await self.get(run.batch.id)).status == "cancelling":
-                return
-            record, failed = await self._outcome(run.batch.endpoint, line)
+            end: float | Callable[[int], None] = 0.0
+            while not callable(end):
+                await asyncio.sleep(min(end, LONGEST_PAUSE))
+                if run.is_expired() or (await self.get(run.batch.id)).status == "cancelling":
+                    return
+                end = self._admit(len(line))
+            used = 0
+            try:
+                record, failed = await self._outcome(run.batch.endpoint, line)
+                used = _tokens_used(record)
+            finally:
+                end(used)
             if failed and self._is_stopping():
                 return  # failed by our own shutdown: the resumed batch asks again
             run.journal.add(number, msgspec.json.encode(record), failed=failed)
@@ -364,15 +382,23 @@ class _Run:
         return batch
 
 
-def _validate(path: Path, endpoint: BatchEndpoint) -> tuple[int, list[BatchError]]:
+def _tokens_used(record: dict[str, Any]) -> int:
+    body = record["response"]["body"]
+    usage = body.get("usage") if isinstance(body, dict) else None
+    total = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return total if isinstance(total, int) else 0
+
+
+def _validate(path: Path, endpoint: BatchEndpoint, limits: LineLimits) -> tuple[int, list[BatchError]]:
     """How many requests there are, and what is wrong with their lines."""
     errors: list[BatchError] = []
     seen: set[str] = set()
     total = 0
     with path.open("rb") as lines:
-        for number, line in _numbered(lines):
+        for number, line in _numbered(lines, limits.size):
             total += 1
             try:
+                limits.check(line)
                 read = read_line(line, endpoint)
                 if read.custom_id in seen:
                     why = f"custom_id: {read.custom_id[:64]!r} is there twice."
@@ -388,8 +414,9 @@ def _validate(path: Path, endpoint: BatchEndpoint) -> tuple[int, list[BatchError
     return total, errors
 
 
-def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(lines, start=1):
+def _numbered(lines: BinaryIO, longest: int = -1) -> Iterator[tuple[int, bytes]]:
+    """Of a line with more than `longest` bytes the rest is skipped; -1 is no limit."""
+    for number, line in enumerate(bounded_lines(lines, longest), start=1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line.strip():

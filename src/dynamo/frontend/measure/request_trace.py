@@ -118,7 +118,7 @@ class RequestTrace:
         self._thread.start()
 
     def ended(self, record: RequestRecord, status: int) -> None:
-        """Only requests with one prompt and one choice can be told apart in a row; others have none."""
+        """Write the row of a request. A row describes one prompt and one choice: requests with more have none."""
         deliveries = record.deliveries
         if len(deliveries) != 1:
             return

@@ -146,7 +146,7 @@ class ResponseStore:
         return stored
 
     async def status(self, id: str) -> str | None:
-        """That of a stored response; None if it was deleted or dropped."""
+        """The status of a stored response; None if the response was deleted or dropped."""
         stored = await self._find(id)
         return None if stored is None else _state.decode(stored.response).status
 
