@@ -11,7 +11,7 @@ TRY    := $(if $(TEST_OPTIONAL),.ci/second-try 3)
 JOBS   ?= $(shell echo $$(($$(nproc) + 1)))
 SITE    = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-.PHONY: run docs test coverage test-deep test-engines test-hosts test-clients test-ui chaos soak audit lint bench clean
+.PHONY: run docs test coverage test-deep test-engines test-hosts test-clients test-ui test-observability chaos soak audit lint bench clean
 
 run: $(READY)
 	@echo "Starting dynamo-run in=http with the bundled model; Ctrl-C stops it."
@@ -23,11 +23,11 @@ docs: $(READY)
 # In one more process than there are processors, as many tests wait; each has an etcd and a NATS of its own.
 test: $(DEV)
 	@echo "Running about 6,000 tests, some with real processes, etcd and NATS: about 8 minutes on two quiet processors."
-	$(TRY) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not chaos"
+	$(TRY) $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not chaos"
 
 # The same tests, then how much of each module they ran, child processes included.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not chaos" \
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not chaos" \
 	  --cov --cov-report=term
 
 # The KV index against its naive model: 50 times 2,000 random sequences of events, about 40 minutes.
@@ -60,6 +60,11 @@ test-ui: $(DEV)
 	@$(BIN)/python tests/ui/install.py
 	$(TRY) $(BIN)/python -m pytest -n 2 -m ui tests/ui
 
+# Dashboards and alerts with Debian's Prometheus, which goes into .observability/.
+test-observability: $(DEV)
+	@$(BIN)/python tests/observability/install.py
+	$(TRY) $(BIN)/python -m pytest -m observability tests/observability
+
 # Faults against real processes, in an order that CHAOS_SEED decides; a failed run prints its seed.
 chaos: $(DEV)
 	@echo "Asking thousands of requests while workers, connections, etcd and NATS fail: some minutes."
@@ -89,7 +94,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/serve.py $(if $(PEER_PYTHON),--peer $(PEER_PYTHON))
 
 clean:
-	rm -rf $(VENV) .clients .ui .audit build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients .ui .observability .audit build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@echo "Creating $(VENV) ..."

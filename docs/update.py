@@ -11,7 +11,6 @@ from dynamo.engines.echo import EchoSettings
 from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.request_trace import TraceSettings, TraceSinkSettings
-from dynamo.frontend.measure.tracing import ExportSettings, SpanSettings
 from dynamo.mocker.__main__ import MockerSettings
 from dynamo.model import FetchConfig, HubConfig
 from dynamo.planner.__main__ import PlannerSettings
@@ -22,6 +21,7 @@ from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.logging import LogSettings
 from dynamo.runtime.nats_config import NatsConfig
 from dynamo.runtime.status import StatusConfig
+from dynamo.runtime.tracing import ExportSettings, SpanSettings
 from dynamo.settings import Option, options
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings

@@ -105,14 +105,3 @@ async def test_the_only_prefill_worker_leaves_and_returns_under_load_and_splitti
             assert await fleet.splits() > before
         await fleet.until_nothing_is_held()
         run.outcome.check()
-
-
-async def test_no_guided_answer_changes_while_workers_are_killed(tmp_path: Path) -> None:
-    seed = seed_of_run(5)
-    # A guided answer that has begun cannot be continued elsewhere: its request may fail.
-    async with Fleet(tmp_path, RAYON_NUM_THREADS="1") as fleet:
-        await fleet.start(2, ["-m", "dynamo.worker", "mistralrs", "--migration-limit", "5"], frontends("round-robin"))
-        run = DisturbedRun(fleet, questions(seed, 8, "tiny", guided=True), seed)
-        outcome = await run.run(REQUESTS // 5, 4, schedule(seed, [FaultKind.KILL], 2), every=3.0)
-        assert outcome.answered
-        assert not outcome.different, str(outcome)

@@ -29,6 +29,7 @@ from dynamo.protocols.engine import (
     StopConditions,
 )
 from dynamo.protocols.errors import Cancelled, EngineShutdown, InvalidArgument
+from dynamo.router.continuation import continuation
 from support.models import byte_level_json, sentencepiece_json
 from support.sinks import Kept
 from support.tiny_llama import (
@@ -45,6 +46,11 @@ TOKENIZER = Tokenizer(byte_level_json())
 END = TOKENIZER.id_of("<|im_end|>") or 0
 PROMPT = "<|im_start|>user\nhello world 🎉<|im_end|>\n<|im_start|>assistant\n"
 assert END is not None
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
 
 
 def local(path: Path) -> LocalModel:
@@ -489,3 +495,31 @@ async def test_a_guided_answer_is_closed_before_its_limit(engine: MistralRsEngin
         assert len(kept.ids) <= kept.last.completion_usage.completion_tokens <= limit
         assert kept.last.finish_reason == "stop"
         assert len(json.loads(TOKENIZER.decode([id for id in kept.ids if id != END]))) >= 2
+
+
+@pytest.mark.parametrize("guidance", [{"json": PERSON}, {"choice": ["hello world", "hello"]}])
+async def test_a_guided_answer_is_continued_from_any_token(engine: MistralRsEngine, guidance: dict[str, Any]) -> None:
+    request = asking(max_tokens=40, guided_decoding=guidance)
+    whole = await run(engine, request)
+    for taken in (*range(1, len(whole.ids) - 1, 7), len(whole.ids) - 1):
+        rest = await run(engine, continuation(request, whole.ids[:taken]))
+        assert (taken, whole.ids[:taken] + rest.ids, rest.last.finish_reason) == (taken, whole.ids, "stop")
+        assert rest.last.completion_usage
+        assert whole.last.completion_usage
+        assert rest.last.completion_usage.completion_tokens + taken == whole.last.completion_usage.completion_tokens
+
+
+async def test_a_sampled_guided_answer_is_continued_by_its_grammar(engine: MistralRsEngine) -> None:
+    request = asking(max_tokens=40, temperature=1.5, guided_decoding={"json": PERSON})
+    for taken in (1, 6, 11):
+        said = (await run(engine, request)).ids[:taken]
+        rest = await run(engine, continuation(request, said))
+        assert set(json.loads(TOKENIZER.decode([id for id in said + rest.ids if id != END]))) == {"name", "age"}
+
+
+async def test_a_guided_answer_that_lacks_nothing_but_its_end_is_ended(engine: MistralRsEngine) -> None:
+    request = asking(max_tokens=40, guided_decoding={"choice": ["hello"]})
+    said = [id for id in (await run(engine, request)).ids if id != END]
+    rest = await run(engine, continuation(request, said))
+    assert rest.error is None
+    assert ([id for id in rest.ids if id != END], rest.last.finish_reason) == ([], "stop")

@@ -174,6 +174,10 @@ async def test_the_file_is_loaded_once_and_can_import_its_neighbours(running: An
             "async def initialize(args):\n    int('x')\nasync def generate(request):\n    yield {}\n",
             r"engine\.py:2: ValueError: invalid literal",
         ),
+        (
+            "def initialize(args):\n    raise SystemExit(2)\nasync def generate(request):\n    yield {}\n",
+            r"engine\.py:2: the file exited with status 2",
+        ),
     ],
 )
 async def test_a_mistake_in_the_file_is_reported_with_file_and_line(tmp_path: Path, text: str, complaint: str) -> None:

@@ -16,11 +16,13 @@ from support.serving import MODEL, Served, serving
 ADMIN = [(route.method, route.path) for route in ROUTES if route.access is Access.ADMIN]
 LIMIT = {"model": MODEL, "active_prefill_tokens_threshold": 5}
 
+BODIES: dict[str, Any] = {"/busy_threshold": LIMIT, "/inspect": {"what": "stacks"}}
+
 
 async def statuses(stack: Served, **headers: str) -> set[int]:
     found = set()
     for method, path in ADMIN:
-        body: dict[str, Any] = {"json": LIMIT} if path == "/busy_threshold" else {}
+        body: dict[str, Any] = {"json": BODIES[path]} if path in BODIES else {}
         async with stack.http.request(method, f"{stack.url}{path}", headers=headers, **body) as answer:
             found.add(answer.status)
     return found
@@ -30,6 +32,7 @@ def test_the_routes_that_change_or_show_the_inside_are_for_administrators() -> N
     assert ADMIN == [
         ("POST", "/clear_kv_blocks"),
         ("GET", "/router/decisions"),
+        ("POST", "/inspect"),
         ("GET", "/fleet/events"),
         ("POST", "/busy_threshold"),
     ]

@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from dynamo.runtime import Context
-from support.toys import Live, Scripted, toy_card
+from support.toys import Live, Scripted, metrics_once, toy_card
 from support.waiting import until
 
 MODEL = "org/toy"
@@ -165,3 +165,60 @@ async def test_background_responses_are_limited(folder: Path) -> None:
         async with AsyncOpenAI(base_url=f"{live.url}/v1", api_key="k") as client:
             await finished(client, first)
         assert (await live.post("/v1/responses", body))[0] == 200
+
+
+async def test_a_response_counts_as_running_until_it_is_complete(engine: Held, client: AsyncOpenAI, live: Live) -> None:
+    def at(name: str, **labels: str) -> str:
+        written = ",".join(f'{key}="{value}"' for key, value in sorted({"model": MODEL, **labels}.items()))
+        return f"dynamo_frontend_{name}{{{written}}}"
+
+    def ended(status: str, error: str) -> str:
+        endpoint = {"endpoint": "responses", "request_type": "unary"}
+        return at("requests_total", error_type=error, status=status, **endpoint)
+
+    first = await client.responses.create(model=MODEL, input="HOLD", background=True)
+    seen = await metrics_once(live.metrics, lambda seen: seen.get(at("output_tokens_total")) == 1)
+    assert seen[at("inflight_requests")] == 1
+    assert ended("success", "") not in seen
+    engine.released.set()
+    done = await finished(client, first.id)
+    seen = await metrics_once(live.metrics, lambda seen: seen.get(ended("success", "")) == 1)
+    assert seen[at("inflight_requests")] == 0
+    assert seen[at("output_tokens_total")] == done.usage.output_tokens
+    engine.released.clear()
+    second = await client.responses.create(model=MODEL, input="HOLD", background=True)
+    await client.responses.cancel(second.id)
+    await metrics_once(live.metrics, lambda seen: seen.get(ended("error", "cancelled")) == 1)
+
+
+async def test_a_response_counts_in_the_limits_of_its_key_until_it_is_complete(folder: Path) -> None:
+    async with Live(api_keys=("one",), key_concurrent_requests=1) as live:
+        live.http.headers["Authorization"] = "Bearer one"
+        held = Held()
+        await live.serve(held.generate, toy_card(folder, MODEL))
+        async with AsyncOpenAI(base_url=f"{live.url}/v1", api_key="one", max_retries=0) as client:
+            begun = await client.responses.create(model=MODEL, input="HOLD", background=True)
+            with pytest.raises(openai.RateLimitError, match="1 requests of this key run already"):
+                await client.responses.create(model=MODEL, input="x")
+            held.released.set()
+            await finished(client, begun.id)
+            await client.responses.create(model=MODEL, input="x")
+
+
+async def test_a_server_that_stops_leaves_no_response_in_progress(engine: Held, live: Live, tmp_path: Path) -> None:
+    def another() -> Live:
+        server = Live(state_dir=str(tmp_path))
+        server.local = live.local
+        return server
+
+    async with another() as server:
+
+        async def begin() -> Any:
+            body = {"model": MODEL, "input": "HOLD", "background": True}
+            return (await server.post("/v1/responses", body))[1].get("id")
+
+        id = await until(begin)
+        await until(lambda: bool(engine.requests))
+    async with another() as server:
+        kept = await server.get(f"/v1/responses/{id}")
+    assert (kept["status"], kept["error"]["message"]) == ("failed", "The server was stopped.")

@@ -58,10 +58,11 @@ async def test_functions_of_one_name_are_told_apart(live: Live, toy: Scripted) -
 
 
 async def test_tools_that_only_openai_models_know_are_refused_in_their_own_words(live: Live, toy: Scripted) -> None:
-    for kind in ("shell", "computer"):
-        status, answer = await live.post("/v1/responses", {**ASKED, "tools": [{"type": kind, "name": "x"}]})
-        assert status == 400
-        assert "run by the client" in answer["error"]["message"]
+    status, answer = await live.post("/v1/responses", {**ASKED, "tools": [{"type": "computer", "name": "x"}]})
+    assert (status, "run by the client" in answer["error"]["message"]) == (400, True)
+    remote = {"type": "shell", "environment": {"type": "container_auto"}}
+    status, answer = await live.post("/v1/responses", {**ASKED, "tools": [remote], "tool_choice": "required"})
+    assert (status, "environment is of type 'local'" in answer["error"]["message"]) == (400, True)
     messages = {"model": "org/toy", "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}
     hosted, own = {"type": "web_search_20250305", "name": "w"}, {"type": "bash_20250124", "name": "bash"}
     async with live.http.post("/v1/messages", json={**messages, "colour": 1, "tools": [hosted]}) as response:

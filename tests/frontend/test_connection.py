@@ -106,7 +106,7 @@ async def test_what_is_not_http_gets_an_answer_in_our_shape(tmp_path: Path, sent
 
 
 async def test_a_stream_over_http_1_0_ends_even_if_the_client_asks_to_keep_the_connection(tmp_path: Path) -> None:
-    async with serving(tmp_path) as stack, stack.raw() as (reader, writer):
+    async with serving(tmp_path, idle_timeout=0.0) as stack, stack.raw() as (reader, writer):
         body = json.dumps({**CHAT, "stream": True}).encode()
         writer.write(HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: keep-alive\r\n")
         writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))

@@ -1,4 +1,4 @@
-"""Tools that the client runs and whose input is no JSON: custom tools and the local shell."""
+"""Tools that the client runs and that are no functions for it: custom tools, shells and patches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from openai import AsyncOpenAI
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from dynamo.protocols.responses_calls import patch_operation, shell_commands
 from support.named_events import named_events
 from support.toys import Live, Scripted, toy_card
 
@@ -27,6 +28,8 @@ def called(name: str, arguments: Any) -> str:
 ANSWERS = {
     "PATCH": called("apply_patch", {"input": PATCH}),
     "SHELL": called("local_shell", SHELL_ARGUMENTS),
+    "LINES": called("shell", {"commands": ["ls -l", "pwd"], "timeout_ms": 5}),
+    "DIFF": called("apply_patch", {"type": "update_file", "path": "a.py", "diff": "@@\n-é\n+😀"}),
     "BOTH": called("weather", {"city": "Lyon"}) + called("apply_patch", {"input": PATCH}),
     "guided": json.dumps({"input": PATCH}),
 }
@@ -138,9 +141,89 @@ async def test_a_local_shell_is_called_and_its_output_read(
     assert '"working_directory": "/tmp"' in last_prompt(engine)
 
 
+OUTCOMES = [
+    {"stdout": "total 0", "stderr": "no such file", "outcome": {"type": "exit", "exit_code": 2}},
+    {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("tool", "word", "field", "asked", "result", "read"),
+    [
+        (
+            "shell",
+            "LINES",
+            "action",
+            {"commands": ["ls -l", "pwd"], "timeout_ms": 5},
+            {"output": OUTCOMES},
+            "total 0\nno such file\n(exit code 2)\n(timed out)",
+        ),
+        (
+            "apply_patch",
+            "DIFF",
+            "operation",
+            {"type": "update_file", "path": "a.py", "diff": "@@\n-é\n+😀"},
+            {"status": "failed", "output": "no such line"},
+            "failed: no such line",
+        ),
+        ("apply_patch", "DIFF", "operation", {"path": "a.py"}, {"status": "completed"}, "completed"),
+    ],
+)
+async def test_shells_and_patches_are_called_and_their_output_is_read(
+    engine: Scripted,
+    client: AsyncOpenAI,
+    live: Live,
+    stream: bool,
+    tool: str,
+    word: str,
+    field: str,
+    asked: dict[str, Any],
+    result: dict[str, Any],
+    read: str,
+) -> None:
+    tools: Any = [{"type": tool}]
+    body: Any = {"model": MODEL, "input": word, "tools": tools}
+    if stream:
+        events = named_events((await live.events("/v1/responses", {**body, "stream": True})).encode(), official)
+        response = events[-1]["response"]
+    else:
+        response = (await client.responses.create(**body)).to_dict()
+    (call,) = response["output"]
+    assert (call["type"], call["status"]) == (f"{tool}_call", "completed")
+    assert asked.items() <= call[field].items()
+    engine.answers = {}
+    output: Any = {"type": f"{tool}_call_output", "call_id": call["call_id"], **result}
+    await client.responses.create(model=MODEL, input=[output], tools=tools, previous_response_id=response["id"])
+    assert read in last_prompt(engine)
+    assert json.dumps(asked, ensure_ascii=False)[1:-1] in last_prompt(engine)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "commands"),
+    [
+        ('{"commands": ["a b", "c"]}', ["a b", "c"]),
+        ('{"command": ["ls", "a b"]}', ["ls 'a b'"]),
+        ('{"command": "ls"}', ["ls"]),
+        ("ls -l", ["ls -l"]),
+        ("", []),
+    ],
+)
+def test_commands_are_read_however_a_model_writes_them(arguments: str, commands: list[str]) -> None:
+    assert shell_commands(arguments).commands == commands
+
+
+def test_a_patch_that_cannot_be_read_is_one_of_no_file() -> None:
+    operation = patch_operation("*** Begin Patch")
+    assert (operation.type, operation.path, operation.diff) == ("update_file", "", "*** Begin Patch")
+
+
 @pytest.mark.parametrize(
     ("item", "why"),
     [
+        ({"type": "shell_call", "call_id": "c", "action": {"command": "x"}}, "input[0].action"),
+        ({"type": "apply_patch_call", "call_id": "c", "operation": {"type": "x", "path": ""}}, "input[0].operation"),
+        ({"type": "function_call_output", "call_id": "c", "output": [{"stdout": "x"}]}, "input[0].output[0].type"),
         ({"type": "custom_tool_call", "call_id": "c", "name": "x"}, "input[0].input"),
         ({"type": "custom_tool_call_output", "output": "x"}, "input[0].call_id"),
         ({"type": "local_shell_call", "call_id": "c", "action": {"type": "search"}}, "input[0].action"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from support.models import sentencepiece_model
 from support.toys import Live, Scripted, toy_card
 
 SAID = [{"role": "user", "content": "STOPS"}]
@@ -71,6 +72,21 @@ async def test_a_prompt_is_cut_to_what_the_context_leaves(live: Live, toy: Scrip
     assert (await live.post("/v1/completions", asked))[0] == 200
     assert len(toy.requests[-1]["token_ids"]) == 2000
     assert toy.tokenizer.decode(toy.requests[-1]["token_ids"]).endswith("END")
+
+
+async def test_the_tokenizers_own_special_tokens_are_added_if_asked_for(live: Live, tmp_path: Path) -> None:
+    seen: list[list[int]] = []
+
+    async def recording(request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        seen.append(request["token_ids"])
+        yield {"token_ids": [300], "finish_reason": "length"}
+
+    await live.serve(recording, toy_card(sentencepiece_model(tmp_path / "model"), "begun"))
+    for wanted in (True, False, None):
+        asked = {"model": "begun", "prompt": "hello", "max_tokens": 1, "add_special_tokens": wanted}
+        assert (await live.post("/v1/completions", asked))[0] == 200
+    begin = 1
+    assert seen == [[begin, *seen[1]], seen[1], seen[1]]
 
 
 async def test_a_nucleus_of_no_size_is_the_likeliest_token(live: Live, toy: Scripted) -> None:

@@ -289,6 +289,8 @@ async def test_pages_from_allowed_origins_may_read_answers(tmp_path: Path) -> No
         stranger = await stack.chat(headers={**theirs, "x-api-key": "k"})
         assert "Access-Control-Allow-Origin" not in stranger.headers
         assert stranger.headers["Vary"] == "Origin"
+        page = await stack.http.get(f"{stack.url}/", headers=ours)
+        assert page.headers["Vary"] == "Accept-Encoding, Origin"
 
 
 async def test_a_star_allows_all_origins_and_no_flag_none(tmp_path: Path) -> None:

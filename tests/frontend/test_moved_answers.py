@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 from dynamo.model import Tokenizer
-from dynamo.protocols.engine import EngineOutput
+from dynamo.protocols.engine import EngineOutput, Usage
 from dynamo.protocols.errors import Disconnected
 from support.models import byte_level_json
-from support.serving import Held, Holding, serving
+from support.serving import CHAT, Held, Holding, serving
 from support.waiting import PATIENCE
 
 
@@ -33,6 +33,24 @@ async def test_every_choice_goes_on_where_it_was(tmp_path: Path) -> None:
     assert texts == [text_of([65, 70]), text_of([70, 71, 76])]
     assert answer["usage"]["prompt_tokens"] == len(prompt)
     assert answer["usage"]["completion_tokens"] == 5
+
+
+async def test_a_moved_prompt_is_not_counted_as_cached(tmp_path: Path) -> None:
+    """The same worker takes the answer up again and finds all of it in its cache."""
+    engine = Holding()
+    async with asyncio.timeout(PATIENCE), serving(tmp_path, engine, card={"migration_limit": 1}) as stack:
+        asking = asyncio.create_task(stack.http.post(f"{stack.url}/v1/messages", json={**CHAT, "max_tokens": 9}))
+        begun = await engine.requests.get()
+        prompt = len(begun.request.token_ids)
+        begun.sink.tokens([65])
+        begun.sink.fail(Disconnected("gone"))
+        again = await engine.requests.get()
+        usage = Usage(prompt_tokens=prompt + 1, prompt_tokens_details={"cached_tokens": prompt + 1})
+        again.sink.item(EngineOutput(token_ids=[70], finish_reason="eos", completion_usage=usage))
+        again.sink.end()
+        answer = await (await asking).json()
+    assert (answer["usage"]["input_tokens"], answer["usage"]["cache_read_input_tokens"]) == (prompt, 0)
+    assert answer["usage"]["output_tokens"] == 2
 
 
 async def test_a_client_that_leaves_during_a_move_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ TOOL = {"type": "function", "name": "f"}
         ({"moderation": {}}, "moderation"),
         ({"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": 1}}}}, "text.format.schema.type"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type"),
-        ({"tools": [{"type": "shell"}]}, "tools[0].type"),
+        ({"tools": [{"type": "computer"}]}, "tools[0].type"),
         ({"tools": [{"type": "custom"}]}, "tools[0].name"),
         (
             {"tools": [{"type": "custom", "name": "x", "format": {"type": "grammar", "syntax": "lark"}}]},

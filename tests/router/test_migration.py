@@ -32,6 +32,7 @@ from dynamo.router.backoff import Backoff
 from dynamo.router.continuation import continuation
 from dynamo.router.delivery import Delivery
 from dynamo.router.placement import pinned_instance
+from dynamo.router.repetition import Repetition
 from dynamo.runtime import Context
 from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink
@@ -236,10 +237,10 @@ def delivering(
 
 
 async def run(
-    router: ScriptedRouter, request: PreprocessedRequest, limit: int, context: Context | None = None
+    router: ScriptedRouter, request: PreprocessedRequest, limit: int, context: Context | None = None, **options: Any
 ) -> tuple[Reader, Delivery]:
     reader = Reader()
-    delivery = delivering(router, request, context or Context(), reader, limit=limit)
+    delivery = delivering(router, request, context or Context(), reader, limit=limit, **options)
     await delivery.start()
     async with asyncio.timeout(PATIENCE):
         await reader.done.wait()
@@ -275,16 +276,21 @@ class Client:
         self.done.set()
 
 
-async def told(router: ScriptedRouter, request: PreprocessedRequest, limit: int = 0) -> tuple[Client, Delivery]:
+async def told(
+    router: ScriptedRouter, request: PreprocessedRequest, limit: int = 0, **options: Any
+) -> tuple[Client, Delivery]:
     client, context = Client(), Context()
     decoder = Tokenizer(models.byte_level_json()).decoder([], skip_special_tokens=True)
     sink = Postprocess(request, decoder, client, stop_worker=context.stop_generating)  # type: ignore[arg-type]
-    delivery = delivering(router, request, context, sink, limit=limit)
+    delivery = delivering(router, request, context, sink, limit=limit, **options)
     await delivery.start()
     async with asyncio.timeout(PATIENCE):
         await client.done.wait()
     await delivery.close()
     return client, delivery
+
+
+GREEDY_GUIDED = SamplingOptions(temperature=0, guided_decoding={"json": {}})
 
 
 any_fate = st.one_of(
@@ -302,17 +308,24 @@ any_fate = st.one_of(
     ),
     st.lists(st.lists(any_fate, min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(0, 8),
+    st.sampled_from([SamplingOptions(), GREEDY_GUIDED]),
+    st.booleans(),
 )
 def test_whatever_happens_to_workers_nothing_is_lost_and_nothing_said_twice(
-    prompt: list[int], conditions: StopConditions, fleet: list[list[Fate]], limit: int
+    prompt: list[int],
+    conditions: StopConditions,
+    fleet: list[list[Fate]],
+    limit: int,
+    sampling: SamplingOptions,
+    resumes: bool,
 ) -> None:
-    request = PreprocessedRequest(token_ids=prompt, stop_conditions=conditions)
+    request = PreprocessedRequest(token_ids=prompt, stop_conditions=conditions, sampling_options=sampling)
 
     async def check() -> None:
         unbroken, _ = await told(ScriptedRouter(None), request)
         router = ScriptedRouter(*fleet)
         try:
-            client, delivery = await told(router, request, limit)
+            client, delivery = await told(router, request, limit, resumes_guided=lambda: resumes)
         except Unavailable:
             assert limit == 0 or len(router.pauses) == PAUSES
             return
@@ -337,6 +350,7 @@ def test_a_continuation_asks_for_exactly_the_rest(max_tokens: int, min_tokens: i
     )
     rest = continuation(request, generated)
     assert rest.token_ids == [1, 2, *generated]
+    assert rest.resumed_tokens == len(generated)
     assert rest.stop_conditions.max_tokens == max(0, max_tokens - len(generated))
     assert rest.stop_conditions.min_tokens == max(0, min_tokens - len(generated))
     assert request.token_ids == [1, 2]
@@ -557,6 +571,75 @@ async def test_requests_with_state_at_the_worker_do_not_move() -> None:
         assert isinstance(reader.error, Disconnected)
 
 
+async def test_a_guided_answer_is_continued_where_the_workers_can_do_that() -> None:
+    guided = asking([1], 9, sampling_options=SamplingOptions(guided_decoding={"json": {}}))
+    router = ScriptedRouter(breaks(2), breaks(3), None)
+    reader, _ = await run(router, guided, limit=3, resumes_guided=lambda: True)
+    whole = answer_to([1], 9)
+    assert reader.tokens_seen == whole
+    assert [(list(each.token_ids), each.resumed_tokens) for each in router.requests] == [
+        ([1], 0),
+        ([1, *whole[:2]], 2),
+        ([1, *whole[:5]], 5),
+    ]
+
+
+async def test_a_guided_answer_is_repeated_where_no_worker_can_continue_it() -> None:
+    for sampling in (GREEDY_GUIDED, SamplingOptions(guided_decoding={}, seed=7)):
+        guided = asking([1], 9, sampling_options=sampling)
+        router = ScriptedRouter(breaks(2), breaks(1), breaks(4), None)
+        reader, delivery = await run(router, guided, limit=3)
+        assert reader.tokens_seen == answer_to([1], 9)
+        assert router.requests == [guided] * 4
+        assert [each.outcome for each in delivery.history.finished] == ["success"] * 3
+
+
+async def test_a_guided_answer_that_is_repeated_differently_fails_and_its_worker_stays_in_rotation() -> None:
+    router = ScriptedRouter(breaks(3), None)
+    router.workers[1] = Speaking(router, EngineOutput(token_ids=[5, 6, 7, 8]))
+    reader, _ = await run(router, asking([1], 9, sampling_options=GREEDY_GUIDED), limit=3)
+    assert isinstance(reader.error, Unavailable)
+    assert reader.tokens_seen == answer_to([1], 9)[:3]
+    assert router.inhibited == [0]
+    assert router.placements[-1].told[-1] == "released"
+
+
+async def test_a_guided_answer_that_ends_before_what_was_sent_fails() -> None:
+    said = answer_to([1], 9)
+    for last in (EngineOutput(token_ids=said[:2], finish_reason="stop"), EngineOutput(token_ids=said[:2])):
+        router = ScriptedRouter(breaks(3), None)
+        router.workers[1] = Speaking(router, last, error=None)
+        reader, _ = await run(router, asking([1], 9, sampling_options=GREEDY_GUIDED), limit=3)
+        assert isinstance(reader.error, Unavailable)
+
+
+class RepeatedTo(Reader):
+    different = False
+
+    def repeated(self) -> None: ...
+
+    def differs(self) -> None:
+        self.different = True
+
+
+@given(st.integers(0, 6), st.lists(st.integers(0, 3), min_size=1, max_size=5))
+def test_of_a_repeated_answer_only_what_follows_is_passed_on(delivered: int, sizes: list[int]) -> None:
+    """With the log probabilities of the tokens that follow, however the worker divides its answer."""
+    whole = list(range(10, 20))
+    ids_of_steps = [whole[sum(sizes[:at]) :][:size] for at, size in enumerate(sizes)]
+    reader = RepeatedTo()
+    repetition = Repetition(whole[:delivered], reader)
+    for ids in ids_of_steps:
+        item = EngineOutput(token_ids=ids, log_probs=[-float(id) for id in ids], tokens=[str(id) for id in ids])
+        repetition.item(item) if len(ids) % 2 else repetition.tokens(ids)
+    assert reader.tokens_seen == whole[delivered : sum(sizes)]
+    for item in reader.items:
+        assert item.log_probs == [-float(id) for id in item.token_ids]
+        assert item.tokens == [str(id) for id in item.token_ids]
+    repetition.end()
+    assert reader.different == (sum(sizes) < delivered)
+
+
 async def test_requests_that_cannot_be_gone_on_with_are_begun_anew_as_long_as_nothing_was_said() -> None:
     guided = asking([1], 9, sampling_options=SamplingOptions(guided_decoding={"json": {}}))
     router = ScriptedRouter(breaks(0), None)
@@ -589,14 +672,16 @@ async def test_an_answer_that_broke_after_its_finish_reason_is_complete() -> Non
     assert router.asked == [0]
 
 
-async def test_what_was_cached_of_an_answer_is_not_counted_as_prompt() -> None:
-    router = ScriptedRouter(breaks(2), None)
-    usage = Usage(prompt_tokens=3, completion_tokens=1, prompt_tokens_details={"cached_tokens": 2})
+@pytest.mark.parametrize(("before", "cached"), [(2, 0), (0, 1)], ids=["after some output", "before any output"])
+async def test_what_a_continuation_finds_cached_is_not_counted_as_cached(before: int, cached: int) -> None:
+    """It may be what the same request left there."""
+    router = ScriptedRouter(breaks(before), None)
+    usage = Usage(prompt_tokens=1 + before, completion_tokens=1, prompt_tokens_details={"cached_tokens": 1})
     router.workers[1] = Speaking(router, EngineOutput(token_ids=[5], finish_reason="stop", completion_usage=usage))
     reader, _ = await run(router, asking([1], 9), limit=3)
     assert reader.usage
     assert reader.usage.prompt_tokens == 1
-    assert reader.usage.prompt_tokens_details == {"cached_tokens": 1}
+    assert reader.usage.prompt_tokens_details == {"cached_tokens": cached}
 
 
 async def test_a_fault_in_finding_the_next_worker_is_told() -> None:

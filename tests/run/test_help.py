@@ -75,7 +75,7 @@ def complete(line: str) -> list[str]:
     compopt() {{ :; }}
     {script("bash")}
     COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=({quoted}) COMP_CWORD={len(words) - 1}
-    _dynamo_run
+    {"_dynamo" if words[0] == "dynamo" else "_dynamo_run"}
     printf '%s\\n' "${{COMPREPLY[@]}}"
     """
     return subprocess.run(["bash", "-c", body], capture_output=True, text=True, check=True, cwd="/").stdout.split()
@@ -91,6 +91,8 @@ def complete(line: str) -> list[str]:
         ("dynamo-run --tls-", ["--tls-cert-path", "--tls-key-path"]),
         ("dynamo-run in=batch:/et", ["/etc"]),
         ("dynamo-run --completion f", ["fish"]),
+        ("dynamo in", ["inspect"]),
+        ("dynamo inspect 7 --pro", ["--profile"]),
     ],
 )
 def test_bash_completes(line: str, offers: list[str]) -> None:

@@ -288,6 +288,8 @@ def test_options_are_set_shown_and_sent(start: Start, tmp_path: Path) -> None:
     chat.ready()
     chat.says("/set", "max_tokens           9")
     chat.says("/?", "/set NAME VALUE")
+    chat.says("/bye")
+    assert chat.leaves() == 0
 
 
 def test_a_full_context_leaves_out_the_oldest_exchanges_but_not_the_system_prompt(start: Start, model: Path) -> None:

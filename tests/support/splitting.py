@@ -26,16 +26,18 @@ from dynamo.serving.served_model import ServedModel
 from dynamo.settings.split import SplitConfig
 from dynamo.worker.life import registered
 from dynamo.worker.prefill import HandoffEngine
+from dynamo.worker.transfer import TransferEngine
 from support.sinks import Kept
 from support.waiting import until
 
+SplitEngine = HandoffEngine | TransferEngine
 ALWAYS = RoutingConfig(conditional_disagg_config=SplitConfig(policy="always"))
 
 
 class InProcessWorker:
     """A worker from its start to `leave`, which drains it, or `die`, which does not."""
 
-    def __init__(self, local: Local, engine: HandoffEngine, info: EngineInfo, component: str, **card: Any) -> None:
+    def __init__(self, local: Local, engine: SplitEngine, info: EngineInfo, component: str, **card: Any) -> None:
         network = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=60.0)
         self.runtime = DistributedRuntime(config=network, local=local)
         self.engine = engine
@@ -121,7 +123,7 @@ class SplitStack:
         engine = MockerEngine(MockerArgs(disaggregation_mode=mode, max_model_len=2048, **asked))  # type: ignore[arg-type]
         return await self.worker(engine, await engine.start())
 
-    async def worker(self, engine: HandoffEngine, info: EngineInfo, **card: Any) -> InProcessWorker:
+    async def worker(self, engine: SplitEngine, info: EngineInfo, **card: Any) -> InProcessWorker:
         component = {WorkerType.Aggregated: "backend"}.get(info.worker_type, info.worker_type.value)
         worker = InProcessWorker(self._local, engine, info, component, **card)
         await worker.start()

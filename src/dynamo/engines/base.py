@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from msgspec import Struct
 
 from dynamo.protocols.card import ModelInput, WorkerType
+from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import StartError
 from dynamo.protocols.kv import KvChange, Tier
 from dynamo.runtime.stream import Sink
@@ -31,6 +32,8 @@ class EngineInfo(Struct, kw_only=True):
     worker_type: WorkerType = WorkerType.Aggregated
     model_types: tuple[str, ...] | None = None
     """The requests this model can serve, by the names of `ModelType`; None: those of the engine's entry."""
+    bootstrap: tuple[str, int] | None = None
+    """Host and port where a prefill engine meets those that continue."""
     follower: bool = False
     """A node of an engine on several nodes that takes no requests: the worker registers nothing."""
     guided_decoding: bool | None = None
@@ -38,6 +41,8 @@ class EngineInfo(Struct, kw_only=True):
 
     None: a token engine does not, a text engine decides for itself.
     """
+    resumes_guided: bool = False
+    """Whether the grammar of a guided request takes in its `resumed_tokens`."""
 
 
 class Running(Protocol):
@@ -181,6 +186,21 @@ class PrefixHandoff(Protocol):
         self, token_ids: Sequence[int], state: bytes, cache_salt: str | None = None, dp_rank: int | None = None
     ) -> int:
         """Add a state to the cache; returns how many tokens of the prompt it holds. Raises DynamoException if not."""
+
+
+@runtime_checkable
+class EngineTransfer(Protocol):
+    """An engine that moves computed prompts to and from others itself. The worker carries what it writes, unread."""
+
+    @property
+    def transfer(self) -> str:
+        """The form of the state: engines with the same can continue from each other. Asked after the start."""
+
+    def prefilling(self, request: PreprocessedRequest) -> PreprocessedRequest:
+        """The request that computes this prompt for another engine; its last output has `disaggregated_params`."""
+
+    def continuing(self, request: PreprocessedRequest) -> PreprocessedRequest:
+        """The request that continues from its `prefill_result` or `bootstrap_info`; DynamoException if it cannot."""
 
 
 DeathListener = Callable[[str], None]

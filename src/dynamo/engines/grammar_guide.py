@@ -132,6 +132,17 @@ class GrammarGuide:
         self._closing = closing
         return id
 
+    def resume(self, ids: Sequence[int], left: int) -> None:
+        """Take in the tokens of an answer that began elsewhere, after which `left` more are allowed.
+
+        Raises InvalidArgument if they do not follow the grammar.
+        """
+        left += len(ids)
+        for id in ids:
+            left -= 1
+            if self.accept(id, left) != id:
+                raise InvalidArgument("guided_decoding: the answer so far does not follow the grammar")
+
     @property
     def closing(self) -> list[int]:
         """The tokens that end the answer from here, once `accept` has replaced a token."""

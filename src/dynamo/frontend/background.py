@@ -6,6 +6,7 @@ import asyncio
 
 from dynamo.frontend.answers.event_log import EventLog
 from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
+from dynamo.frontend.measure.request_record import CLIENT_LEFT, RequestRecord
 from dynamo.protocols.errors import DynamoException, InvalidRequest, ResourceExhausted, Unavailable, from_exception
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.serving.conversation import Conversation
@@ -22,37 +23,55 @@ class BackgroundRun:
     """One response; owns its conversation, which must have been prepared."""
 
     def __init__(
-        self, request: ResponsesRequest, turn: Turn, conversation: Conversation, stream: ResponsesStream
+        self,
+        request: ResponsesRequest,
+        turn: Turn,
+        conversation: Conversation,
+        stream: ResponsesStream,
+        record: RequestRecord,
     ) -> None:
         self.request = request
         self.turn = turn
         self.response = stream.response
         self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the response can be fetched."""
+        self.task: asyncio.Task[None] | None = None
+        """Produces and stores the response, once it was started."""
         self.events = EventLog(keep=bool(request.stream))
         self._conversation = conversation
         self._stream = stream
+        self._record = record
+        self._outcome = record.go_on()
         self._writer = ResponsesWriter(
             stream, conversation.tokenizer, conversation.request.top_logprobs or 0, self.events
         )
         self.events.write(stream.start())
 
     async def run(self) -> None:
-        """Produce the response; cancelling it leaves the response cancelled."""
+        """Produce the response, unless that is cancelled."""
         try:
             await self._conversation.send([self._writer])
             await asyncio.shield(self.events.ended)
-        except asyncio.CancelledError:
-            self._stream.cancel()
-            raise
         except Exception as error:
             self.fail(from_exception(error))
-        finally:
-            self.events.end()
-            await self._conversation.close()
+
+    async def close(self) -> None:
+        """End the request; a response that is not complete is cancelled."""
+        if self.response.status == "in_progress":
+            self._stream.cancel()
+        self.events.end()
+        await self._conversation.close()
+        self._outcome.set_result(self._status())
 
     def fail(self, error: DynamoException) -> None:
+        self._record.failed(error)
         self._writer.fail(error)
+
+    def _status(self) -> int:
+        """That of an HTTP request with the same outcome."""
+        if error := self._writer.error:
+            return error.status
+        return CLIENT_LEFT if self.response.status == "cancelled" else 200
 
 
 class BackgroundResponses:
@@ -61,7 +80,7 @@ class BackgroundResponses:
     def __init__(self, store: ResponseStore, limit: int) -> None:
         self._store = store
         self._limit = limit
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, BackgroundRun] = {}
         self._logs: dict[str, EventLog] = {}
         self._stopping = False
 
@@ -79,9 +98,9 @@ class BackgroundResponses:
         id = run.response.id
         if run.request.stream:
             self._logs[id] = run.events
-        task = asyncio.create_task(self._run(run))
-        self._running[id] = task
-        task.add_done_callback(lambda _: self._ended(id))
+        self._running[id] = run
+        run.task = asyncio.create_task(self._run(run))
+        run.task.add_done_callback(lambda _: self._ended(id))
 
     def events(self, id: str) -> EventLog | None:
         """The events of a response, if they are kept in this process."""
@@ -90,18 +109,19 @@ class BackgroundResponses:
 
     async def ended(self, id: str) -> None:
         """Wait until a response that runs in this process is complete and stored."""
-        if task := self._running.get(id):
-            await asyncio.wait((task,))
+        if (run := self._running.get(id)) and run.task:
+            await asyncio.wait((run.task,))
 
     async def stop(self, id: str) -> None:
         """End a response that runs in this process; its record has been changed already."""
-        if task := self._running.get(id):
-            task.cancel()
+        if (run := self._running.get(id)) and run.task:
+            await asyncio.wait((run.stored,))
+            run.task.cancel()
             await self.ended(id)
 
     async def idle(self) -> None:
-        while self._running:
-            await asyncio.wait(self._running.values())
+        while tasks := [run.task for run in self._running.values() if run.task]:
+            await asyncio.wait(tasks)
 
     async def close(self) -> None:
         """End all responses that still run; they are stored as failed."""
@@ -123,6 +143,7 @@ class BackgroundResponses:
                     run.fail(Unavailable("The server was stopped."))
                 producing.cancel()
                 await asyncio.wait((producing,))
+            await run.close()
             if await self._store.status(run.response.id) == "in_progress":
                 await self._store.save(run.request, run.turn, run.response)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 
 from aiohttp import web
 
@@ -30,17 +30,18 @@ class Cors:
         """Whether the operator named this page; `*` names none in particular."""
         return origin in self._origins
 
-    def headers(self, sent: Headers) -> dict[str, str]:
-        """The headers of an answer to this request."""
+    def add_headers(self, sent: Headers, answer: MutableMapping[str, str]) -> None:
+        """Add to the headers of the answer to a request with the headers `sent`."""
         origin = sent.get("Origin")
         if "*" in self._origins:
-            allowed = {"Access-Control-Allow-Origin": "*"}
-        elif origin in self._origins:
-            assert origin is not None
-            allowed = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+            origin = "*"
         else:
-            return {"Vary": "Origin"}
-        return allowed | {"Access-Control-Expose-Headers": EXPOSED}
+            answer["Vary"] = f"{answer['Vary']}, Origin" if "Vary" in answer else "Origin"
+            if origin not in self._origins:
+                return
+        assert origin is not None
+        answer["Access-Control-Allow-Origin"] = origin
+        answer["Access-Control-Expose-Headers"] = EXPOSED
 
     def preflight(self, request: web.Request) -> web.Response | None:
         """The answer to a browser's preflight request; None for any other."""

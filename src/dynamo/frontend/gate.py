@@ -19,7 +19,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
 from dynamo.frontend.limits import KeyMeter, MeteredRequest
-from dynamo.frontend.measure.request_record import RECORD, RequestRecord, one_line
+from dynamo.frontend.measure.request_record import CLIENT_LEFT, RECORD, RequestRecord, one_line
 from dynamo.frontend.measure.tracing import Tracing
 from dynamo.frontend.route import HttpRoute
 from dynamo.frontend.state import Frontend
@@ -27,7 +27,6 @@ from dynamo.protocols.errors import DynamoException, HttpError, ResourceExhauste
 
 log = logging.getLogger(__name__)
 
-CLIENT_LEFT = 499
 BUSY = (Unavailable, ResourceExhausted)
 """Expected under load or before workers join: the one line that every request gets in the log is enough."""
 METER = web.RequestKey("meter", KeyMeter)
@@ -84,9 +83,12 @@ class Gate:
                 response = self._failed(route, record, error)
                 status = response.status
             finally:
-                if metered:
-                    metered.end(record.input_tokens + record.output_tokens)
-                self._ended(request, record, status)
+                self._answered(request)
+                if record.outcome is None:
+                    self._ended(record, metered, status)
+                else:
+                    # A response in the background: it counts until it is complete.
+                    record.outcome.add_done_callback(lambda done: self._ended(record, metered, done.result()))
             return response
 
         return guarded
@@ -109,7 +111,7 @@ class Gate:
         # The library would send its own version and Python's.
         response.headers["Server"] = "dynamo"
         if self._cors:
-            response.headers.update(self._cors.headers(request.headers))
+            self._cors.add_headers(request.headers, response.headers)
         if meter := request.get(METER):
             response.headers.update(meter.headers())
         if self._frontend.draining or response.status in UNREAD:
@@ -174,12 +176,16 @@ class Gate:
         status = self._config.overload_status_code if isinstance(known, ResourceExhausted) else None
         return error_response(known, record.request_id, route.error, status)
 
-    def _ended(self, request: web.Request, record: RequestRecord, status: int) -> None:
+    def _answered(self, request: web.Request) -> None:
         if isinstance(request.protocol, Connection):
             request.protocol.request_ended()
         self.open_requests -= 1
         if not self.open_requests:
             self._idle.set()
+
+    def _ended(self, record: RequestRecord, metered: MeteredRequest | None, status: int) -> None:
+        if metered:
+            metered.end(record.input_tokens + record.output_tokens)
         error = record.error
         if error is not None and error.status >= 500 and not isinstance(error, BUSY):
             log.error(

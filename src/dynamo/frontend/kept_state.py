@@ -19,6 +19,7 @@ from dynamo.serving.batches import Batches
 from dynamo.serving.models import Models
 from dynamo.serving.store import Conversations, Files, Limits, Records, ResponseStore, conversations, responses
 from dynamo.serving.store.files import delete_leftovers
+from dynamo.serving.store.processes import LiveProcesses
 from dynamo.serving.store.records import MemoryRecords, OwnedRecords
 from dynamo.serving.store.sqlite import SqliteRecords
 
@@ -35,13 +36,14 @@ class OwnedState:
         folder: Path | None,
         config: FrontendConfig,
         models: Models,
+        processes: LiveProcesses,
         is_stopping: Callable[[], bool],
     ) -> None:
         self.body_timeout = config.body_timeout
         """How long an upload may pause."""
         enabled = config.stored_responses > 0
         self.conversations = Conversations(records, enabled=enabled)
-        self.responses = ResponseStore(records, self.conversations, enabled=enabled)
+        self.responses = ResponseStore(records, self.conversations, processes, enabled=enabled)
         self.background = BackgroundResponses(self.responses, config.background_responses)
         self.files = Files(records, folder, config.stored_files_mb << 20)
         self.batches = Batches(
@@ -58,9 +60,12 @@ class OwnedState:
 class KeptState:
     """Apart for each API key: one key does not read, list, continue or delete what was stored with another."""
 
-    def __init__(self, records: Records, folder: Path | None, owned: Mapping[str, OwnedState]) -> None:
+    def __init__(
+        self, records: Records, folder: Path | None, processes: LiveProcesses, owned: Mapping[str, OwnedState]
+    ) -> None:
         self._records = records
         self._folder = folder
+        self._processes = processes
         self._owned = owned
 
     def of(self, owner: str) -> OwnedState:
@@ -86,6 +91,7 @@ class KeptState:
         for owned in self._owned.values():
             await owned.background.close()
         await self._records.close()
+        self._processes.close()
         for owned in self._owned.values():
             owned.files.close()
 
@@ -101,11 +107,12 @@ async def open_state(
     records: Records = MemoryRecords(kinds)
     if folder is not None:
         records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
+    processes = LiveProcesses(folder)
     owned = {
-        owner: OwnedState(OwnedRecords(records, owner), folder, config, models, is_stopping)
+        owner: OwnedState(OwnedRecords(records, owner), folder, config, models, processes, is_stopping)
         for owner in config.keys().owners
     }
-    return KeptState(records, folder, owned)
+    return KeptState(records, folder, processes, owned)
 
 
 def _made(path: str) -> Path:

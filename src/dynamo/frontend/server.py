@@ -19,6 +19,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.gate import Gate
 from dynamo.frontend.grpc import kserve_server
+from dynamo.frontend.inspect_tables import add_tables
 from dynamo.frontend.kept_state import KeptState, open_state
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.metrics import FrontendMetrics
@@ -31,6 +32,7 @@ from dynamo.frontend.tls import Certificate, TlsError
 from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
+from dynamo.runtime.instruments import MetricFamily
 from dynamo.serving.models import Models
 
 if TYPE_CHECKING:
@@ -81,8 +83,10 @@ class Server:
             RunningRequests(metrics, request_trace.ended if request_trace else None),
             self._loop_delay,
             Callers(config, config.keys()),
+            runtime.inspection,
             siblings,
         )
+        add_tables(runtime.inspection, self._frontend)
         self._gate = Gate(self._frontend, config, tracing)
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
@@ -163,6 +167,10 @@ class Server:
             await asyncio.to_thread(self._tracing.close)
         if self._request_trace:
             await asyncio.to_thread(self._request_trace.close)
+
+    async def families(self) -> list[MetricFamily]:
+        """The metrics of all processes on this port."""
+        return await self._frontend.families()
 
     def reload_certificate(self) -> None:
         """Read the certificate's files now rather than at the next check."""

@@ -13,6 +13,7 @@ from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.frontend.measure.router_metrics import overhead_metrics, router_metrics, split_metrics
 from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
+from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.instruments import MetricFamily
 from dynamo.serving.models import Models
 
@@ -27,9 +28,11 @@ class Frontend:
         requests: RunningRequests,
         loop_delay: LoopDelay,
         callers: Callers,
+        inspection: Inspection,
         siblings: Siblings | None = None,
     ) -> None:
         self.callers = callers
+        self.inspection = inspection
         self.models = models
         self.requests = requests
         self.started = False

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 
-import msgspec
-
+from dynamo.pipeline.client_tools import OFFERED, client_call, printed
 from dynamo.pipeline.custom_tools import called_function
 from dynamo.pipeline.schema import check_schema
 from dynamo.pipeline.validate import check_tool_name
@@ -39,20 +37,24 @@ from dynamo.protocols.openai_chat import (
 )
 from dynamo.protocols.openai_fields import (
     ENGINE_FIELDS,
-    JsonObject,
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
     ResponseFormat,
 )
 from dynamo.protocols.openai_responses import (
+    APPLY_PATCH,
+    CLIENT_TOOLS,
     LOCAL_SHELL,
+    SHELL,
     FlatJsonSchemaFormat,
     InputItem,
     InputPart,
+    PatchOperation,
     ResponsesRequest,
     ResponsesTool,
     ShellAction,
+    ShellCommands,
     TextConfig,
 )
 
@@ -61,26 +63,17 @@ _UNSUPPORTED = {
     "context_management": "the whole conversation is read",
     "moderation": "moderation is not supported",
 }
-_CLIENT_TOOLS = ("shell", "apply_patch", "computer", "computer_use_preview")
-_KNOWN = ("function", "custom", LOCAL_SHELL)
+_COMPUTER_TOOLS = ("computer", "computer_use_preview")
+_KNOWN = ("function", "custom", *CLIENT_TOOLS)
 _CALL_FIELDS = {
     "function_call": ("call_id", "name", "arguments"),
     "custom_tool_call": ("call_id", "name", "input"),
     "local_shell_call": ("call_id", "action"),
+    "shell_call": ("call_id", "action"),
+    "apply_patch_call": ("call_id", "operation"),
 }
 """What each kind of call must have."""
-_SHELL_ARGUMENTS: JsonObject = {
-    "command": {"type": "array", "items": {"type": "string"}, "minItems": 1},
-    "working_directory": {"type": "string"},
-    "timeout_ms": {"type": "integer"},
-}
-_SHELL = Tool(
-    function=FunctionDefinition(
-        name=LOCAL_SHELL,
-        description="Run a command on the user's machine: a program and its arguments.",
-        parameters={"type": "object", "properties": _SHELL_ARGUMENTS, "required": ["command"]},
-    )
-)
+_OUTPUTS = tuple(f"{kind}_output" for kind in _CALL_FIELDS)
 _LOGPROBS = "message.output_text.logprobs"
 _RESPONSES_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
 """By the names of the same fields in a chat request."""
@@ -141,7 +134,7 @@ def with_responses_names(error: InvalidRequest) -> InvalidRequest:
 
 def hosted_tools(request: ResponsesRequest) -> list[str]:
     """The types of those tools of a translated request that OpenAI would run; its chat request is without them."""
-    return [each.tool.type for each in request.functions() if each.tool.type not in _KNOWN] if request.tools else []
+    return [each.tool.type for each in request.functions() if not each.tool.runs_at_client] if request.tools else []
 
 
 def _response_format(text: TextConfig | None) -> ResponseFormat | None:
@@ -160,14 +153,14 @@ def _tools(request: ResponsesRequest) -> list[AnyTool]:
     translated: list[AnyTool] = []
     for function in request.functions():
         tool, where = function.tool, function.where
-        if tool.type not in _KNOWN:
-            if tool.type not in _CLIENT_TOOLS and request.tool_choice in (None, "auto", "none"):
+        if not tool.runs_at_client:
+            if tool.type not in _COMPUTER_TOOLS and request.tool_choice in (None, "auto", "none"):
                 continue  # OpenAI's service would run it; without it the model answers as well as it can
             raise InvalidRequest.unsupported(f"{where}.type", _why_not(tool.type[:64]))
         if function.name is None:
             raise InvalidRequest.missing(f"{where}.name")
-        if tool.type == LOCAL_SHELL:
-            translated.append(_SHELL)
+        if offered := OFFERED.get(tool.type):
+            translated.append(offered)
             continue
         if tool.type == "custom":
             translated.append(_custom(function.name, tool, where))
@@ -191,10 +184,12 @@ def _custom(name: str, tool: ResponsesTool, where: str) -> CustomTool:
 
 
 def _why_not(kind: str) -> str:
-    if kind in _CLIENT_TOOLS:
+    if kind in _COMPUTER_TOOLS:
         return (
             f"{kind!r} tools are run by the client, but only OpenAI's models know how to call them; offer a 'function'"
         )
+    if kind == SHELL:
+        return "a 'shell' runs at OpenAI unless its environment is of type 'local'"
     return f"{kind!r} tools run at OpenAI; only {', '.join(map(repr, _KNOWN))} are known"
 
 
@@ -203,13 +198,13 @@ def _tool_choice(request: ResponsesRequest) -> ToolChoice | None:
     if choice is None or isinstance(choice, str):
         return choice
     if choice.type == "allowed_tools":
-        names = [LOCAL_SHELL if tool.type == LOCAL_SHELL else tool.name for tool in choice.tools or ()]
+        names = [tool.type if tool.type in CLIENT_TOOLS else tool.name for tool in choice.tools or ()]
         allowed = [AllowedTool(function=FunctionName(name)) for name in names if name]
         return AllowedToolChoice(allowed_tools=AllowedTools(mode=choice.mode or "auto", tools=allowed))
     if choice.type not in _KNOWN:
         why = f"{choice.type[:64]!r} is unknown; only {', '.join(map(repr, _KNOWN))} can be named"
         raise InvalidRequest.unsupported("tool_choice.type", why)
-    chosen = LOCAL_SHELL if choice.type == LOCAL_SHELL else choice.name
+    chosen = choice.type if choice.type in CLIENT_TOOLS else choice.name
     name = check_tool_name(chosen, [each.name for each in request.functions()], "tool_choice.name")
     return NamedToolChoice(function=FunctionName(name))
 
@@ -235,10 +230,10 @@ def _chat_messages(messages: list[Message], history: Sequence[InputItem], given:
                 # Reasoning, text and calls are separate items in this API, but one message in a chat.
                 turn = _assistant(messages, turn if turn is not None and _only_reasoning(turn) else None)
                 turn.reasoning_content = (turn.reasoning_content or "") + _reasoning(item)
-            case "function_call" | "custom_tool_call" | "local_shell_call":
+            case kind if kind in _CALL_FIELDS:
                 turn = _assistant(messages, turn)
                 turn.tool_calls = [*(turn.tool_calls or ()), _call(item, where)]
-            case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
+            case kind if kind in _OUTPUTS:
                 turn = None
                 messages.append(_call_output(item, where))
             case None | "message" if item.role == "assistant":
@@ -276,12 +271,11 @@ def _call(item: InputItem, where: str) -> ToolCall:
     if item.type == "custom_tool_call":
         called = called_function(CustomCall(item.name or "", item.input or ""))
     elif item.type == "local_shell_call":
-        try:
-            action = msgspec.convert(item.action, ShellAction)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest.bad_value(f"{where}.action", str(error)) from None
-        arguments = {name: value for name in _SHELL_ARGUMENTS if (value := getattr(action, name))}
-        called = FunctionCall(LOCAL_SHELL, json.dumps(arguments, ensure_ascii=False))
+        called = client_call(LOCAL_SHELL, item.action, ShellAction, f"{where}.action")
+    elif item.type == "shell_call":
+        called = client_call(SHELL, item.action, ShellCommands, f"{where}.action")
+    elif item.type == "apply_patch_call":
+        called = client_call(APPLY_PATCH, item.operation, PatchOperation, f"{where}.operation")
     else:
         called = FunctionCall(item.name or "", item.arguments or "")
     return ToolCall(id=item.call_id or "", function=called)
@@ -292,7 +286,16 @@ def _call_output(item: InputItem, where: str) -> Message:
     call_id = item.call_id or (item.id if item.type == "local_shell_call_output" else None)
     if not call_id:
         raise InvalidRequest.missing(f"{where}.call_id")
-    return Message(role="tool", tool_call_id=call_id, content=_content(item.output, f"{where}.output"))
+    content: str | list[Part]
+    if item.type == "apply_patch_call_output" and not item.output:
+        content = item.status or "completed"
+    elif item.type == "shell_call_output" and isinstance(item.output, list):
+        content = "\n".join(printed(part) for part in item.output)
+    else:
+        content = _content(item.output, f"{where}.output")
+    if item.type == "apply_patch_call_output" and item.status == "failed" and item.output:
+        content = f"failed: {content}"
+    return Message(role="tool", tool_call_id=call_id, content=content)
 
 
 def _content(content: str | list[InputPart] | None, where: str) -> str | list[Part]:
@@ -305,6 +308,8 @@ def _content(content: str | list[InputPart] | None, where: str) -> str | list[Pa
 
 def _part(part: InputPart, where: str) -> Part:
     match part.type:
+        case "":
+            raise InvalidRequest.missing(f"{where}.type")
         case "input_text" | "output_text" | "text" if part.text is not None:
             return TextPart(part.text)
         case "input_text" | "output_text" | "text":

@@ -81,6 +81,11 @@ class PlannerMetrics:
             capacity = line.sustained(target / 1000, tail) / tokens if line and tokens else None
             self._set(f"engine_{name}_capacity_requests_per_second", capacity)
 
+    @property
+    def names(self) -> list[str]:
+        """Of all families, also of those that are not known now."""
+        return [family.snapshot().name for family in (*self._gauges.values(), self._states, self._ticks)]
+
     def snapshot(self) -> list[MetricFamily]:
         """A value that is not known has no series."""
         known = [family.snapshot() for name, family in self._gauges.items() if self._known[name]]

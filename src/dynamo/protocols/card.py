@@ -84,6 +84,8 @@ class ModelRuntimeConfig(Struct, kw_only=True, omit_defaults=True):
     guided_decoding: bool | None = None
     """Whether the engine can constrain its output to a schema, regex, choice or grammar. Unset means no for a worker
     that takes tokens; one that takes text decides for itself, as it sees the whole request."""
+    resumes_guided: bool = False
+    """Whether its grammars take in the `resumed_tokens` of a request, so that it continues another's guided answer."""
     data_parallel_size: Annotated[int, Meta(ge=0, le=MAX_RANKS)] = 1
     enable_local_indexer: bool = True
     runtime_data: dict[str, Any] = {}

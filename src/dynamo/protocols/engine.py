@@ -95,6 +95,9 @@ class PreprocessedRequest(Struct, kw_only=True):
     stop_conditions: StopConditions = field(default_factory=StopConditions)
     sampling_options: SamplingOptions = field(default_factory=SamplingOptions)
     output_options: OutputOptions = field(default_factory=OutputOptions)
+    resumed_tokens: int = 0
+    """How many of the last `token_ids` are part of the answer: another worker generated them before it failed. Its
+    grammar, penalties and random numbers go on from there, where the engine can do that."""
     choice: int = 0
     """Index of this choice among the `n` for one prompt. Engines that sample at random may ignore it."""
     eos_token_ids: list[int] = []

@@ -23,16 +23,21 @@ from dynamo.protocols.openai_fields import (
     TopP,
 )
 
-LOCAL_SHELL = "local_shell"
-"""A type of tool, and the name of the function that the model is offered for it."""
+LOCAL_SHELL, SHELL, APPLY_PATCH = "local_shell", "shell", "apply_patch"
+CLIENT_TOOLS = (LOCAL_SHELL, SHELL, APPLY_PATCH)
+"""Types of tools that clients run, each also the name of the function that the model is offered for it."""
 
 
 class InputPart(Struct, kw_only=True, omit_defaults=True):
-    type: str
+    type: str = ""
+    """Only the output of a shell's command has none."""
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
     detail: str | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    outcome: JsonObject | None = None
 
 
 class InputItem(Struct, kw_only=True, omit_defaults=True):
@@ -45,6 +50,8 @@ class InputItem(Struct, kw_only=True, omit_defaults=True):
     arguments: str | None = None
     input: str | None = None
     action: JsonObject | None = None
+    operation: JsonObject | None = None
+    status: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
 
@@ -77,6 +84,22 @@ class ShellAction(Struct, kw_only=True):
     working_directory: str | None = None
 
 
+class ShellCommands(Struct, kw_only=True):
+    """What a `shell` tool is to run."""
+
+    commands: list[str]
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+class PatchOperation(Struct, kw_only=True, omit_defaults=True):
+    """What an `apply_patch` tool is to change; a file that is deleted needs no diff."""
+
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: str | None = None
+
+
 class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
     type: str
     name: Name | None = None
@@ -87,6 +110,14 @@ class ResponsesTool(Struct, kw_only=True, omit_defaults=True):
     """Of a `custom` tool."""
     tools: list[ResponsesTool] | None = None
     """Of a `namespace`: the functions in it."""
+    environment: JsonObject | None = None
+    """Of a `shell`: where its commands run."""
+
+    @property
+    def runs_at_client(self) -> bool:
+        if self.type == SHELL and self.environment:
+            return self.environment.get("type") == "local"
+        return self.type in ("function", "custom", *CLIENT_TOOLS)
 
 
 class OfferedFunction(Struct, frozen=True):
@@ -176,7 +207,7 @@ class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, o
         for index, tool in enumerate(self.tools or ()):
             where = f"tools[{index}]"
             if tool.type != "namespace":
-                name = LOCAL_SHELL if tool.type == LOCAL_SHELL else tool.name
+                name = tool.type if tool.type in CLIENT_TOOLS else tool.name
                 found.append(OfferedFunction(tool, where, name))
                 taken.add(name)
                 continue
@@ -188,7 +219,7 @@ class ResponsesRequest(EngineFields, kw_only=True, forbid_unknown_fields=True, o
 
     def translated(self) -> dict[str, OfferedFunction]:
         """The tools that the client knows by another name or kind than the model, by the name the model calls them."""
-        if not any(tool.type in ("namespace", "custom", LOCAL_SHELL) for tool in self.tools or ()):
+        if not any(tool.type in ("namespace", "custom", *CLIENT_TOOLS) for tool in self.tools or ()):
             return {}
         return {each.name: each for each in self.functions() if each.name}
 

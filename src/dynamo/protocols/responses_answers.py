@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import msgspec
-from msgspec import UNSET, Struct, UnsetType, to_builtins
+from msgspec import Struct, to_builtins
 
 from dynamo.protocols.openai_answers import ChatCompletion, ChatLogprob, CompletionUsage
-from dynamo.protocols.openai_responses import LOCAL_SHELL, ResponsesRequest, ShellAction
+from dynamo.protocols.openai_responses import ResponsesRequest
+from dynamo.protocols.responses_calls import CallItem, CallItems, ItemStatus, end_call, item_id
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
-
-
-_ITEM_PREFIXES = {"custom": "ctc", LOCAL_SHELL: "lsh"}
-
-
-class _CommandLine(Struct):
-    command: str
 
 
 class OutputText(Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -51,83 +43,7 @@ class ReasoningItem(Struct, kw_only=True, tag_field="type", tag="reasoning"):
     content: list[ReasoningContent] = []
 
 
-class FunctionCallItem(Struct, kw_only=True, tag_field="type", tag="function_call"):
-    id: str
-    call_id: str
-    name: str
-    arguments: str
-    status: ItemStatus
-    namespace: str | UnsetType = UNSET
-    """Of a function that was offered in a namespace."""
-
-
-class CustomCallItem(Struct, kw_only=True, tag_field="type", tag="custom_tool_call"):
-    id: str
-    call_id: str
-    name: str
-    input: str
-    status: ItemStatus
-    namespace: str | UnsetType = UNSET
-
-
-class ShellCallItem(Struct, kw_only=True, tag_field="type", tag="local_shell_call"):
-    id: str
-    call_id: str
-    action: ShellAction
-    status: ItemStatus
-
-
-CallItem = FunctionCallItem | CustomCallItem | ShellCallItem
 OutputItem = OutputMessage | ReasoningItem | CallItem
-
-
-class CallItems:
-    """Makes the items for calls, in the form in which the client offered the tools."""
-
-    def __init__(self, request: ResponsesRequest, response_id: str) -> None:
-        self._offered = request.translated()
-        self._response_id = response_id
-
-    def begin(self, index: int, call_id: str, name: str) -> CallItem:
-        """The item with this index in the output, still without the arguments of the call."""
-        offered = self._offered.get(name)
-        kind = offered.tool.type if offered else "function"
-        id = item_id(_ITEM_PREFIXES.get(kind, "fc"), self._response_id, index)
-        if kind == LOCAL_SHELL:
-            return ShellCallItem(id=id, call_id=call_id, action=ShellAction(command=[]), status="in_progress")
-        name = (offered and offered.tool.name) or name
-        namespace = (offered and offered.namespace) or UNSET
-        if kind == "custom":
-            return CustomCallItem(
-                id=id, call_id=call_id, name=name, input="", status="in_progress", namespace=namespace
-            )
-        return FunctionCallItem(
-            id=id, call_id=call_id, name=name, arguments="", status="in_progress", namespace=namespace
-        )
-
-
-def end_call(item: CallItem, arguments: str) -> None:
-    """Write all that the model sent into its item."""
-    match item:
-        case FunctionCallItem():
-            item.arguments = arguments
-        case CustomCallItem():
-            item.input = arguments
-        case ShellCallItem():
-            item.action = shell_action(arguments)
-
-
-def shell_action(arguments: str) -> ShellAction:
-    """What a call of `local_shell` asks for. Arguments that are not as offered become a command line for a shell."""
-    try:
-        return msgspec.json.decode(arguments, type=ShellAction)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        line = msgspec.json.decode(arguments, type=_CommandLine).command
-    except (ValueError, RecursionError):
-        line = arguments
-    return ShellAction(command=["bash", "-lc", line] if line else [])
 
 
 class ResponsesUsage(Struct, kw_only=True):
@@ -247,10 +163,6 @@ def response_of(request: ResponsesRequest, response_id: str, chat: ChatCompletio
         end_call(made, call.arguments)
         output.append(made)
     return response
-
-
-def item_id(prefix: str, response_id: str, index: int) -> str:
-    return f"{prefix}_{response_id.removeprefix('resp_')}_{index}"
 
 
 class InputTokens(Struct, kw_only=True):

@@ -1,4 +1,8 @@
-"""How a request is continued by another worker: prompt and generated tokens together become the new prompt."""
+"""How a request is continued by another worker: prompt and generated tokens together become the new prompt.
+
+A guided answer is continued like that by engines that take its tokens into their grammar. Other engines begin it again
+(`repetition`), which works where they decide every token the same way again.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ def continuation(request: PreprocessedRequest, generated: Sequence[int]) -> Prep
     return structs.replace(
         request,
         token_ids=[*request.token_ids, *generated],
+        resumed_tokens=request.resumed_tokens + len(generated),
         stop_conditions=structs.replace(
             conditions,
             max_tokens=_remaining(conditions.max_tokens, generated),
@@ -35,18 +40,25 @@ def is_complete(request: PreprocessedRequest, generated: Sequence[int]) -> bool:
     return generated[-1] in ends and len(generated) >= (conditions.min_tokens or 0)
 
 
-def can_continue(request: Any) -> bool:
-    """Whether another worker can take over after some output: it needs token ids, and no guided-decoding state."""
-    return isinstance(request, PreprocessedRequest) and request.sampling_options.guided_decoding is None
+def is_guided(request: Any) -> bool:
+    return isinstance(request, PreprocessedRequest) and request.sampling_options.guided_decoding is not None
+
+
+def is_repeatable(request: PreprocessedRequest) -> bool:
+    """Whether the request says how each token is chosen, so that another worker chooses the same."""
+    sampling = request.sampling_options
+    return sampling.temperature == 0 or sampling.top_k == 1 or sampling.seed is not None
 
 
 def count_prompt(usage: Usage, tokens: int) -> None:
-    """Correct the usage of a continuation, whose worker counted what earlier workers generated as prompt."""
+    """Correct the usage of a continuation, whose worker counted what earlier workers generated as prompt.
+
+    What that worker found cached may come from this very request, and what the first worker found is not known: no
+    token of the client's prompt is counted as cached.
+    """
     usage.prompt_tokens = tokens
-    details = usage.prompt_tokens_details or {}
-    cached = details.get("cached_tokens")
-    if isinstance(cached, int):
-        usage.prompt_tokens_details = {**details, "cached_tokens": min(cached, tokens)}
+    if usage.prompt_tokens_details and "cached_tokens" in usage.prompt_tokens_details:
+        usage.prompt_tokens_details = {**usage.prompt_tokens_details, "cached_tokens": 0}
 
 
 def _remaining(limit: int | None, generated: Sequence[int]) -> int | None:

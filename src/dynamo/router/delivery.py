@@ -1,8 +1,9 @@
 """Delivers a request to a worker, and to another one when that fails, as one unbroken stream to the client.
 
 Place, connect, send; skip instances that cannot be reached; migrate when a stream breaks. The new worker gets the
-prompt and everything generated so far, so it continues where the old one stopped. A request that may migrate waits for
-an instance when there is none, as long as its back-off allows.
+prompt and everything generated so far, so it continues where the old one stopped; or, where its engine cannot do that
+with a guided answer, it begins again and repeats what was generated. A request that may migrate waits for an instance
+when there is none, as long as its back-off allows.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from dynamo.protocols.errors import (
     WorkerBusy,
 )
 from dynamo.router.backoff import Backoff
-from dynamo.router.continuation import can_continue, continuation, count_prompt, is_complete
+from dynamo.router.continuation import continuation, count_prompt, is_complete, is_guided, is_repeatable
 from dynamo.router.handoff.split import Split
 from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement
+from dynamo.router.repetition import Repetition
 from dynamo.router.stream_watch import StallLimits, StreamClock, StreamWatch
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
@@ -51,6 +53,7 @@ class Delivery:
 
     The request may migrate `limit` times, while prompt and answer have no more than `max_seq_len` tokens. A `pinned`
     request goes to its instance or fails. `backoff` is called for each wait. `watch` finds streams that stall.
+    `resumes_guided` says whether the workers can continue a guided answer.
     """
 
     _clock: StreamClock
@@ -70,6 +73,7 @@ class Delivery:
         watch: StreamWatch | None = None,
         backoff: Callable[[], Backoff] = Backoff,
         split: Split | None = None,
+        resumes_guided: Callable[[], bool] = lambda: False,
     ) -> None:
         self.history = DeliveryHistory()
         self.placement: Placement | None = None
@@ -85,9 +89,12 @@ class Delivery:
         self._migrations_left = limit if pinned is None else 0
         self._may_wait = self._migrations_left > 0
         self._max_seq_len = max_seq_len
-        self._can_continue = can_continue(request)
+        self._guided = is_guided(request)
+        self._resumes_guided = resumes_guided
         self._generated: list[int] = []
         """Collected for a continuation while one is possible."""
+        self._continues = False
+        """The current worker was sent a continuation."""
         self._excluded: set[int] = set()
         """Instances that failed since the last pause, and those that are leaving."""
         self._leaving: set[int] = set()
@@ -135,8 +142,9 @@ class Delivery:
             self._starting = None
 
     async def _until_sent(self) -> None:
-        request = continuation(self._request, self._generated) if self._generated else self._request
         while True:
+            self._continues = bool(self._generated) and (not self._guided or self._resumes_guided())
+            request = continuation(self._request, self._generated) if self._continues else self._request
             try:
                 await self._try_instances(request)
                 return
@@ -160,8 +168,10 @@ class Delivery:
             self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_length(request))
             self._watched = True
             self._instances.request_sent(placement.instance_id)
+            repeats = self._generated and not self._continues
             try:
-                self._cancel = send(placement, sent, self._context, self)
+                sink = Repetition(self._generated, self) if repeats else self
+                self._cancel = send(placement, sent, self._context, sink)
             except BaseException:
                 self._watch.remove(self._clock)
                 raise
@@ -253,9 +263,20 @@ class Delivery:
             self._generated += value.token_ids
         if value.finish_reason is not None:
             self._finished = True
-        if self.history.migrations and value.completion_usage:
+        if self._continues and value.completion_usage:
             count_prompt(value.completion_usage, len(self._request.token_ids))
         self._sink.item(value)
+
+    def repeated(self) -> None:
+        self._clock.moved = True
+        if self._prompt_pending:
+            self._prompt_computed()
+
+    def differs(self) -> None:
+        self._cancel(True)
+        self._release()
+        error = Unavailable("a worker failed, and the next one answered differently from what was already sent")
+        self._give_up(error, "failure")
 
     def end(self) -> None:
         assert self.placement
@@ -326,9 +347,15 @@ class Delivery:
     def _first_output(self) -> None:
         self._silent = False
         self._backoff = None
-        if not self._can_continue:
+        if self._cannot_continue():
             self._migrations_left = 0
         self.history.first_output()
+
+    def _cannot_continue(self) -> bool:
+        """Whether the next output is of no use to another worker: text, or guided tokens chosen at random."""
+        if not isinstance(self._request, PreprocessedRequest):
+            return True
+        return self._guided and not is_repeatable(self._request) and not self._resumes_guided()
 
     def _prompt_computed(self) -> None:
         assert self.placement

@@ -17,6 +17,8 @@ class Migration(Struct, frozen=True):
     seconds: float
     source: int = 0
     """The instance that failed."""
+    ended_at: float = 0.0
+    """By `perf_counter`."""
 
 
 class DeliveryHistory:
@@ -61,4 +63,5 @@ class DeliveryHistory:
         if self._current:
             kind, began, source = self._current
             self._current = None
-            self.finished += (Migration(kind, outcome, perf_counter() - began, source),)
+            now = perf_counter()
+            self.finished += (Migration(kind, outcome, now - began, source, now),)

@@ -13,6 +13,11 @@ from dynamo.settings import Option
 _INPUTS = " ".join(f"in={word}" for word in flags.INPUTS)
 _FLAGS = " ".join([*flags.BY_WORD, *flags.NEGATED, *flags.OTHER_WORDS])
 
+_COMMANDS = "run serve top inspect --version --help"
+_INSPECT = "tasks streams bookings links queues --stacks --profile --folded --objects --log --json --help"
+_SOCKETS = "$(dynamo inspect 2>/dev/null | awk '$1 ~ /^[0-9]+$/ {print $1}')"
+"""The processes that can be inspected, asked when the user presses tab."""
+
 
 def script(shell: str) -> str:
     outputs = " ".join((*flags.ENGINES, *plugin_names(), *(f"{name}:" for name in flags.FILE_ENGINES), "dyn"))
@@ -46,6 +51,17 @@ _dynamo_run() {{
     [[ "${{COMPREPLY[0]}}" == *[=:/] ]] && compopt -o nospace
 }}
 complete -o filenames -F _dynamo_run dynamo-run
+_dynamo() {{
+    local word="${{COMP_WORDS[COMP_CWORD]}}"
+    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
+        1:*) COMPREPLY=($(compgen -W "{_COMMANDS}" -- "$word")) ;;
+        2:inspect) COMPREPLY=($(compgen -W "{_SOCKETS}" -- "$word")) ;;
+        *:inspect) COMPREPLY=($(compgen -W "{_INSPECT}" -- "$word")) ;;
+        *:run) _dynamo_run ;;
+        *) COMPREPLY=($(compgen -f -- "$word")) ;;
+    esac
+}}
+complete -o filenames -F _dynamo dynamo
 """
 
 
@@ -70,6 +86,13 @@ _dynamo_run() {{
 {lines}
 }}
 compdef _dynamo_run dynamo-run
+_dynamo() {{
+    if (( CURRENT == 2 )); then compadd -- {_COMMANDS}
+    elif [[ $words[2] == inspect && CURRENT -eq 3 ]]; then compadd -- {_SOCKETS}
+    elif [[ $words[2] == inspect ]]; then compadd -- {_INSPECT}
+    else _files; fi
+}}
+compdef _dynamo dynamo
 """
 
 
@@ -90,6 +113,10 @@ def _fish(outputs: str) -> str:
         "complete -c dynamo-run -l version -d 'show the version'",
         "complete -c dynamo-run -s v -d 'log more'",
         f"complete -c dynamo-run -l completion -xa '{' '.join(flags.SHELLS)}' -d 'print this script'",
+    ]
+    lines += [
+        f"complete -c dynamo -n __fish_use_subcommand -xa '{_COMMANDS}'",
+        f"complete -c dynamo -n '__fish_seen_subcommand_from inspect' -a '{_INSPECT}'",
     ]
     return "\n".join(lines) + "\n"
 

@@ -14,8 +14,10 @@ _USAGE = """\
 usage: dynamo run …              chat, serve, batch or work in one process: see dynamo run --help
        dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
        dynamo top [URL]          watch a server's workers, requests and routing decisions
+       dynamo inspect [PROCESS]  look inside a running process: see dynamo inspect --help
        dynamo --version
 """
+_COMMANDS = ("run", "serve", "top", "inspect", "--version", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -39,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def dynamo() -> None:
-    """Dispatch to `run` (that is `dynamo-run`), `serve` (several processes) or `top` (a fleet in the terminal)."""
+    """Dispatch to `run` (that is `dynamo-run`), `serve` (several processes), `top` (a fleet) or `inspect`."""
     words = sys.argv[1:]
     match words:
         case ["run", *rest]:
@@ -53,14 +55,16 @@ def dynamo() -> None:
             from dynamo.run.top import top
 
             raise SystemExit(top(rest, os.environ))
+        case ["inspect", *rest]:
+            from dynamo.run.inspect import inspect
+
+            raise SystemExit(inspect(rest, os.environ))
         case ["--version"]:
             print(f"dynamo {__version__}")
         case [] | ["-h" | "--help"]:
             print(_USAGE, end="")
         case [word, *_]:
-            raise _usage_error(
-                f"unknown command 'dynamo {word}'{nearest(word, ('run', 'serve', 'top', '--version', '--help'))}"
-            )
+            raise _usage_error(f"unknown command 'dynamo {word}'{nearest(word, _COMMANDS)}")
 
 
 def _fill_standard_descriptors() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -11,11 +12,13 @@ from msgspec import Struct, structs
 
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
+from dynamo.runtime.inspection.place import inspection_folder
 from dynamo.runtime.nats_config import NatsConfig
 from dynamo.runtime.own_address import LOOPBACK, is_loopback, own_address
 from dynamo.runtime.plane.tcp import TcpConfig
 from dynamo.runtime.plane.tls import PlaneTls
 from dynamo.runtime.status import StatusConfig
+from dynamo.runtime.tracing import SpanSettings, span_settings
 from dynamo.settings.network import NetworkSettings
 
 PlaneKind = Literal["memory", "tcp", "nats"]
@@ -33,6 +36,10 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
     status: StatusConfig = StatusConfig()
     graceful_shutdown_timeout: float = 30.0
     device_type: DeviceType | None = None
+    inspection_folder: Path | None = None
+    """Where the process listens for `dynamo inspect`; None for nowhere."""
+    spans: SpanSettings | None = None
+    """How the spans of requests to this process's endpoints are sent; None: they have none."""
 
     @classmethod
     def from_env(
@@ -89,6 +96,8 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
             status=StatusConfig.from_env(environ),
             graceful_shutdown_timeout=network.graceful_shutdown_timeout,
             device_type=_device_type(environ),
+            inspection_folder=inspection_folder(environ) if network.inspect else None,
+            spans=span_settings(environ),
         )
 
     @classmethod
@@ -99,7 +108,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True):
 
     def without_status(self) -> RuntimeConfig:
         """For processes that are not workers: DYN_SYSTEM_PORT means the workers beside them."""
-        return structs.replace(self, status=StatusConfig())
+        return structs.replace(self, status=StatusConfig(), spans=None)
 
     def with_graceful_shutdown_timeout(self, seconds: float) -> RuntimeConfig:
         """For a frontend, whose running requests have their full time even where the runtime's own limit is shorter."""

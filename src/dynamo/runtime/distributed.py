@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 
@@ -19,6 +19,7 @@ from dynamo.runtime import records
 from dynamo.runtime.client import Client
 from dynamo.runtime.config import RuntimeConfig
 from dynamo.runtime.handler import GeneratorHandler, UserHandler
+from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.names import EndpointId, check_part, instance_key, new_instance_id
 from dynamo.runtime.network import Local, Network
 from dynamo.runtime.plane.admission import RequestLimit
@@ -26,6 +27,10 @@ from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.status import ServedEndpoint, Status, endpoint_labels
 from dynamo.runtime.stream import Handler
+from dynamo.runtime.tracing import SpanSettings, close_provider, span_provider
+
+if TYPE_CHECKING:
+    from dynamo.runtime.endpoint_spans import EndpointSpans
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +65,14 @@ class DistributedRuntime:
         self.instance_id = new_instance_id()
         self._own_status = Status(self.config.status) if status is None and self.config.status.on else None
         self.status = status or self._own_status
+        self.inspection = Inspection()
+        if self._own_status:
+            self._own_status.control_token = self.config.tcp.token
         self._network = Network(self.config, local or Local())
         self.discovery = self._network.discovery
         self.plane = self._network.plane
         self.events = self._network.events
+        self.inspection.add("links", self.plane.link_rows)
         self._starting: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._drains = True
@@ -73,6 +82,8 @@ class DistributedRuntime:
         self._clients: list[Client] = []
         self._owned: set[asyncio.Task[None]] = set()
         self._shared: dict[Hashable, Any] = {}
+        self.spans = self._endpoint_spans(self.config.spans) if self.config.spans else None
+        """What gives requests to this process's endpoints their spans; None where they have none."""
         self.has_served = False
         """An endpoint of this runtime was found by others, so that requests may be running."""
 
@@ -87,11 +98,19 @@ class DistributedRuntime:
             # Imported here: only a process that reports its status needs an HTTP server.
             from dynamo.runtime.status.server import StatusServer
 
-            server = StatusServer(self._own_status)
+            server = StatusServer(self._own_status, self.inspection)
             self._closing.push_async_callback(server.close)
             # Before the network is reached, so that probes get an answer meanwhile: not ready.
             await server.start()
         await self._network.start()
+
+    def _endpoint_spans(self, settings: SpanSettings) -> EndpointSpans:
+        # Imported here: the library behind it is large, and only some need it.
+        from dynamo.runtime.endpoint_spans import EndpointSpans
+
+        provider = span_provider(settings)
+        self._closing.push_async_callback(asyncio.to_thread, close_provider, provider)
+        return EndpointSpans(provider)
 
     def namespace(self, name: str) -> Namespace:
         return Namespace(self, check_part("namespace", name))
@@ -286,10 +305,13 @@ class Endpoint:
             # Before anything is awaited, so that endpoints served together make the process ready together.
             status.add(served)
         await runtime.start()
+        if runtime.spans:
+            handler = runtime.spans.traced(handler, self.id, runtime.instance_id)
         route = Route(
             route_path(self.id, runtime.instance_id), handler, request_type, served.counts if served else None, limit
         )
         address = await runtime.plane.serve(route)
+        remove_rows = runtime.inspection.add("streams", route.stream_rows)
         self._record = Instance(
             instance_id=runtime.instance_id,
             namespace=self.id.namespace,
@@ -319,6 +341,7 @@ class Endpoint:
                 if graceful_shutdown and runtime.drains:
                     await route.drain(runtime.config.graceful_shutdown_timeout)
                 route.kill()
+                remove_rows()
 
     async def register_endpoint_instance(self) -> None:
         """Return to discovery after `unregister_endpoint_instance`."""

@@ -83,6 +83,35 @@ def parse_filter(text: str) -> tuple[int, dict[str, int]]:
     return level, filters
 
 
+def set_filter(text: str) -> str:
+    """Change the levels while the process runs; returns what is in force now, as DYN_LOG is written.
+
+    Loggers that `text` does not name follow the level for all; an empty text changes nothing. Raises ValueError.
+    """
+    if text.strip():
+        level, filters = parse_filter(text)
+        for name in _own_loggers():
+            logging.getLogger(name).setLevel(logging.NOTSET)
+        _apply_levels(level, filters)
+    root = logging.getLogger()
+    names = {value: name for name, value in LEVELS.items() if name != "warning"}
+    shown = [names.get(root.level, str(root.level))]
+    levels = {name: logging.getLogger(name).level for name in _own_loggers()}
+    return ",".join([*shown, *(f"{name}={names.get(level, level)}" for name, level in levels.items() if level)])
+
+
+def _own_loggers() -> list[str]:
+    return sorted(name for name in logging.Logger.manager.loggerDict if name.partition(".")[0] == "dynamo")
+
+
+def _apply_levels(level: int, filters: Mapping[str, int]) -> None:
+    logging.getLogger().setLevel(level)
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(max(level, logging.ERROR))
+    for name, chosen in filters.items():
+        logging.getLogger(name).setLevel(chosen)
+
+
 def configure_dynamo_logging(
     config: LogConfig | None = None, *, service_name: str | None = None, worker_id: int | None = None
 ) -> None:
@@ -96,11 +125,7 @@ def configure_dynamo_logging(
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(config.level)
-    for name in _NOISY:
-        logging.getLogger(name).setLevel(max(config.level, logging.ERROR))
-    for name, level in config.filters.items():
-        logging.getLogger(name).setLevel(level)
+    _apply_levels(config.level, config.filters)
 
 
 def _timestamp(record: logging.LogRecord, config: LogConfig) -> str:

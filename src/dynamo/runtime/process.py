@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.children import exit_now
 from dynamo.runtime.distributed import DistributedRuntime
+from dynamo.runtime.inspection.listener import InspectionListener
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ async def run_until_signalled(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    listener = _inspection_listener(runtime, loop)
     task = asyncio.ensure_future(work)
     waiter = asyncio.create_task(signalled.wait())
     try:
@@ -88,8 +90,21 @@ async def run_until_signalled(
         try:
             await runtime.close()
         finally:
+            if listener:
+                listener.close()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+
+
+def _inspection_listener(runtime: DistributedRuntime, loop: asyncio.AbstractEventLoop) -> InspectionListener | None:
+    """What answers `dynamo inspect`, started, unless it is off."""
+    runtime.inspection.follow(loop)
+    folder = runtime.config.inspection_folder
+    if folder is None:
+        return None
+    listener = InspectionListener(runtime.inspection, folder)
+    listener.start()
+    return listener
 
 
 @contextlib.contextmanager

@@ -113,6 +113,10 @@ class ModelGroup:
         """The engine's capacities on this worker's card, in which workers of one model may differ."""
         return self._runtimes.get(instance_id) or ModelRuntimeConfig()
 
+    def resumes_guided(self) -> bool:
+        """Whether each worker that may get a request can continue another's guided answer."""
+        return all(self.runtime_of(id).resumes_guided for id in self.instances.ids())
+
 
 def retry_delay(failures: int) -> float:
     """How long to wait for the next attempt after this many earlier failures."""

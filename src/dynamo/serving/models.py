@@ -322,7 +322,9 @@ class Models:
         if self._migration_limit is not None:
             card = structs.replace(card, migration_limit=self._migration_limit)
         splitter = Splitter(self._prefills.pool(group.name), self._router.split)
-        group.model = ServedModel(card, router, loaded, self._times, self._migration_max_seq_len, splitter)
+        group.model = ServedModel(
+            card, router, loaded, self._times, self._migration_max_seq_len, splitter, group.resumes_guided
+        )
         self._apply_overrides()
         self._changed.set()
         log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))

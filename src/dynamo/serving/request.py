@@ -167,6 +167,7 @@ class ServedRequest(Generic[RequestT]):
             pinned=pinned_instance(request),
             limit=self.model.card.migration_limit,
             max_seq_len=self.model.migration_max_seq_len,
+            resumes_guided=self.model.resumes_guided,
             watch=router.watch,
             backoff=router.backoff,
             split=self.model.splitter.begin() if self.model.splitter else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from dynamo.model import LoadedModel
 from dynamo.pipeline.preprocess import Preprocessor
@@ -24,6 +25,7 @@ class ServedModel:
         times: PromptTimes | None = None,
         migration_max_seq_len: int | None = None,
         splitter: Splitter | None = None,
+        resumes_guided: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = card.name
         self.card = card
@@ -31,6 +33,8 @@ class ServedModel:
         self.router = router
         self.migration_max_seq_len = migration_max_seq_len
         """Tokens of prompt and answer beyond which a request does not migrate."""
+        self.resumes_guided = resumes_guided
+        """Whether all its workers can continue a guided answer that another one began."""
         self.preprocessor = Preprocessor(card, loaded, times) if loaded else None
         """None for workers that take text and tokenize it themselves."""
         self.splitter = splitter if loaded else None

@@ -63,4 +63,6 @@ class NetworkSettings(Settings, frozen=True, kw_only=True):
     graceful_shutdown_timeout: Annotated[float, Meta(ge=0, lt=1e9), Setting(
         variables="DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT",
         help="seconds a worker's running requests have after SIGTERM")] = 30.0
+    inspect: Annotated[bool, Setting(
+        variables="DYN_INSPECT", help="answer `dynamo inspect` of the same user, over a Unix socket")] = True
     # fmt: on

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from dynamo.engines.base import Engine, EngineInfo, PrefixHandoff
+from dynamo.engines.base import Engine, EngineInfo, EngineTransfer, PrefixHandoff
 from dynamo.engines.registry import engine_entry
 from dynamo.llm.parsers import AUTO
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
@@ -78,10 +78,13 @@ def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: E
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=reasoning,
         guided_decoding=info.guided_decoding,
+        resumes_guided=info.resumes_guided,
         data_parallel_size=info.data_parallel_size,
     )
-    if info.worker_type is not WorkerType.Aggregated and isinstance(engine, PrefixHandoff):
+    if info.worker_type is not WorkerType.Aggregated and isinstance(engine, PrefixHandoff | EngineTransfer):
         runtime_config.set_engine_specific(TRANSFER, engine.transfer)
+    if info.bootstrap is not None:
+        runtime_config.set_disaggregated_endpoint(*info.bootstrap)
     entry = engine_entry(config.engine)
     if entry.repeats_prompt:
         runtime_config.set_engine_specific(SHOW_SPECIAL_TOKENS, True)

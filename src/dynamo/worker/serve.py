@@ -11,6 +11,7 @@ from dynamo.engines.base import (
     CacheOwner,
     Controllable,
     Engine,
+    EngineTransfer,
     KvSocketSource,
     KvSource,
     KvTierSource,
@@ -36,6 +37,7 @@ from dynamo.runtime.stream import Handler, Outlet
 from dynamo.worker.decode import DecodeWorker
 from dynamo.worker.health import health_check_payload
 from dynamo.worker.prefill import PrefillWorker
+from dynamo.worker.transfer import LeasedPrefills, continuing_handler
 
 
 def engine_handler(engine: Engine) -> Handler:
@@ -100,12 +102,20 @@ async def serve_requests(
 
 @asynccontextmanager
 async def _handler(endpoint: Endpoint, engine: Engine, card: ModelCard | None) -> AsyncIterator[Handler]:
-    """Of an engine that leaves it to the worker to hand computed prompts over; others do that themselves."""
-    if card is None or card.worker_type is WorkerType.Aggregated or not isinstance(engine, PrefixHandoff):
+    role = WorkerType.Aggregated if card is None else card.worker_type
+    if card is None or role is WorkerType.Aggregated or not isinstance(engine, PrefixHandoff | EngineTransfer):
         yield engine_handler(engine)
         return
+    if not isinstance(engine, PrefixHandoff):
+        if role is WorkerType.Prefill:
+            prefills = LeasedPrefills(engine)
+            _show(endpoint, prefills, card.name)
+            yield prefills
+        else:
+            yield continuing_handler(engine)
+        return
     worker: PrefillWorker | DecodeWorker
-    if card.worker_type is WorkerType.Prefill:
+    if role is WorkerType.Prefill:
         worker = PrefillWorker(engine, endpoint)
         host, port = card.runtime_config.bootstrap_host, card.runtime_config.bootstrap_port
         await worker.start((host, port) if host and port else None)

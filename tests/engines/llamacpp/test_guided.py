@@ -11,6 +11,7 @@ import pytest
 
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.continuation import continuation
 from support.asking import answer, asking, text, tiny_tokenizer
 from support.sinks import Kept
 
@@ -125,3 +126,26 @@ async def test_an_answer_that_is_complete_ends_where_a_longer_one_would_be_cut(e
     sink = await answer(engine, asking("Say hello", max_tokens=10, **guided))
     assert tiny_tokenizer().decode(sink.ids) == "x"
     assert sink.last.finish_reason in ("stop", "eos")
+
+
+@pytest.mark.parametrize("options", [{}, {"presence_penalty": 1.0}])
+async def test_an_answer_is_continued_from_any_token(engine: LlamaCppEngine, options: dict[str, Any]) -> None:
+    request = asking("Describe a person", guided_decoding={"json": PERSON}, max_tokens=60, **options)
+    whole = (await answer(engine, request)).ids
+    for taken in (*range(1, len(whole) - 1, 5), len(whole) - 1):
+        rest = await answer(engine, continuation(request, whole[:taken]))
+        assert (taken, whole[:taken] + rest.ids, rest.items[-1].finish_reason) == (taken, whole, "stop")
+
+
+async def test_an_answer_that_lacks_nothing_but_its_end_is_ended(engine: LlamaCppEngine) -> None:
+    request = asking("Well?", guided_decoding={"choice": ["hello"]})
+    whole = (await answer(engine, request)).ids
+    rest = await answer(engine, continuation(request, whole))
+    assert (rest.ids, rest.items[-1].finish_reason, rest.error) == ([], "stop", None)
+    assert engine.quiet()
+
+
+async def test_an_answer_that_left_the_grammar_is_not_continued(engine: LlamaCppEngine) -> None:
+    request = asking("Well?", guided_decoding={"choice": ["hello"]})
+    rest = await answer(engine, continuation(request, tiny_tokenizer().encode("good")))
+    assert isinstance(rest.error, InvalidArgument)

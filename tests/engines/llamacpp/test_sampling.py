@@ -60,3 +60,18 @@ def test_the_highest_come_first() -> None:
     assert highest(np.array([1, 5, 3, 4], np.float32), 3) == [1, 3, 2]
     assert highest(np.array([1, 5], np.float32), 10) == [1, 0]
     assert highest(np.array([1, 5], np.float32), 0) == []
+
+
+def test_an_answer_that_began_elsewhere_draws_the_random_numbers_that_are_next() -> None:
+    logits = np.random.default_rng(1).normal(size=50).astype(np.float32)
+    options: dict[str, Any] = {"seed": 5, "presence": 0.5, "repetition": 1.2}
+    first, second = Sampler(**options), Sampler(**options)
+    first.see([1, 2], (), 50)
+    drawn = []
+    for _ in range(8):
+        drawn.append(first.sample(logits))
+        first.add(drawn[-1])
+    second.see([1, 2], drawn[:3], 50)
+    for id in drawn[3:]:
+        assert second.sample(logits) == id
+        second.add(id)

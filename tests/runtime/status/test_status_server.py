@@ -387,3 +387,13 @@ async def test_labels_that_cannot_be_are_refused(labels: list[tuple[str, Any]]) 
     async with DistributedRuntime(config=RuntimeConfig.in_process({})) as runtime:
         with pytest.raises(InvalidArgument, match="metrics_labels"):
             await runtime.endpoint("ns.backend.generate").serve_endpoint(hello, metrics_labels=labels)
+
+
+async def test_a_worker_can_be_inspected_over_its_status_port(worker: Start) -> None:
+    """From this machine without a token; a web page may not ask."""
+    async with worker() as one:
+        async with one.http.post(f"{one.url}/inspect", json={"what": "log"}) as answer:
+            assert answer.status == 200
+            assert (await answer.text()).startswith('{"kind":"log","filter":')
+        async with one.http.post(f"{one.url}/inspect", json={}, headers={"Origin": "http://evil"}) as answer:
+            assert answer.status == 403

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 from dynamo.engines.base import (
     DeathListener,
@@ -19,7 +20,7 @@ from dynamo.engines.base import (
     KvTierListener,
     LoadListener,
 )
-from dynamo.engines.grammar_guide import Guides
+from dynamo.engines.grammar_guide import GrammarGuide, Guides
 from dynamo.engines.llamacpp.args import LlamaCppArgs, gguf_file
 from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import LlamaDecoder
@@ -114,6 +115,7 @@ class LlamaCppEngine:
             max_num_batched_tokens=decoder.n_batch,
             worker_type=self._args.worker_type,
             guided_decoding=find_spec("llguidance") is not None,
+            resumes_guided=True,
         )
 
     def generate(self, request: PreprocessedRequest, sink: Sink) -> LlamaCppRunning:
@@ -131,7 +133,7 @@ class LlamaCppEngine:
         guidance = request.sampling_options.guided_decoding
         if guidance:
             # A grammar may take long to compile, so neither the event loop nor the engine waits for it.
-            compiled = asyncio.get_running_loop().run_in_executor(self._compiler, self._guides.guide, guidance)
+            compiled = asyncio.get_running_loop().run_in_executor(self._compiler, self._guide, job, guidance)
             compiled.add_done_callback(partial(self._guided, job))
         else:
             self._thread.add(job)
@@ -249,7 +251,12 @@ class LlamaCppEngine:
         except ModelError as error:
             raise EngineError(f"llamacpp cannot use {local.source}: {error}") from error
 
-    def _guided(self, job: Job, compiled: asyncio.Future[object]) -> None:
+    def _guide(self, job: Job, guidance: dict[str, Any]) -> GrammarGuide:
+        guide = self._guides.guide(guidance)
+        guide.resume(job.resumed, job.max_tokens)
+        return guide
+
+    def _guided(self, job: Job, compiled: asyncio.Future[GrammarGuide]) -> None:
         if self._thread is None or job not in self._open:
             self._holding.discard(job)
             return
@@ -258,7 +265,14 @@ class LlamaCppEngine:
             self._holding.discard(job)
             self._fail(job, from_exception(error))
             return
-        job.guide = compiled.result()  # type: ignore[assignment]
+        job.guide = compiled.result()
+        if job.guide.complete:
+            # Another worker generated all of it and failed before it said so.
+            self._holding.discard(job)
+            self._open.discard(job)
+            job.sink.item(EngineOutput(finish_reason="stop", completion_usage=job.usage()))
+            job.sink.end()
+            return
         self._thread.add(job)
 
     def _deliver(self, report: StepReport) -> None:

@@ -10,7 +10,7 @@ from dynamo.engines.llamacpp.blocks import Held
 from dynamo.engines.llamacpp.sampling import Sampler
 from dynamo.engines.refusals import refuse_options
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
-from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, TopLogprob
+from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, TopLogprob, Usage
 from dynamo.protocols.errors import ContextLengthExceeded, InvalidArgument
 from dynamo.runtime.stream import Sink
 from dynamo.tiers import TierFetch
@@ -37,6 +37,7 @@ class Job:
         "prompt_logprobs",
         "prompt_tokens",
         "restoring",
+        "resumed",
         "salt",
         "sampler",
         "scored",
@@ -74,8 +75,11 @@ class Job:
         """The log probabilities of the prompt are still to be sent, so all of it must be computed."""
         self.scored: list[list[TopLogprob] | None] = [None]
         """Those of the prompt's tokens so far; the first has no context."""
+        first = max(0, self.prompt_tokens - request.resumed_tokens)
+        self.resumed = self.tokens[first:]
+        """The end of the prompt: what another worker generated of this answer."""
         self.sampler = _sampler(request.sampling_options, request.choice, vocab_size)
-        self.sampler.see(self.tokens, (), vocab_size)
+        self.sampler.see(self.tokens[:first], self.resumed, vocab_size)
         self.guide: GrammarGuide | None = None
         routing = request.routing
         self.salt = salt_seed(None, routing.cache_salt if routing else None)
@@ -92,6 +96,14 @@ class Job:
     @property
     def generated(self) -> int:
         return len(self.tokens) - self.prompt_tokens
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.generated,
+            total_tokens=len(self.tokens),
+            prompt_tokens_details={"cached_tokens": self.cached_tokens or 0},
+        )
 
     @property
     def plain(self) -> bool:

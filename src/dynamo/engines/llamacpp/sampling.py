@@ -65,7 +65,10 @@ class Sampler:
         """It may be sampled together with others."""
 
     def see(self, prompt: Sequence[int], generated: Iterable[int], vocab_size: int) -> None:
-        """Count the tokens so far: repetition looks at the prompt too, presence and frequency at the answer only."""
+        """Count the tokens so far: repetition looks at the prompt too, presence and frequency at the answer only.
+
+        `generated` are those of an answer that began elsewhere: a random number was drawn there for each.
+        """
         if self.presence or self.frequency:
             self.counts = np.zeros(vocab_size, np.float32)
         if self.repetition != 1:
@@ -73,6 +76,8 @@ class Sampler:
             self.seen[np.asarray(prompt, np.int64)] = True
         for id in generated:
             self.add(id)
+            if not self.greedy:
+                self.random()
 
     def add(self, id: int) -> None:
         if self.counts is not None:

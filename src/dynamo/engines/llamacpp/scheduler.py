@@ -20,7 +20,7 @@ from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.library import LOG
 from dynamo.engines.llamacpp.prefix_tiers import PrefixTiers
 from dynamo.engines.llamacpp.sampling import highest, logprobs, sample_plain
-from dynamo.protocols.engine import EngineOutput, TopLogprob, Usage
+from dynamo.protocols.engine import EngineOutput, TopLogprob
 from dynamo.protocols.errors import DynamoException, ResourceExhausted, Unknown, from_exception
 
 log = logging.getLogger(__name__)
@@ -342,12 +342,7 @@ class LlamaScheduler:
         if reason is not None:
             output.finish_reason = reason
             output.stop_reason = id if id in job.stop_ids and reason == "stop" else None
-            output.completion_usage = Usage(
-                prompt_tokens=job.prompt_tokens,
-                completion_tokens=generated,
-                total_tokens=job.prompt_tokens + generated,
-                prompt_tokens_details={"cached_tokens": job.cached_tokens or 0},
-            )
+            output.completion_usage = job.usage()
             self.remove(job)
         return output
 

@@ -73,7 +73,12 @@ class MistralRsEngine:
             "loaded %s in %.1f s: context of %d tokens, up to %d answers at a time",
             self._model.path, time.perf_counter() - begun, self.context_length, self._args.max_seqs,
         )  # fmt: skip
-        return EngineInfo(context_length=self.context_length, max_num_seqs=self._args.max_seqs, guided_decoding=True)
+        return EngineInfo(
+            context_length=self.context_length,
+            max_num_seqs=self._args.max_seqs,
+            guided_decoding=True,
+            resumes_guided=True,
+        )
 
     def _load(self) -> int:
         described = describe(self._spec)

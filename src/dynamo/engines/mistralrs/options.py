@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -37,6 +38,8 @@ class Plan(Struct, frozen=True):
     parameters: dict[str, Any]
     """The keyword arguments for mistral.rs that are the same for the whole answer."""
     bias: dict[int, float]
+    resumed: list[int]
+    """The end of the prompt: what another worker generated of this guided answer."""
 
     def request(self, vocabulary: Vocabulary, generated: list[int], limit: int, *, may_end: bool) -> dict[str, Any]:
         """The keyword arguments for up to `limit` tokens after the prompt and the tokens generated so far."""
@@ -49,6 +52,12 @@ class Plan(Struct, frozen=True):
             "stop_seqs": list(vocabulary.ends.values()) if may_end and vocabulary.ends else None,
             "ignore_eos": not may_end,
         }
+
+    def next_token(self, vocabulary: Vocabulary, generated: list[int], banned: Iterable[int]) -> dict[str, Any]:
+        """The keyword arguments for one token, by the grammar that bans these ids rather than by mistral.rs's own."""
+        parameters = self.request(vocabulary, generated, 1, may_end=True)
+        parameters["logit_bias"] = self.bias | dict.fromkeys(banned, _NEVER)
+        return {key: value for key, value in parameters.items() if key not in ("grammar", "grammar_type")}
 
 
 def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: int) -> Plan:
@@ -94,6 +103,7 @@ def plan(request: PreprocessedRequest, vocabulary: Vocabulary, context_length: i
             **grammar,
         },
         bias=bias,
+        resumed=list(request.token_ids[-request.resumed_tokens :]) if grammar and request.resumed_tokens else [],
     )
 
 

@@ -85,6 +85,9 @@ class MistralRsStream:
         try:
             if self._make_guide is not None:
                 self._guide = self._make_guide()
+            if plan.resumed:
+                self._resume()
+                return
             ended = False
             held = plan.max_tokens if plan.ignore_eos else plan.min_tokens
             if held:
@@ -93,6 +96,39 @@ class MistralRsStream:
                 self._follow(plan.max_tokens - self._count, may_end=True)
         except BaseException as error:  # a panic in the library is not an Exception, and the sink must learn of it
             self._post(self._deliver, self._explain(error))
+
+    def _resume(self) -> None:
+        """Continue a guided answer: mistral.rs's own grammar can only begin, so each token is asked for by itself."""
+        guide, plan = self._guide, self._plan
+        if guide is None:
+            raise Unknown("this grammar cannot be followed from the middle of an answer")
+        guide.resume(plan.resumed, plan.max_tokens)
+        while not guide.complete:
+            banned = (~guide.allowed()).nonzero()[0].tolist()
+            if self._step(plan.next_token(self._vocabulary, self._generated, banned)):
+                return
+        self._count += 1  # the end token, the only one that may follow
+        self._end("stop", hidden=True)
+
+    def _step(self, parameters: dict[str, Any]) -> bool:
+        """Pass on one token; returns whether the answer ended."""
+        before = len(self._generated)
+        for chunk in self._open(parameters):
+            if self._done:
+                return True
+            choice = chunk.choices[0]
+            if choice.logprobs is not None and self._token(choice.logprobs):
+                return True
+            if choice.finish_reason == "stop":
+                self._count += choice.logprobs is None
+                self._end("stop", hidden=choice.logprobs is None)
+                return True
+        if self._count >= self._plan.max_tokens:
+            self._end("length", hidden=False)
+            return True
+        if len(self._generated) == before or self._guide is None:
+            raise Unknown("mistralrs chose a token that the grammar does not have")
+        return False
 
     def _follow(self, limit: int, *, may_end: bool) -> bool:
         """Pass on up to `limit` tokens; returns whether the answer ended."""

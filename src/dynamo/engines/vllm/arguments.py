@@ -15,6 +15,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
+from dynamo.engines.vllm.connector import Mode, add_mode, transferring
 from dynamo.engines.vllm.offload import offloading
 from dynamo.model import LocalModel
 from dynamo.settings import nearest
@@ -25,6 +26,7 @@ CPU_CACHE_BYTES = 1 << 30
 
 
 class EngineArguments(AsyncEngineArgs):  # type: ignore[misc]
+    disaggregation_mode: Mode = "agg"
     compact_json = False
     """Guided JSON has no whitespace, of which a small model may write any amount."""
 
@@ -50,6 +52,7 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
     asked = _from_flags(spec)
     parser = EngineArguments.add_cli_args(_VllmParser(prog="out=vllm --", add_help=True))
     parser.add_argument("--kv-offload-gb", type=float, default=0.0)
+    add_mode(parser)
     unconfigured = StructuredOutputsConfig()
     parser.set_defaults(structured_outputs_config=unconfigured)
     parser.set_defaults(**{**_defaults(spec, cpu=cpu, sockets=sockets), **_files(spec), **asked, **extra})
@@ -65,6 +68,14 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
             raise EngineError(f"{flag} says {value}, vLLM's argument {name} says {getattr(args, name)}: give one")
     if parsed.kv_offload_gb:
         args.kv_transfer_config = offloading(parsed.kv_offload_gb, cpu=cpu, configured=args.kv_transfer_config)
+    args.disaggregation_mode = parsed.disaggregation_mode
+    if parsed.disaggregation_mode != "agg":
+        if parsed.kv_offload_gb:
+            raise EngineError(
+                "--kv-offload-gb and --disaggregation-mode both choose a connector: name both inside a MultiConnector, "
+                "with --kv-transfer-config"
+            )
+        args.kv_transfer_config = transferring(parsed.disaggregation_mode, cpu=cpu, configured=args.kv_transfer_config)
     unread = not spec.kv_events or args.enable_prefix_caching is False
     if unread and sockets.as_posix() in args.kv_events_config.endpoint:
         args.kv_events_config = None

@@ -18,13 +18,16 @@ from typing import Any
 
 from vllm import PoolingParams
 from vllm.distributed.kv_events import ZmqEventPublisher
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.stats import RequestStateStats
 
 from dynamo.engines.base import Control, DeathListener, EngineError, EngineInfo, KvSocket, LoadListener
+from dynamo.engines.vllm import handoff
 from dynamo.engines.vllm.adapters import VllmAdapters
+from dynamo.engines.vllm.arguments import EngineArguments
+from dynamo.engines.vllm.connector import worker_type
 from dynamo.engines.vllm.controls import vllm_controls
+from dynamo.engines.vllm.environment import installed
 from dynamo.engines.vllm.intake import Intake
 from dynamo.engines.vllm.orphans import OwnChildren
 from dynamo.engines.vllm.outbox import Outbox
@@ -42,7 +45,7 @@ log = logging.getLogger(__name__)
 class VllmEngine:
     model_input = ModelInput.Tokens
 
-    def __init__(self, args: AsyncEngineArgs, sockets: TemporaryDirectory[str]) -> None:
+    def __init__(self, args: EngineArguments, sockets: TemporaryDirectory[str]) -> None:
         self._args = args
         self._sockets = sockets
         self._llm: AsyncLLM | None = None
@@ -85,6 +88,7 @@ class VllmEngine:
             max_num_seqs=config.scheduler_config.max_num_seqs,
             max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
             data_parallel_size=ranks,
+            worker_type=worker_type(self._args.disaggregation_mode),
             model_types=("Embedding",) if self._embeds else None,
             guided_decoding=not config.model_config.skip_tokenizer_init,
         )
@@ -121,6 +125,16 @@ class VllmEngine:
         except Exception as error:
             running.fail(_refusal(error))
         return running
+
+    @property
+    def transfer(self) -> str:
+        return handoff.transfer_form(self._llm_config, installed().version)
+
+    def prefilling(self, request: PreprocessedRequest) -> PreprocessedRequest:
+        return handoff.prefilling(request)
+
+    def continuing(self, request: PreprocessedRequest) -> PreprocessedRequest:
+        return handoff.continuing(request)
 
     def _pooling(self, request: PreprocessedRequest) -> PoolingParams:
         # vLLM refuses any number, also the model's own, for a model that was not trained to be shortened.

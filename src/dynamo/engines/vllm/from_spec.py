@@ -28,6 +28,7 @@ def vllm_from_spec(spec: EngineSpec) -> Engine:
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, gpus)))
     try:
         from dynamo.engines.vllm.arguments import engine_arguments
+        from dynamo.engines.vllm.connector import announce
         from dynamo.engines.vllm.engine import VllmEngine
         from dynamo.engines.vllm.follower import VllmFollower
     except (ImportError, AttributeError) as error:
@@ -35,6 +36,8 @@ def vllm_from_spec(spec: EngineSpec) -> Engine:
     sockets = tempfile.TemporaryDirectory(prefix="dynamo-vllm-", ignore_cleanup_errors=True)
     try:
         args = engine_arguments(spec, cpu=build.cpu, sockets=Path(sockets.name))
+        if args.disaggregation_mode != "agg":
+            announce(os.environ, args.data_parallel_size)
     except BaseException:
         sockets.cleanup()
         raise

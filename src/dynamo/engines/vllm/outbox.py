@@ -21,9 +21,12 @@ class Outbox:
         self._wake()
 
     def abort(self, request_id: str) -> None:
-        if self._requests.pop(request_id, None) is None:
+        waiting = self._requests.get(request_id)
+        if waiting is None or _fetches(waiting):
             self._aborts.append(request_id)
             self._wake()
+        else:
+            del self._requests[request_id]
 
     @property
     def empty(self) -> bool:
@@ -54,3 +57,9 @@ class Outbox:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _fetches(request: Any) -> bool:
+    """Whether another engine holds its prompt: only this engine can free that, also for a request that has ended."""
+    params = request.sampling_params
+    return bool(params is not None and params.extra_args and "kv_transfer_params" in params.extra_args)

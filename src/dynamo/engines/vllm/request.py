@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
+from dynamo.engines.vllm.handoff import cached_before, offered
 from dynamo.engines.vllm.outputs import finish_reason, prompt, sampled, usage
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
@@ -88,7 +89,11 @@ class VllmRequest:
         item.finish_reason = finish_reason(output.finish_reason)
         item.stop_reason = output.stop_reason
         item.kv_transfer_params = output.kv_transfer_params
-        item.completion_usage = usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        item.disaggregated_params = offered(output.kv_transfer_params)
+        cached = cached_before(self.request)
+        item.completion_usage = usage(
+            self.prompt_tokens, self.completion_tokens, self.cached_tokens if cached is None else cached
+        )
         self.ended = True
         self._sink.item(item)
         self._sink.end()

@@ -17,20 +17,24 @@ from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import ChatLogprob, CompletionUsage
 from dynamo.protocols.openai_responses import ResponsesRequest
 from dynamo.protocols.responses_answers import (
-    CallItems,
-    CustomCallItem,
-    FunctionCallItem,
-    ItemStatus,
     OutputItem,
     OutputMessage,
     OutputText,
     ReasoningContent,
     ReasoningItem,
     ResponseObject,
-    ShellCallItem,
     SummaryText,
+)
+from dynamo.protocols.responses_calls import (
+    CallItems,
+    CustomCallItem,
+    FunctionCallItem,
+    ItemStatus,
+    LocalShellCallItem,
+    PatchCallItem,
+    ShellCallItem,
+    end_call,
     item_id,
-    shell_action,
 )
 
 _encode = msgspec.json.encode
@@ -38,7 +42,7 @@ _CALL_DELTAS: dict[type[OutputItem], str] = {
     FunctionCallItem: "response.function_call_arguments.delta",
     CustomCallItem: "response.custom_tool_call_input.delta",
 }
-"""The events with the pieces of a call, by the type of its item; a shell call comes as a whole."""
+"""The events with the pieces of a call, by the type of its item; a call of another type comes as a whole."""
 
 
 class ResponsesStream:
@@ -85,7 +89,7 @@ class ResponsesStream:
         if self._open != "tool" or index != self._tool:
             raise ValueError(f"arguments for call {index}, which is not open")
         self._pieces.append(delta)
-        if isinstance(self._response.output[-1], ShellCallItem):
+        if type(self._response.output[-1]) not in _CALL_DELTAS:
             return b""
         return self._delta(b"", delta)
 
@@ -172,8 +176,8 @@ class ResponsesStream:
             case CustomCallItem():
                 item.input = text
                 done = self._event("response.custom_tool_call_input.done", **self._place, input=text)
-            case ShellCallItem():
-                item.action = shell_action(text)
+            case LocalShellCallItem() | ShellCallItem() | PatchCallItem():
+                end_call(item, text)
                 done = b""
             case _:
                 done = b""
@@ -250,6 +254,8 @@ class ResponsesWriter(Generic[Events]):
         self.events.end(self._start() + self._stream.finish(finish.reason, usage))
 
     def fail(self, error: DynamoException) -> None:
+        if self.events.ended.done():  # a response that was cancelled or stopped
+            return
         self.error = error
         self.events.end(self._stream.fail(error.public_message) if self.events.has_begun else b"")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
 
+CLIENT_LEFT = 499
+"""The status of a request whose client left before its answer."""
 EMBEDDING_ENDPOINTS = ("embeddings", "ollama_embed", "ollama_embeddings")
 
 
@@ -77,7 +80,7 @@ class RequestRecord:
 
     __slots__ = (
         "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
-        "endpoint", "is_probe", "method", "path", "request_id", "span", "started", "stream", "traceparent",
+        "endpoint", "is_probe", "method", "outcome", "path", "request_id", "span", "started", "stream", "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -99,12 +102,19 @@ class RequestRecord:
         self.stream = False
         self.traceparent: str | None = None
         self.span: Any = None
+        self.outcome: asyncio.Future[int] | None = None
+        """Of a request that goes on after its answer: the status it ends with."""
         self._all = metrics
         self._model: ModelMetrics | None = None
         self._error: DynamoException | None = None
         self._model_known = self._routing_began = self._first_token = 0.0
         self._meters: list[StreamMeter] = []
         self._deliveries: list[Delivery] = []
+
+    def go_on(self) -> asyncio.Future[int]:
+        """The request ends when this future gets its status, not when it is answered."""
+        self.outcome = asyncio.get_running_loop().create_future()
+        return self.outcome
 
     def served_by(self, model: str) -> None:
         """The model is known and served here."""
@@ -194,6 +204,20 @@ class RequestRecord:
             for each in decisions
             if each and each.split
         ]
+
+    def stage_times(self) -> list[tuple[str, float, float]]:
+        """The stages that were reached: their names, begins and ends, by `perf_counter`."""
+        placed = self._deliveries[0].history.placed_at if self._deliveries else 0.0
+        begins = {
+            "gate": self.started,
+            "preprocess": self._model_known,
+            "route": self._routing_began,
+            "prefill": placed,
+            "decode": self._first_token,
+        }
+        reached = [(name, began) for name, began in begins.items() if began]
+        ends = [*(began for _, began in reached[1:]), perf_counter()]
+        return [(name, began, ended) for (name, began), ended in zip(reached, ends, strict=True)]
 
     @property
     def request_type(self) -> str:

@@ -1,41 +1,13 @@
-"""OpenTelemetry spans, one for each request that runs a model; the library is imported only when enabled."""
+"""OpenTelemetry spans: one for each request that runs a model, with its stages below it."""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
-
-from msgspec import Meta
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dynamo.frontend.measure.request_record import RequestRecord, error_type
-from dynamo.settings import Setting, Settings
-from dynamo.settings.setting import truthy
-
-log = logging.getLogger(__name__)
-
-LAST_EXPORT_SECONDS = 3.0
-"""At exit. An unreachable collector would otherwise delay it by half a minute."""
-
-
-class ExportSettings(Settings, frozen=True, kw_only=True):
-    enabled: Annotated[
-        bool, Setting(variables="OTEL_EXPORT_ENABLED", help="send spans to a collector", parse=truthy)
-    ] = False
-
-
-class SpanSettings(Settings, frozen=True, kw_only=True):
-    """Read only when spans are exported: a host may set these for other programs."""
-
-    # fmt: off
-    protocol: Annotated[Literal["http/protobuf"], Setting(
-        variables=("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
-        help="how spans are sent")] = "http/protobuf"
-    service_name: Annotated[str, Setting(variables="OTEL_SERVICE_NAME", help="`service.name` of the spans")] = "dynamo"
-    ratio: Annotated[float, Meta(ge=0, le=1), Setting(
-        variables="OTEL_TRACES_SAMPLE_RATIO", help="share of the traces begun here that are sent, 0..1")] = 1.0
-    # fmt: on
+from dynamo.runtime.tracing import close_provider, span_provider, span_settings
 
 
 class Tracing:
@@ -91,36 +63,34 @@ class Tracing:
             span.set_attribute("error.type", failure)
             if failure not in ("validation", "not_found", "cancelled"):
                 span.set_status(self._trace.Status(self._trace.StatusCode.ERROR))
+        self._add_stages(record)
         span.end()
 
+    def _add_stages(self, record: RequestRecord) -> None:
+        """The stages were measured by the request's record, on a clock of its own."""
+        since_epoch = time.time_ns() - int(time.perf_counter() * 1e9)
+        parent = self._trace.set_span_in_context(record.span)
+        for name, began, ended in _stages(record):
+            span = self._tracer.start_span(name, context=parent, start_time=since_epoch + int(began * 1e9))
+            span.end(since_epoch + int(ended * 1e9))
+
     def close(self) -> None:
-        """Export what is buffered, but do not wait long for a collector that cannot be reached."""
-        export = threading.Thread(target=self._provider.shutdown, name="dynamo-last-spans", daemon=True)
-        export.start()
-        export.join(LAST_EXPORT_SECONDS)
-        if export.is_alive():
-            log.warning("the last spans were not exported within %g s and are lost", LAST_EXPORT_SECONDS)
+        close_provider(self._provider)
+
+
+def _stages(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
+    """The name, begin and end of each stage that the request has reached, and of its migrations."""
+    times = record.stage_times()
+    yield from times
+    for delivery in record.deliveries:
+        decision = delivery.placement.decision if delivery.placement else None
+        if decision and decision.waited and (placed := delivery.history.placed_at):
+            yield "queue", placed - decision.waited, placed
+        for migration in delivery.history.finished:
+            yield f"migrate: {migration.outcome}", migration.ended_at - migration.seconds, migration.ended_at
 
 
 def tracing_from_env(environ: Mapping[str, str]) -> Tracing | None:
-    """None unless enabled; the exporter itself reads OTEL_EXPORTER_OTLP_*, as the standard says."""
-    if not ExportSettings.from_env(environ).enabled:
-        return None
-    settings = SpanSettings.from_env(environ)
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-    except ImportError as error:
-        raise ValueError(
-            "OTEL_EXPORT_ENABLED is set but OpenTelemetry is not installed: pip install 'dynamo-py[otel]'"
-        ) from error
-    provider = TracerProvider(
-        resource=Resource.create({"service.name": settings.service_name}),
-        sampler=ParentBased(TraceIdRatioBased(settings.ratio)),
-        shutdown_on_exit=False,  # `Tracing.close` does it, within a limit
-    )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Tracing(provider)
+    """None unless enabled."""
+    settings = span_settings(environ)
+    return Tracing(span_provider(settings)) if settings else None

@@ -39,9 +39,7 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
         frontend.state.of(call.owner).background.check(body)
     try:
         validate_chat(chat)
-        # The record ends with the HTTP request, a background response perhaps later.
-        observer = None if body.background else call.record
-        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), observer)
+        conversation = Conversation(frontend.models.get(chat.model), chat, call.context(chat), call.record)
     except InvalidRequest as error:
         raise with_responses_names(error) from None
     handed_over = False
@@ -53,7 +51,7 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
         id = f"resp_{conversation.context.id().replace('-', '')}"
         if body.background:
             stream = ResponsesStream(body, id, conversation.model.name, conversation.created)
-            run = BackgroundRun(body, turn, conversation, stream)
+            run = BackgroundRun(body, turn, conversation, stream, call.record)
             background = frontend.state.of(call.owner).background
             background.start(run)
             handed_over = True

@@ -22,6 +22,7 @@ from dynamo.frontend.routes import (
     embeddings,
     files,
     fleet,
+    inspect_process,
     listing,
     messages,
     ollama,
@@ -60,6 +61,7 @@ from dynamo.protocols.openai_files import BatchObject, CreateBatchRequest, Delet
 from dynamo.protocols.openai_responses import InputTokensRequest, ResponsesRequest
 from dynamo.protocols.responses_answers import DeletedResponse, InputTokens, ResponseObject
 from dynamo.protocols.tokenize import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from dynamo.runtime.inspection import InspectionRequest
 
 _INFERENCE_ERRORS = (400, 401, 404, 413, 415, 429, 500, 502, 503, 504)
 _STORED_ERRORS = (400, 401, 404)
@@ -224,6 +226,11 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
         "GET", "/router/decisions", decisions.decisions, access=Access.ADMIN,
         summary="The last choices of workers with their reasons (limit=, candidates=, model=)",
         statuses=(400, 401, 403),
+    ),
+    HttpRoute(
+        "POST", "/inspect", inspect_process.inspect_process, InspectionRequest, access=Access.ADMIN,
+        summary="Tasks, streams, stacks or a profile of this process, as `dynamo inspect` shows them (lines of JSON)",
+        statuses=(400, 401, 403, 413, 415),
     ),
     HttpRoute(
         "GET", "/fleet/events", fleet.events, access=Access.ADMIN,

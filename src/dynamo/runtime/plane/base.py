@@ -5,7 +5,7 @@ A worker `serve`s paths; a client asks for the `Channel` to an instance and send
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from dynamo.protocols.errors import StartError
@@ -64,6 +64,9 @@ class RequestPlane(Protocol):
 
     def channel(self, instance: Instance) -> Channel:
         """The channel to this instance; channels to one process share its connection."""
+
+    def link_rows(self) -> Iterable[dict[str, Any]]:
+        """The open connections, for people."""
 
     async def close(self) -> None:
         """Fail what is still open and close every connection."""

@@ -54,6 +54,10 @@ class Link:
         self._beat_timer: asyncio.TimerHandle | None = None
         self._on: dict[int, Callable[[Any], None]] = {Kind.PING: self._ping, Kind.PONG: lambda _: None}
 
+    def row(self, side: str) -> dict[str, Any]:
+        """This connection, for people."""
+        return {"peer": self.peer, "side": side, "streams": len(self._calls), "silent_beats": self._silent_beats}
+
     def when_lost(self, callback: Callable[[], object]) -> None:
         self._when_lost.append(callback)
 

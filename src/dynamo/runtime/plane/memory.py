@@ -40,6 +40,9 @@ class MemoryPlane:
     def channel(self, instance: Instance) -> MemoryChannel:
         return MemoryChannel(self._hub, served_path(instance))
 
+    def link_rows(self) -> tuple[dict[str, Any], ...]:
+        return ()
+
     async def close(self) -> None:
         for path in self._own:
             self._hub.routes.pop(path).kill()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 from dynamo.protocols.errors import CannotConnect, Disconnected, Unavailable
 from dynamo.protocols.instance import Instance, Transport
@@ -130,6 +132,13 @@ class NatsPlane:
 
     def channel(self, instance: Instance) -> LinkChannel:
         return LinkChannel(self._pool, instance.address, served_path(instance))
+
+    def link_rows(self) -> Iterator[dict[str, Any]]:
+        pipes = [(pipe, "from a client") for pipe in self._inbound.values()]
+        pipes += [(pipe, "to a worker") for pipe in self._by_inbox.values()]
+        for pipe, side in pipes:
+            if pipe.link:
+                yield pipe.link.row(side)
 
     async def _connect(self, subject: str) -> ClientLink:
         if not self._nats.connected:

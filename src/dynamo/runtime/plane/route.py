@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -48,6 +48,15 @@ class Route:
     @property
     def active(self) -> int:
         return len(self._active)
+
+    def stream_rows(self) -> Iterator[dict[str, Any]]:
+        """The running requests, for people; the oldest first."""
+        now = perf_counter()
+        for context, (_, began) in tuple(self._active.items()):
+            row: dict[str, Any] = {"request": context.id(), "endpoint": self.path, "stopped": context.is_stopped()}
+            if began:
+                row["seconds"] = round(now - began, 3)
+            yield row
 
     def start_raw(self, payload: msgspec.Raw, tokens: bytes, context: Context, outlet: Outlet) -> None:
         """Start a request that arrived as bytes, with its prompt packed separately."""

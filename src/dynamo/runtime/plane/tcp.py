@@ -7,8 +7,8 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 from msgspec import Struct
 
@@ -101,6 +101,11 @@ class TcpPlane:
 
     def channel(self, instance: Instance) -> LinkChannel:
         return LinkChannel(self._pool, instance.address, served_path(instance))
+
+    def link_rows(self) -> Iterator[dict[str, Any]]:
+        for protocol in tuple(self._open):
+            side = "to a worker" if isinstance(protocol, ClientProtocol) else "from a client"
+            yield protocol.link.row(side) | {"unsent_bytes": protocol.transport.get_write_buffer_size()}
 
     async def _connect(self, address: str) -> ClientLink:
         host, _, port = address.rpartition(":")

@@ -14,7 +14,10 @@ from aiohttp import web
 
 from dynamo.protocols.errors import HttpError, StartError, from_exception
 from dynamo.runtime.exposition import CONTENT_TYPE, exposition
+from dynamo.runtime.inspection import Inspection
+from dynamo.runtime.inspection.inspection import NDJSON, encoded
 from dynamo.runtime.status.status import Status
+from dynamo.runtime.threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +29,9 @@ class StatusError(StartError):
 
 
 class StatusServer:
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status, inspection: Inspection) -> None:
         self._status = status
+        self._inspection = inspection
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -38,6 +42,7 @@ class StatusServer:
         if config.live_path != config.health_path:
             app.router.add_get(config.live_path, self._health)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/inspect", self._inspect)
         app.router.add_post("/engine/control/{name}", self._control)
         app.router.add_get("/v1/loras", self._list_loras)
         app.router.add_post("/v1/loras", self._load_lora)
@@ -75,6 +80,16 @@ class StatusServer:
         if self._status.has_registries:
             families += await asyncio.to_thread(self._status.collected)
         return web.Response(body=exposition(families), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _inspect(self, request: web.Request) -> web.Response:
+        """In a thread: the answer includes what the event loop does."""
+        try:
+            self._check_caller(request)
+        except HttpError as error:
+            return _json(error.status, {"error": error.message})
+        data = await request.read()
+        body = await in_thread(lambda: b"".join(encoded(self._inspection, data)))
+        return web.Response(body=body, content_type=NDJSON)
 
     async def _control(self, request: web.Request) -> web.Response:
         return await self._call(request.match_info["name"], request)

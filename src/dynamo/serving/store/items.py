@@ -20,6 +20,10 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
     "local_shell_call": "lsh",
     "local_shell_call_output": "lsho",
+    "shell_call": "sh",
+    "shell_call_output": "sho",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
 }
 _PARTS = {"assistant": "output_text"}
 
@@ -62,7 +66,7 @@ def _kept_item(item: InputItem, owner: str) -> dict[str, Any]:
             fields["content"] = [{**text, "annotations": []} if item.role == "assistant" else text]
         fields["status"] = "completed"
     elif kind.endswith(("_call", "_call_output")):
-        fields["status"] = "completed"
+        fields.setdefault("status", "completed")
     elif kind == "reasoning":
         fields.setdefault("summary", [])
     fields.setdefault("id", f"{_PREFIXES.get(kind, 'item')}_{owner}_{uuid.uuid4().hex[:12]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct, structs
@@ -14,6 +15,7 @@ from dynamo.protocols.openai_responses import InputItem, InputTokensRequest, Res
 from dynamo.protocols.responses_answers import ResponseObject
 from dynamo.serving.store.conversations import Conversations
 from dynamo.serving.store.items import find_item, keep_items, read_items
+from dynamo.serving.store.processes import LiveProcesses
 from dynamo.serving.store.records import Records
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ class StoredResponse(Struct):
     response: Raw
     context: list[Raw]
     """The items that the model read: of the turns before, then of this request. Without instructions."""
+    producer: str = ""
+    """The process that produces the response, while it is in progress."""
 
 
 class _Output(Struct):
@@ -63,18 +67,31 @@ _state = msgspec.json.Decoder(_State)
 
 
 def _cancelled(body: bytes) -> bytes:
+    return _ended(body, status="cancelled")
+
+
+def _abandoned(body: bytes) -> bytes:
+    error = {"code": "server_error", "message": "The server ended before the response was complete."}
+    return _ended(body, status="failed", error=error)
+
+
+def _ended(body: bytes, **fields: Any) -> bytes:
+    """The record of a response with these fields, unless the response has ended already."""
     stored = _stored.decode(body)
     response = msgspec.json.decode(stored.response)
-    if response["status"] == "in_progress":
-        response["status"] = "cancelled"
-    return msgspec.json.encode(structs.replace(stored, response=Raw(msgspec.json.encode(response))))
+    if response["status"] != "in_progress":
+        return body
+    return msgspec.json.encode(StoredResponse(Raw(msgspec.json.encode(response | fields)), stored.context))
 
 
 class ResponseStore:
-    def __init__(self, records: Records, conversations: Conversations, *, enabled: bool) -> None:
+    def __init__(
+        self, records: Records, conversations: Conversations, processes: LiveProcesses, *, enabled: bool
+    ) -> None:
         self.enabled = enabled
         self._records = records
         self._conversations = conversations
+        self._processes = processes
 
     async def turn(self, request: Request) -> Turn:
         """Raises InvalidRequest for ids that lead nowhere."""
@@ -111,7 +128,8 @@ class ResponseStore:
         said = keep_items(turn.input, owner)
         try:
             if request.store:
-                body = StoredResponse(Raw(msgspec.json.encode(response)), [*turn.history, *said])
+                producer = self._processes.own if response.status == "in_progress" else ""
+                body = StoredResponse(Raw(msgspec.json.encode(response)), [*turn.history, *said], producer)
                 await self._records.put(KIND, response.id, msgspec.json.encode(body))
             if request.conversation_id is not None and complete:
                 made = [Raw(msgspec.json.encode(item)) for item in response.output]
@@ -120,15 +138,15 @@ class ResponseStore:
             log.exception("response %s could not be stored", response.id)
 
     async def get(self, id: str) -> StoredResponse:
-        body = await self._records.get(KIND, id)
-        if body is None:
+        stored = await self._find(id)
+        if stored is None:
             raise NotFound(f"Response with id '{id[:128]}' not found.")
-        return _stored.decode(body)
+        return stored
 
     async def status(self, id: str) -> str | None:
         """That of a stored response; None if it was deleted or dropped."""
-        body = await self._records.get(KIND, id)
-        return None if body is None else _state.decode(_stored.decode(body).response).status
+        stored = await self._find(id)
+        return None if stored is None else _state.decode(stored.response).status
 
     async def cancel(self, id: str) -> StoredResponse:
         """Mark a background response that is not complete as cancelled, whichever process produces it.
@@ -146,17 +164,27 @@ class ResponseStore:
         if not await self._records.delete(KIND, id):
             raise NotFound(f"Response with id '{id[:128]}' not found.")
 
+    async def _find(self, id: str) -> StoredResponse | None:
+        """A response whose process ended before it was complete has failed, and is stored as such from now on."""
+        body = await self._records.get(KIND, id)
+        if body is None:
+            return None
+        stored = _stored.decode(body)
+        if stored.producer and not self._processes.is_alive(stored.producer):
+            body = await self._records.update(KIND, id, _abandoned)
+            return None if body is None else _stored.decode(body)
+        return stored
+
     def _require(self, param: str) -> None:
         if not self.enabled:
             raise InvalidRequest.unsupported(param, _NOT_KEPT)
 
     async def _through(self, id: str) -> list[Raw]:
         """Everything up to and including the output of a response."""
-        body = await self._records.get(KIND, id)
-        if body is None:
+        stored = await self._find(id)
+        if stored is None:
             message = f"Previous response with id '{id[:128]}' not found."
             raise InvalidRequest(message, "previous_response_id", "previous_response_not_found")
-        stored = _stored.decode(body)
         if _state.decode(stored.response).status == "in_progress":
             message = f"Previous response with id '{id[:128]}' is still in progress."
             raise InvalidRequest(message, "previous_response_id", "previous_response_in_progress")
@@ -166,9 +194,8 @@ class ResponseStore:
         id = reference.id or ""
         item = find_item(history, id)
         if item is None and (owner := _ITEM_OF_RESPONSE.fullmatch(id)):
-            body = await self._records.get(KIND, f"resp_{owner[1]}")
-            if body is not None:
-                stored = _stored.decode(body)
+            stored = await self._find(f"resp_{owner[1]}")
+            if stored is not None:
                 item = find_item([*_output.decode(stored.response).output, *stored.context], id)
         if item is None:
             raise NotFound(_ITEM_NOT_FOUND.format(id=id[:128]), "input")

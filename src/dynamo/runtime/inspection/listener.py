@@ -1,0 +1,95 @@
+"""A thread that sleeps until someone connects to this process's own socket, and then answers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import sys
+import threading
+from pathlib import Path
+
+from dynamo.runtime.inspection.inspection import Inspection, encoded
+from dynamo.runtime.inspection.place import LONGEST_PATH, is_listening, open_folder, socket_path
+
+log = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 5.0
+"""For a client to send its request, and to read each part of the answer."""
+LARGEST_REQUEST = 64 * 1024
+
+
+class InspectionListener:
+    """Listens from `start` to `close`. A process that cannot listen runs all the same."""
+
+    def __init__(self, inspection: Inspection, folder: Path) -> None:
+        self._inspection = inspection
+        self._path = socket_path(folder, os.getpid())
+        self._socket: socket.socket | None = None
+
+    def start(self) -> None:
+        if len(os.fsencode(self._path)) > LONGEST_PATH:
+            log.debug("this process cannot be inspected: the path %s is too long for a socket", self._path)
+            return
+        try:
+            self._socket = self._listen()
+        except OSError as error:
+            log.debug("this process cannot be inspected at %s: %s", self._path, error)
+            return
+        threading.Thread(target=self._serve, args=(self._socket,), name="dynamo-inspect", daemon=True).start()
+
+    def close(self) -> None:
+        if self._socket:
+            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            self._socket.close()
+            self._socket = None
+
+    def _listen(self) -> socket.socket:
+        open_folder(self._path.parent)
+        if self._path.exists() and not is_listening(self._path):
+            self._path.unlink()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(str(self._path))
+            self._path.chmod(0o600)
+            listening.listen(8)
+        except OSError:
+            listening.close()
+            raise
+        return listening
+
+    def _serve(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listening.accept()
+            except OSError:
+                return
+            # One at a time would let a profile of a minute keep others waiting.
+            threading.Thread(target=self._answer, args=(client,), name="dynamo-inspect-answer", daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            client.settimeout(REQUEST_SECONDS)
+            if not _is_allowed(client):
+                return
+            data = b""
+            while not data.endswith(b"\n") and len(data) < LARGEST_REQUEST:
+                received = client.recv(LARGEST_REQUEST)
+                if not received:
+                    return  # a client that only looked whether this process listens
+                data += received
+            for line in encoded(self._inspection, data):
+                client.sendall(line)
+
+
+def _is_allowed(client: socket.socket) -> bool:
+    """The folder keeps others out already; a client must be this user or root nevertheless."""
+    if not sys.platform.startswith("linux"):
+        return True
+    form = struct.Struct("3i")
+    _, uid, _ = form.unpack(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size))
+    return uid in (0, os.getuid())

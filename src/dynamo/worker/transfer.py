@@ -1,0 +1,111 @@
+"""Workers whose engine moves computed prompts itself: the worker carries `disaggregated_params` and keeps the streams.
+
+The stream of a prefill stays open until its reader ends it, at the first token of the decode worker: a prefill worker
+that leaves waits for its open streams, and so for engines that still fetch from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from msgspec import structs
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from dynamo.engines.base import Engine, EngineTransfer
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
+from dynamo.protocols.errors import DynamoException
+from dynamo.runtime import Context
+from dynamo.runtime.stream import Handler, Outlet
+from dynamo.worker.prefill import LEASE_SECONDS
+
+log = logging.getLogger(__name__)
+
+
+class TransferEngine(Engine, EngineTransfer, Protocol):
+    """An engine with both halves of the contract."""
+
+
+class LeasedPrefills:
+    """The handler of a prefill worker, and the gauge of its open offers."""
+
+    def __init__(self, engine: TransferEngine, *, lease: float = LEASE_SECONDS) -> None:
+        self.open = 0
+        self._engine = engine
+        self._lease = lease
+
+    def __call__(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
+        if request.stop_conditions.max_tokens != 1:
+            request = structs.replace(request, stop_conditions=structs.replace(request.stop_conditions, max_tokens=1))
+        sink = LeaseSink(self, outlet, self._lease)
+        running = self._engine.generate(self._engine.prefilling(request), sink)
+
+        def stop(_: Any = None) -> None:
+            running.abort()
+            sink.release()
+
+        context.on_stop(stop)
+        if context.is_stopped():
+            stop()
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("dynamo_component_handoff_open_records", "Hand-offs offered or being sent", self.open)
+
+
+class LeaseSink:
+    """Between the engine and the reader: the stream of an offer ends by `release`, or when nobody did that in time."""
+
+    __slots__ = ("_lease", "_offered", "_outlet", "_timer", "_worker")
+
+    def __init__(self, worker: LeasedPrefills, outlet: Outlet, lease: float) -> None:
+        self._worker = worker
+        self._outlet = outlet
+        self._lease = lease
+        self._offered = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def tokens(self, ids: list[int]) -> None:
+        self._outlet.tokens(ids)
+
+    def item(self, value: Any) -> None:
+        if isinstance(value, EngineOutput) and value.disaggregated_params is not None:
+            self._offered = True
+        self._outlet.item(value)
+
+    def end(self) -> None:
+        if not self._offered:
+            self._outlet.end()
+            return
+        self._worker.open += 1
+        self._timer = asyncio.get_running_loop().call_later(self._lease, self.release)
+
+    def fail(self, error: DynamoException) -> None:
+        self._outlet.fail(error)
+
+    def release(self) -> None:
+        """The reader needs the offer no longer. Safe twice, and before there is one."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+            self._worker.open -= 1
+            self._outlet.end()
+
+
+def continuing_handler(engine: TransferEngine) -> Handler:
+    """Of a decode worker: what it cannot continue from, it computes."""
+
+    def handle(request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
+        if request.prefill_result is not None or request.bootstrap_info is not None:
+            try:
+                request = engine.continuing(request)
+            except DynamoException as error:
+                log.warning("request %s: computing the prompt here: %s", context.id(), error.message)
+                request = structs.replace(request, prefill_result=None, bootstrap_info=None)
+        running = engine.generate(request, outlet)
+        context.on_stop(lambda _: running.abort())
+        if context.is_stopped():
+            running.abort()
+
+    return handle
