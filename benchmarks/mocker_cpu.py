@@ -15,6 +15,7 @@ from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
+from dynamo.worker.cache_gauges import CacheGauges
 from dynamo.worker.serve import publish_kv_events, publish_load
 
 
@@ -89,7 +90,7 @@ async def main() -> None:
         network = RuntimeConfig.from_env({}, discovery_backend="memory", event_plane=options.publish)
         runtime = DistributedRuntime(config=network)
         await publish_kv_events(runtime.endpoint("bench.backend.generate"), engine)
-        await publish_load(runtime.endpoint("bench.backend.generate"), engine)
+        await publish_load(runtime.endpoint("bench.backend.generate"), engine, CacheGauges())
     cpu, wall = await measure(engine, prompts, options.output, options.concurrency)
     await engine.close()
     if runtime:

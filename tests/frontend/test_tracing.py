@@ -3,17 +3,27 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from aiohttp import web
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from dynamo.frontend.measure.tracing import Tracing, tracing_from_env
-from support.serving import serving
+from dynamo.protocols.engine import EngineOutput
+from dynamo.protocols.errors import Disconnected
+from dynamo.runtime.tracing import EXPORT_METHOD, SpanSettings
+from support.serving import Holding, serving
 from support.stack import SOURCE
+from support.waiting import PATIENCE
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -27,9 +37,12 @@ class Collector:
         self.spans: list[Span] = []
 
     async def traces(self, request: web.Request) -> web.Response:
-        told = ExportTraceServiceRequest.FromString(await request.read())
-        self.spans += [span for each in told.resource_spans for scope in each.scope_spans for span in scope.spans]
+        self.add(await request.read())
         return web.Response()
+
+    def add(self, request: bytes) -> None:
+        sent = ExportTraceServiceRequest.FromString(request)
+        self.spans += [span for each in sent.resource_spans for scope in each.scope_spans for span in scope.spans]
 
 
 @pytest.fixture
@@ -70,7 +83,7 @@ async def test_a_span_stands_between_the_client_and_the_worker(
         await stack.http.get(f"{stack.url}/health")
         await stack.chat(model="nope")
     (context,) = stack.contexts
-    span, failed = collector.spans
+    span, failed = [each for each in collector.spans if each.name.startswith("POST ")]
     assert span.trace_id.hex() == context.trace_id == TRACE
     assert span.parent_span_id.hex() == PARENT
     assert span.span_id.hex() == context.parent_span_id
@@ -85,11 +98,71 @@ async def test_a_span_stands_between_the_client_and_the_worker(
     assert errors["error.type"] == "not_found"
 
 
+@pytest.fixture
+def grpc_collector() -> Iterator[Collector]:
+    """A collector that takes OTLP over gRPC."""
+    collector = Collector()
+
+    def export(request: bytes, context: Any) -> bytes:
+        collector.add(request)
+        return ExportTraceServiceResponse().SerializeToString()
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    service, _, method = EXPORT_METHOD[1:].partition("/")
+    handlers = {method: grpc.unary_unary_rpc_method_handler(export)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield collector
+    server.stop(None).wait()
+
+
+async def test_a_request_that_moves_is_one_tree_of_spans(
+    tmp_path: Path, collector: Collector, tracing: Tracing, grpc_collector: Collector
+) -> None:
+    """The frontend's spans go over HTTP, those of both workers over gRPC."""
+    engine, spans = Holding(), SpanSettings(protocol="grpc", endpoint=grpc_collector.url)
+    async with (
+        asyncio.timeout(PATIENCE),
+        serving(tmp_path, engine, workers=2, tracing=tracing, spans=spans, card={"migration_limit": 1}) as stack,
+    ):
+        asking = asyncio.create_task(stack.chat(headers={"traceparent": TRACEPARENT}))
+        first = await engine.requests.get()
+        first.sink.tokens([65])
+        first.sink.fail(Disconnected("gone"))
+        second = await engine.requests.get()
+        second.sink.item(EngineOutput(token_ids=[66], finish_reason="eos"))
+        second.sink.end()
+        assert (await asking).status == 200
+    everything = collector.spans + grpc_collector.spans
+    assert {span.trace_id.hex() for span in everything} == {TRACE}
+    below: dict[str, list[str]] = {}
+    names = {span.span_id.hex(): span.name for span in everything} | {PARENT: "client"}
+    for span in everything:
+        below.setdefault(names[span.parent_span_id.hex()], []).append(span.name)
+    root = "POST /v1/chat/completions"
+    assert {parent: sorted(children) for parent, children in below.items()} == {
+        "client": [root],
+        root: sorted(
+            ["gate", "preprocess", "route", "prefill", "decode", "migrate: success"] + 2 * ["backend.generate"]
+        ),
+        "backend.generate": ["decode", "decode", "prefill", "prefill"],
+    }
+    workers = [span for span in everything if span.name == "backend.generate"]
+    assert len({attribute_of(span, "dynamo.worker") for span in workers}) == 2
+    assert sorted(attribute_of(span, "error.type") for span in workers) == ["", "Disconnected"]
+    assert all(span.start_time_unix_nano <= span.end_time_unix_nano for span in everything)
+
+
+def attribute_of(span: Span, key: str) -> str:
+    return next((one.value.string_value for one in span.attributes if one.key == key), "")
+
+
 def test_spans_are_off_by_default_and_wrong_settings_are_refused() -> None:
     assert tracing_from_env({}) is None
-    assert tracing_from_env({"OTEL_EXPORT_ENABLED": "0", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}) is None
+    assert tracing_from_env({"OTEL_EXPORT_ENABLED": "0", "OTEL_EXPORTER_OTLP_PROTOCOL": "carrier pigeon"}) is None
     for wrong, complaint in (
-        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "must be http/protobuf or grpc"),
         ({"OTEL_TRACES_SAMPLE_RATIO": "2"}, "OTEL_TRACES_SAMPLE_RATIO must be"),
         ({"OTEL_TRACES_SAMPLE_RATIO": "much"}, "OTEL_TRACES_SAMPLE_RATIO must be"),
     ):

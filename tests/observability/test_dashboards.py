@@ -15,6 +15,7 @@ from dynamo.planner.metrics import PlannerMetrics
 from dynamo.router.handoff.record import HandoffLedger
 from dynamo.runtime.status.counts import EndpointCounts, component_metrics
 from dynamo.tiers import MemoryTier, PrefillCost, TierStore
+from dynamo.worker.cache_gauges import CacheGauges
 from dynamo.worker.handoff_metrics import HandoffMetrics, TakeMetrics
 from support.toys import Live
 
@@ -46,6 +47,7 @@ async def test_every_metric_that_is_named_exists(generate: Any) -> None:
             *component_metrics([EndpointCounts({})], 1.0),
             *HandoffMetrics(HandoffLedger(), engine).collect(),
             *TakeMetrics().collect(),
+            *CacheGauges().collect(),
             *TierMetrics(store, 8).collect(),
         ]
     store.close()

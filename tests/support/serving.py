@@ -28,6 +28,7 @@ from dynamo.runtime import Context, DistributedRuntime, Endpoint, Local, Runtime
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.names import instance_key
 from dynamo.runtime.stream import Outlet, Sink
+from dynamo.runtime.tracing import SpanSettings
 from dynamo.worker.serve import engine_handler
 from support.models import byte_level_model
 from support.toys import samples
@@ -77,6 +78,7 @@ async def serving(
     workers: int = 1,
     tracing: Tracing | None = None,
     request_trace: RequestTrace | None = None,
+    spans: SpanSettings | None = None,
     card: dict[str, Any] | None = None,
     context: int = 2048,
     **config: Any,
@@ -84,6 +86,7 @@ async def serving(
     engine = engine or EchoCore(0.0)
     settings = FrontendConfig(**{"port": 0, **config})
     network = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1.0)
+    traced = structs.replace(network, spans=spans)
     local = Local()
     model = byte_level_model(folder / "model", max_position_embeddings=context)
     contexts: list[Context] = []
@@ -98,7 +101,7 @@ async def serving(
         tasks = []
         runtimes = [await stack.enter_async_context(DistributedRuntime(config=network, local=local))]
         for _ in range(workers):
-            runtime = await stack.enter_async_context(DistributedRuntime(config=network, local=local))
+            runtime = await stack.enter_async_context(DistributedRuntime(config=traced, local=local))
             runtimes.append(runtime)
             endpoint = runtime.namespace(worker_namespace).component("backend").endpoint("generate")
             await register_llm(engine.model_input, ModelType.Backend, endpoint, model, MODEL, **(card or {}))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.greeting import nothing_served_hint
 from dynamo.frontend.measure.request_trace import request_trace_from_env
+from dynamo.frontend.measure.tracing import tracing_from_env
 from dynamo.frontend.server import Server
 from dynamo.model import HubConfig
 from dynamo.run.files import request_template
@@ -29,7 +30,9 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
         **given(command.flags, FrontendSettings, RouterSettings),
     )
     trace = request_trace_from_env(environ)
-    server = Server(runtime, config, HubConfig.from_env(environ), request_trace=trace)
+    server = Server(
+        runtime, config, HubConfig.from_env(environ), tracing=tracing_from_env(environ), request_trace=trace
+    )
     if not command.output.remote:
         server.models.expect(served_name(command))
     try:

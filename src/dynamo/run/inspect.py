@@ -19,7 +19,7 @@ import msgspec
 from dynamo.run.inspect_text import shown
 from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.facts import command_of, read_status
-from dynamo.runtime.inspection.place import inspection_folder, processes, socket_path
+from dynamo.runtime.inspection.place import inspection_folder, open_folder, processes, socket_path
 from dynamo.runtime.own_address import is_loopback
 
 ANSWER_SECONDS = 60.0
@@ -131,6 +131,7 @@ def _ask_socket(pid: int, request: InspectionRequest, folder: Path) -> Iterator[
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS + (request.seconds if request.what == "profile" else 0))
         try:
+            open_folder(folder)  # refuses one of another user, who could answer anything
             connection.connect(str(socket_path(folder, pid)))
             connection.sendall(msgspec.json.encode(request) + b"\n")
             with connection.makefile("rb") as lines:

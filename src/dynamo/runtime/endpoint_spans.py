@@ -60,7 +60,7 @@ class EndpointSpans:
 class SpannedOutlet:
     """Passes everything on, and ends the span with the stream: until the first token it is prefill, then decode."""
 
-    __slots__ = ("_began", "_first", "_outlet", "_span", "_spans", "_tokens", "columnar")
+    __slots__ = ("_began", "_first", "_outlet", "_span", "_spans", "columnar")
 
     def __init__(self, outlet: Outlet, span: Any, spans: EndpointSpans) -> None:
         self._outlet = outlet
@@ -68,12 +68,10 @@ class SpannedOutlet:
         self._spans = spans
         self._began = time.time_ns()
         self._first = 0
-        self._tokens = 0
         self.columnar = outlet.columnar
 
     def tokens(self, ids: list[int]) -> None:
         self._first = self._first or time.time_ns()
-        self._tokens += len(ids)
         self._outlet.tokens(ids)
 
     def item(self, value: Any) -> None:
@@ -98,7 +96,6 @@ class SpannedOutlet:
         self._spans.child(self._span, "prefill", self._began, self._first or end)
         if self._first:
             self._spans.child(self._span, "decode", self._first, end)
-            self._span.set_attribute("gen_ai.usage.output_tokens", self._tokens)
         if error is not None:
             self._spans.mark_failed(self._span, error)
         self._span.end(end)

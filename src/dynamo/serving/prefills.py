@@ -48,24 +48,28 @@ class Prefills:
         peer = Peer(instance_id=member.instance_id, namespace=member.endpoint.namespace, card=card)
         pool = self.pool(card.name)
         if card.takes_requests:
+            if card.worker_type is not WorkerType.Decode:
+                return
             pool.put_decode(peer)
-            self._name_misfits(pool)
+            self._name_misfits([peer], pool.prefills())
             return
         if not card.prefills:
             return
         if pool.card_of(peer.instance_id) is None:
             log.info("prefill worker %x of '%s' joined", peer.instance_id, peer.card.name)
         pool.put_prefill(peer, member.instance)
-        self._name_misfits(pool)
+        self._name_misfits(pool.decodes(), [peer])
         if pool.router is None:
             pool.router = make_router(self._config, card, pool.instances, self._runtime, pool.runtime_of)
             pool.router.start()
 
-    def _name_misfits(self, pool: PrefillPool) -> None:
+    def _name_misfits(self, decodes: list[Peer], prefills: list[Peer]) -> None:
         """One line for each prefill worker that a decode worker cannot continue from, whichever joined first."""
-        for peer in pool.prefills():
-            reasons = {why for decode in pool.decodes() if (why := mismatch(decode, peer)) is not None}
-            if reasons and peer.instance_id not in self._misfits:
+        for peer in prefills:
+            if peer.instance_id in self._misfits:
+                continue
+            reasons = {why for decode in decodes if (why := mismatch(decode, peer)) is not None}
+            if reasons:
                 self._misfits.add(peer.instance_id)
                 log.warning(
                     "prefill worker %x of '%s' cannot hand over to the decode workers: it has %s; "

@@ -34,6 +34,7 @@ from dynamo.runtime.names import CLEAR_ENDPOINT
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
+from dynamo.worker.cache_gauges import CacheGauges
 from dynamo.worker.decode import DecodeWorker
 from dynamo.worker.health import health_check_payload
 from dynamo.worker.prefill import PrefillWorker
@@ -71,7 +72,9 @@ async def publish_engine(
     if isinstance(engine, KvSocketSource) and kv_events:
         await relay_kv_events(endpoint, engine)
     if isinstance(engine, LoadSource):
-        await publish_load(endpoint, engine)
+        gauges = CacheGauges()
+        await publish_load(endpoint, engine, gauges)
+        _show(endpoint, gauges, model)
     if isinstance(engine, CacheOwner):
         await offer_clearing(endpoint, engine)
     if status := endpoint.runtime.status:
@@ -165,11 +168,12 @@ async def relay_kv_events(endpoint: Endpoint, engine: KvSocketSource) -> None:
     await kv_feed(endpoint).ready()
 
 
-async def publish_load(endpoint: Endpoint, engine: LoadSource) -> None:
+async def publish_load(endpoint: Endpoint, engine: LoadSource, gauges: CacheGauges) -> None:
     publisher = WorkerMetricsPublisher()
     await publisher.create_endpoint(endpoint)
 
     def publish(load: RankLoad) -> None:
+        gauges.reported(load)
         publisher.publish(
             load.dp_rank,
             load.active_decode_blocks,

@@ -18,7 +18,7 @@ from dynamo.runtime.inspection import Inspection, InspectionRequest, Row
 from dynamo.runtime.inspection.facts import shown_command
 from dynamo.runtime.inspection.inspection import encoded
 from dynamo.runtime.inspection.listener import InspectionListener
-from dynamo.runtime.inspection.place import inspection_folder, processes, socket_path
+from dynamo.runtime.inspection.place import inspection_folder, open_folder, processes, socket_path
 from dynamo.runtime.inspection.slices import SLICE_SECONDS, SlicedWork
 from dynamo.runtime.logging import set_filter
 from dynamo.runtime.threads import in_thread
@@ -212,6 +212,15 @@ def test_only_the_user_can_reach_the_socket_and_it_goes_with_the_process(short_f
     assert not stale.exists()
     listener.close()
     assert not path.exists()
+    assert list(processes(folder)) == []
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    """As someone could put it into the temporary folder first: here as a link, which only its maker can change."""
+    folder = inspection_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+    folder.symlink_to(tmp_path)
+    with pytest.raises(PermissionError, match="not a folder of this user"):
+        open_folder(folder)
     assert list(processes(folder)) == []
 
 
