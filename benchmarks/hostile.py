@@ -343,6 +343,9 @@ def print_clients(folder: Path, model: Path, seconds: float) -> None:
         "hostile client",
         "ITL p50 ms",
         "p99",
+        "p99 alone, before and after",
+        "ratio",
+        "load",
         "longest",
         "frontend CPU s",
         "worker CPU s",
@@ -356,9 +359,16 @@ def print_clients(folder: Path, model: Path, seconds: float) -> None:
         stack.mocker(model, MODEL, "--speedup-ratio=1", "--decode-speedup-ratio=0.3")
         stack.until("/v1/models", f'"{MODEL}"'.encode())
         beside(stack, None, 2)
-        for name in (None, *CLIENTS, UNFINISHED, None):
-            rows.append(beside(stack, name, seconds))
+        before = beside(stack, None, seconds)
+        for name in (*CLIENTS, UNFINISHED):
+            row, after = beside(stack, name, seconds), beside(stack, None, seconds)
+            # What other programs take of the processors changes by the minute: compare what ran just before and after.
+            alone = float(before[2]), float(after[2])
+            ratio = 2 * float(row[2]) / max(sum(alone), 0.1)
+            load = f"{os.getloadavg()[0]:.0f}"
+            rows.append([*row[:3], f"{alone[0]:.0f}, {alone[1]:.0f}", f"{ratio:.2f}", load, *row[3:]])
             print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
+            before = after
     print(table(head, rows))
 
 

@@ -12,7 +12,7 @@ from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
 from dynamo.frontend.measure.request_trace import TraceSettings, TraceSinkSettings
 from dynamo.mocker.__main__ import MockerSettings
-from dynamo.model import FetchConfig, HubConfig
+from dynamo.model import AdapterConfig, FetchConfig, HubConfig, S3Config
 from dynamo.planner.__main__ import PlannerSettings
 from dynamo.replay.__main__ import ReplaySettings, TrafficSettings
 from dynamo.router.__main__ import StandaloneSettings
@@ -34,6 +34,7 @@ TABLES = {
     "etcd": (EtcdConfig,),
     "frontend": (FrontendSettings,),
     "hub": (HubConfig, FetchConfig),
+    "adapters": (AdapterConfig, S3Config),
     "llamacpp": (LlamaCppArgs,),
     "logs": (LogSettings,),
     "mocker": (MockerSettings, MockerArgs),

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import random
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -93,13 +94,18 @@ class DisturbedRun:
             await asyncio.sleep(pause)
             await self._fleet.do(fault)
 
-    async def run(self, requests: int, at_once: int, faults: Iterator[Fault], *, every: float) -> Outcome:
-        """All of it; a fault `every` so many seconds, the last ones undone at the end."""
+    async def run(
+        self, requests: int, at_once: int, faults: Iterator[Fault], *, every: float, seconds: float = 0.0
+    ) -> Outcome:
+        """All of it, repeated until `seconds` have passed; a fault `every` so many seconds, the last ones undone."""
         async with client_session() as session:
             await self.undisturbed(session)
             disturbing = asyncio.create_task(self.disturb(faults, every))
             try:
+                end = time.monotonic() + seconds
                 await self.ask_all(session, requests, at_once)
+                while time.monotonic() < end:
+                    await self.ask_all(session, requests, at_once)
                 assert not disturbing.done(), disturbing.exception()
             finally:
                 disturbing.cancel()

@@ -18,9 +18,14 @@ class FaultKind(Enum):
     HALF_OPEN = "bytes lost, connections open"
     NATS = "NATS restarted"
     ETCD = "etcd restarted"
+    FULL_DISK = "no byte can be written to a file"
+    NO_FILES = "no file and no connection can be opened"
+    CLOCK = "the time of day jumps, for all processes"
+    PARTITION = "the cable to the other host is cut"
 
 
 PROCESS = (FaultKind.KILL, FaultKind.DRAIN, FaultKind.STOP)
+MACHINE = (FaultKind.FULL_DISK, FaultKind.NO_FILES, FaultKind.CLOCK)
 LINK = (FaultKind.RESET, FaultKind.DELAY, FaultKind.HALF_OPEN)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import struct
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +14,14 @@ import aiohttp
 
 from chaos.faults import Fault, FaultKind
 from chaos.proxy import FaultProxy
+from support.hosts import Host, partition
+from support.limits import full_disk, no_more_files
 from support.services import Etcd, Nats, Service, free_port
-from support.stack import Frontend, Process, Stack
+from support.stack import SOURCE, Frontend, Process, Stack
 from support.waiting import until
 
 PROXIED_MOCKER = str(Path(__file__).with_name("proxied_mocker.py"))
+CLOCK = Path(__file__).with_name("clock")
 SERVING = ".generate as instance"
 HELD = tuple(f"dynamo_component_handoff_{what}{{" for what in ("open_records", "held_blocks", "leaked_blocks"))
 MIGRATIONS = "dynamo_frontend_model_migration_total{"
@@ -54,6 +58,10 @@ class FleetWorker:
                 self.process.signal(signal.SIGSTOP)
                 await asyncio.sleep(fault.seconds)
                 self.process.signal(signal.SIGCONT)
+            case FaultKind.FULL_DISK | FaultKind.NO_FILES:
+                limit = full_disk if fault.kind is FaultKind.FULL_DISK else no_more_files
+                with limit(self.process.child.pid):
+                    await asyncio.sleep(fault.seconds)
             case _:
                 assert self.proxy
                 await self._break_link(self.proxy, fault)
@@ -75,7 +83,14 @@ class Fleet:
 
     def __init__(self, folder: Path, *, etcd: Etcd | None = None, nats: Nats | None = None, **environ: str) -> None:
         self._services: dict[FaultKind, Service] = {}
-        environ = {"DYN_TCP_RPC_HOST": "127.0.0.1", **environ}
+        self._clock = folder / "clock"
+        self._clock.write_bytes(struct.pack("d", 0.0))
+        environ = {
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "CHAOS_CLOCK": str(self._clock),
+            "PYTHONPATH": f"{CLOCK}:{SOURCE}",
+            **environ,
+        }
         if etcd:
             self._services[FaultKind.ETCD] = etcd
             environ["ETCD_ENDPOINTS"] = etcd.url
@@ -89,6 +104,8 @@ class Fleet:
         self._proxies: list[FaultProxy] = []
         self._suffering: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
+        self.other_host: Host | None = None
+        """Where PARTITION cuts the cable."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,9 +118,16 @@ class Fleet:
         for proxy in self._proxies:
             await proxy.__aexit__()
 
-    async def start(self, workers: int, command: Sequence[str], frontends: Sequence[Sequence[str]]) -> None:
-        """Workers that each run `python COMMAND`, and a frontend for each list of flags."""
-        await self._begin([FleetWorker(self.stack, command, {}, None) for _ in range(workers)], frontends)
+    async def start(
+        self,
+        workers: int,
+        command: Sequence[str],
+        frontends: Sequence[Sequence[str]],
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        """Workers that each run `python COMMAND`, and a frontend for each list of flags, with an environment."""
+        environ = environ or {}
+        await self._begin([FleetWorker(self.stack, command, environ, None) for _ in range(workers)], frontends, environ)
 
     async def start_proxied(self, workers: int, flags: Sequence[str], frontends: Sequence[Sequence[str]]) -> None:
         """Mockers with a fault proxy in front of each."""
@@ -117,10 +141,12 @@ class Fleet:
             added.append(FleetWorker(self.stack, command, environ, proxy))
         await self._begin(added, frontends)
 
-    async def _begin(self, added: list[FleetWorker], frontends: Sequence[Sequence[str]]) -> None:
+    async def _begin(
+        self, added: list[FleetWorker], frontends: Sequence[Sequence[str]], environ: dict[str, str] | None = None
+    ) -> None:
         await asyncio.gather(*(worker.start() for worker in added))
         self.workers += added
-        self.frontends += await asyncio.gather(*(self.stack.frontend(*flags) for flags in frontends))
+        self.frontends += await asyncio.gather(*(self.stack.frontend(*flags, **(environ or {})) for flags in frontends))
         for frontend in self.frontends:
             await frontend.until_instances(len(self.workers))
 
@@ -129,6 +155,15 @@ class Fleet:
         if service := self._services.get(fault.kind):
             await asyncio.to_thread(service.stop)
             await asyncio.to_thread(service.start)
+        elif fault.kind is FaultKind.CLOCK:
+            # Written in one piece: processes have it mapped.
+            jump = (fault.seconds - 2.0) * 100_000
+            with self._clock.open("r+b", buffering=0) as file:
+                file.write(struct.pack("d", jump))
+        elif fault.kind is FaultKind.PARTITION:
+            assert self.other_host
+            with partition(self.other_host):
+                await asyncio.sleep(fault.seconds)
         else:
             worker = self._at(fault.worker)
             while worker is None:

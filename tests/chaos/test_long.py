@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from chaos.disturbed import DisturbedRun, client_session, seed_of_run
-from chaos.faults import LINK, PROCESS, Fault, FaultKind, schedule
+from chaos.faults import LINK, MACHINE, PROCESS, Fault, FaultKind, schedule
 from chaos.fleet import Fleet
 from chaos.questions import questions
-from support.services import Etcd, Nats
+from support.hosts import cannot_make_hosts, this_thread_on, two_hosts
+from support.services import Etcd, Nats, free_port
+from support.stack import SOURCE
 
 pytestmark = pytest.mark.chaos
 
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "1250"))
 """Of most runs of mixed requests."""
+NATS_MINUTES = float(os.environ.get("CHAOS_NATS_MINUTES", "5"))
 AT_ONCE = 24
 WORKERS = 4
 MOCKER = ("--model-path", "tiny", "--migration-limit", "5", "--decode-speedup-ratio", "0.2")
@@ -53,7 +60,7 @@ async def test_a_kill_every_three_seconds_over_nats(tmp_path: Path, nats: Nats, 
 
 async def test_processes_links_and_etcd_fail_in_any_order_beside_a_slow_worker(tmp_path: Path, etcd: Etcd) -> None:
     seed = seed_of_run(3)
-    kinds = (*PROCESS, *LINK, FaultKind.ETCD)
+    kinds = (*PROCESS, *LINK, *MACHINE, FaultKind.ETCD)
     async with Fleet(tmp_path, etcd=etcd) as fleet:
         await fleet.start_proxied(1, TEN_TIMES_SLOWER, [])
         await fleet.start_proxied(WORKERS - 1, MOCKER, frontends("kv"))
@@ -70,6 +77,74 @@ async def test_processes_and_nats_fail_in_any_order(tmp_path: Path, nats: Nats) 
         faults = schedule(seed, (*PROCESS, FaultKind.NATS), WORKERS)
         outcome = await run.run(REQUESTS, AT_ONCE, faults, every=3.0)
         outcome.check()
+
+
+async def test_nats_is_restarted_every_ten_seconds(tmp_path: Path, nats: Nats) -> None:
+    seed = seed_of_run(7)
+    async with Fleet(tmp_path, nats=nats) as fleet:
+        await fleet.start(WORKERS, ["-m", "dynamo.mocker", *MOCKER], frontends("round-robin"))
+        run = DisturbedRun(fleet, questions(seed, 64, "tiny"), seed)
+        faults = schedule(seed, [FaultKind.NATS], WORKERS)
+        outcome = await run.run(REQUESTS // 5, AT_ONCE, faults, every=10.0, seconds=60 * NATS_MINUTES)
+        outcome.check()
+
+
+@pytest.mark.parametrize("older", ["workers", "frontends"])
+async def test_two_builds_serve_together(tmp_path: Path, older: str) -> None:
+    """The older build is that of the wire format's last change."""
+    source = older_source(tmp_path / "older")
+    here, there = dict[str, str](), {"PYTHONPATH": str(source)}
+    seed = seed_of_run(8)
+    async with Fleet(tmp_path) as fleet:
+        worker = ["-m", "dynamo.mocker", *MOCKER]
+        if older == "workers":
+            await fleet.start(2, worker, frontends("kv"), here)
+            await fleet.start(2, worker, [], there)
+        else:
+            await fleet.start(3, worker, [["--router-mode", "kv"]], here)
+            await fleet.start(0, worker, [["--router-mode", "kv"]], there)
+        run = DisturbedRun(fleet, questions(seed, 64, "tiny"), seed)
+        faults = schedule(seed, [FaultKind.KILL, FaultKind.DRAIN], len(fleet.workers))
+        outcome = await run.run(REQUESTS // 5, AT_ONCE, faults, every=3.0)
+        outcome.check()
+
+
+async def test_the_cable_between_two_hosts_is_cut(tmp_path: Path) -> None:
+    if why := cannot_make_hosts():
+        print(f"NOT RUN: partitions between hosts ({why})")
+        pytest.skip(why)
+    seed = seed_of_run(9)
+    with (
+        two_hosts() as (here, there),
+        this_thread_on(here),
+        Etcd(tmp_path / "etcd", free_port(), here.address) as etcd,
+    ):
+        async with Fleet(tmp_path, etcd=etcd, DYN_PLANE_TOKEN="of these hosts") as fleet:
+            fleet.other_host = there
+            worker = ["-m", "dynamo.mocker", *MOCKER]
+            await fleet.start(2, worker, frontends("kv"), {"DYN_TCP_RPC_HOST": here.address})
+            beyond = {"DYN_TCP_RPC_HOST": there.address, "interpreter": "ip"}
+            await fleet.start(2, [*there.inside(sys.executable)[1:], *worker], [], beyond)
+            run = DisturbedRun(fleet, questions(seed, 64, "tiny"), seed)
+            faults = schedule(seed, [FaultKind.PARTITION], 4, longest=20.0)
+            outcome = await run.run(REQUESTS // 5, AT_ONCE, faults, every=3.0, seconds=60.0)
+            outcome.check()
+
+
+def older_source(folder: Path) -> Path:
+    """The source of the build with which the wire format came."""
+    git = ["git", "-C", str(SOURCE)]
+    wire = str(SOURCE / "dynamo/runtime/plane/frames.py")
+    found = subprocess.run([*git, "log", "-1", "--format=%H", "--", wire], capture_output=True, text=True, check=False)
+    packed = subprocess.run(
+        [*git, "archive", "--format=tar", found.stdout.strip() or "none", "."], capture_output=True, check=False
+    )
+    if packed.returncode:
+        print("NOT RUN: two builds together (there is no git history)")
+        pytest.skip("there is no git history")
+    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return folder
 
 
 @pytest.mark.parametrize("network", ["etcd", "nats"])

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from chaos.disturbed import DisturbedRun, seed_of_run
-from chaos.faults import LINK, PROCESS, FaultKind, schedule
+from chaos.faults import LINK, MACHINE, PROCESS, FaultKind, schedule
 from chaos.fleet import Fleet
 from chaos.questions import questions
 
@@ -16,7 +16,7 @@ PATIENT = ("--migration-wait-secs", "120")
 
 async def test_no_answer_changes_while_workers_and_their_connections_fail(tmp_path: Path) -> None:
     seed = seed_of_run(14)
-    kinds = (*LINK, FaultKind.KILL, FaultKind.STOP)
+    kinds = (*LINK, *MACHINE, FaultKind.KILL, FaultKind.STOP)
     async with Fleet(tmp_path) as fleet:
         await fleet.start_proxied(2, MOCKER, [PATIENT])
         run = DisturbedRun(fleet, questions(seed, 16, "tiny"), seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 from collections.abc import AsyncIterator
@@ -11,10 +12,14 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
 from dynamo.llm import ModelType
 from dynamo.serving import batches
+from dynamo.serving.batch_line import bounded_lines
+from support.limits import full_disk
 from support.toys import Live, Scripted, embed_tokens, toy_card
 from support.waiting import until
 
@@ -24,9 +29,9 @@ MODEL = "org/toy"
 class Clerk:
     """A client with a server."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Live, key: str = "k") -> None:
         self.live = live
-        self.client = AsyncOpenAI(base_url=f"{live.url}/v1", api_key="k", max_retries=0)
+        self.client = AsyncOpenAI(base_url=f"{live.url}/v1", api_key=key, max_retries=0)
 
     async def upload(self, *lines: Any, purpose: Any = "batch") -> str:
         content = b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
@@ -203,6 +208,7 @@ async def test_an_expired_batch_keeps_what_was_answered_and_lists_the_rest(
 ) -> None:
     time = 1_000_000
     monkeypatch.setattr(batches, "now", lambda: time)
+    monkeypatch.setattr(batches, "elapsed", lambda: float(time))
     engine = Gated(2)
     async with Live(http_batch_concurrency=1) as live:
         await live.serve(engine.generate, toy_card(folder, MODEL))
@@ -312,3 +318,81 @@ async def test_a_batch_whose_results_cannot_be_written_fails(folder: Path, tmp_p
             batch = await clerk.ended(id)
     assert batch.status == "failed"
     assert batch.errors.data[0].code == "server_error"
+
+
+async def test_a_line_is_bounded_as_a_body_is(folder: Path) -> None:
+    async with Live(body_limit_mb=1, body_items=1000) as live:
+        await live.serve(Scripted().generate, toy_card(folder, MODEL))
+        clerk = Clerk(live)
+        async with clerk.client:
+            lines = (line(1), line(2, "x" * (3 << 20)), line(3, user="x", stop=["y"] * 20_000), line(4))
+            batch = await clerk.ended(await clerk.begin(*lines))
+    assert batch.status == "failed"
+    assert [error.line for error in batch.errors.data] == [2, 3]
+    assert batch.errors.data[0].code == "line_too_long"
+
+
+async def test_the_lines_of_a_batch_wait_for_the_limits_of_their_key(folder: Path) -> None:
+    async with Live(api_keys=("sesame",), key_tokens_per_second=0.001) as live:
+        live.http.headers["Authorization"] = "Bearer sesame"
+        toy = Scripted()
+        await live.serve(toy.generate, toy_card(folder, MODEL))
+        clerk = Clerk(live, "sesame")
+        async with clerk.client:
+            id = await clerk.begin(line(1), line(2), line(3))
+            await until(lambda: toy.requests)
+            await clerk.client.batches.cancel(id)
+            batch = await clerk.ended(id)
+    assert (batch.status, len(toy.requests)) == ("cancelled", 1)
+
+
+@given(st.text("ab\n", max_size=60), st.integers(0, 20))
+def test_of_long_lines_the_rest_is_skipped(text: str, longest: int) -> None:
+    content = text.encode()
+    assert list(bounded_lines(io.BytesIO(content), longest)) == [line[: longest + 1] for line in io.BytesIO(content)]
+    assert list(bounded_lines(io.BytesIO(content), -1)) == list(io.BytesIO(content))
+
+
+async def test_a_batch_waits_while_the_disk_is_full_and_asks_nothing_twice(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(batches, "UNWRITABLE_PAUSE", 0.01)
+    engine = Gated(2)
+    async with Live(state_dir=str(tmp_path), http_batch_concurrency=1) as live:
+        await live.serve(engine.generate, toy_card(folder, MODEL))
+        clerk = Clerk(live)
+        async with clerk.client:
+            id = await clerk.begin(*map(line, range(5)))
+            await engine.waits.wait()
+            with full_disk():
+                engine.gate.set()
+                await until(lambda: "waits until it can be written" in caplog.text)
+            batch = await clerk.ended(id)
+            assert (batch.status, batch.request_counts.completed) == ("completed", 5)
+            assert [one["custom_id"] for one in await clerk.lines(batch.output_file_id)] == [f"r{n}" for n in range(5)]
+    assert caplog.text.count("waits until it can be written") == 1
+
+
+def stored_names(state: Path) -> list[str]:
+    return sorted(path.name for path in state.rglob("*") if path.name.startswith(("file-", "batch_")))
+
+
+async def test_an_upload_and_a_batch_are_refused_when_the_disk_is_full_and_leave_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    async with Live(state_dir=str(tmp_path)) as live:
+        await live.serve(Scripted().generate, toy_card(folder, MODEL))
+        clerk = Clerk(live)
+        async with clerk.client:
+            file = await clerk.upload(line(0))
+            kept = stored_names(tmp_path)
+            with full_disk():
+                for size in (1, 100_000):
+                    with pytest.raises(openai.InternalServerError, match=r"507.*cannot write to its disk"):
+                        await clerk.upload(b"x" * size)
+                with pytest.raises(openai.InternalServerError, match=r"507.*cannot write to its disk"):
+                    await clerk.client.batches.create(
+                        input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h"
+                    )
+            assert stored_names(tmp_path) == kept
+            assert await clerk.upload(b"x")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.limits import few_files
 from support.serving import CHAT, Holding, Served, serving
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -217,3 +218,23 @@ async def test_hundreds_of_idle_connections_do_not_disturb_a_request(tmp_path: P
                 writer.write(b"GET /")
         for stream in (True, False):
             assert (await stack.chat(stream=stream)).status == 200
+
+
+async def test_connections_beyond_the_limit_of_open_files_are_refused_and_the_others_served(tmp_path: Path) -> None:
+    async with serving(tmp_path) as stack, stack.raw() as earlier:
+        assert (await live(*earlier)).startswith(b"HTTP/1.1 200 OK")
+        with few_files():
+            async with AsyncExitStack() as opened:
+                while True:
+                    answer = await live(*await opened.enter_async_context(stack.raw()))
+                    if not answer.startswith(b"HTTP/1.1 200 OK"):
+                        break
+                assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+                assert b"too many open connections" in answer
+                assert (await live(*earlier)).startswith(b"HTTP/1.1 200 OK")
+        assert (await stack.chat()).status == 200
+
+
+async def live(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+    return await reader.readuntil(b"}")

@@ -53,6 +53,17 @@ async def test_a_moved_prompt_is_not_counted_as_cached(tmp_path: Path) -> None:
     assert answer["usage"]["output_tokens"] == 2
 
 
+async def test_the_frontends_own_limit_replaces_that_of_the_worker(tmp_path: Path) -> None:
+    engine = Holding()
+    async with serving(tmp_path, engine, card={"migration_limit": 1}, migration_limit=0) as stack:
+        asking = asyncio.create_task(stack.chat())
+        begun = await engine.requests.get()
+        begun.sink.tokens([65])
+        begun.sink.fail(Disconnected("gone"))
+        assert (await asking).status == 502
+        assert engine.requests.empty()
+
+
 async def test_a_client_that_leaves_during_a_move_leaves_nothing_behind(tmp_path: Path) -> None:
     engine = Holding()
     async with asyncio.timeout(PATIENCE), serving(tmp_path, engine, card={"migration_limit": 5}) as stack:

@@ -187,7 +187,9 @@ async def test_a_required_call_is_guided_and_read_back(client: AsyncOpenAI, toy:
     answer = await client.chat.completions.create(
         model="org/toy", messages=said("guided calls"), tools=[WEATHER], tool_choice="required"
     )
-    assert toy.requests[-1]["sampling_options"]["guided_decoding"]["json"]["type"] == "array"
+    guidance = toy.requests[-1]["sampling_options"]["guided_decoding"]
+    assert guidance["json"]["type"] == "array"
+    assert guidance["tool_calls"]["begin"].startswith("<tool_call>"), "the model's own form, for engines that follow it"
     choice = answer.choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.tool_calls

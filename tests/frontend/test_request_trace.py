@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import queue
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.tokens import MockVocabulary
 from dynamo.frontend.measure.request_trace import RequestTrace, RollingFile, request_trace_from_env
 from dynamo.simulate import SimulationConfig, read_request_trace, simulate
+from support.limits import full_disk, no_more_files
 from support.serving import serving
 
 
@@ -134,3 +136,33 @@ def test_a_wrong_variable_is_named(tmp_path: Path, variables: dict[str, str], wo
 
 def test_nothing_is_written_unless_asked_for() -> None:
     assert request_trace_from_env({}) is None
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_full_disk_loses_rows_and_cuts_none(tmp_path: Path, compressed: bool) -> None:
+    write = RollingFile(tmp_path / "t", 20_000, compressed=compressed)
+    made = [random.Random(number).randbytes(1000).hex().encode() + b"\n" for number in range(60)]
+    for row in made[:5]:
+        write(row)
+    with full_disk():
+        for row in made[5:40]:
+            with pytest.raises(OSError, match="File too large"):
+                write(row)
+    for row in made[40:]:
+        write(row)
+    write.close()
+    files = sorted(tmp_path.iterdir(), key=lambda path: (path.name == "t", len(path.name), path.name))
+    assert len(files) > 1
+    content = b"".join(gzip.decompress(file.read_bytes()) if compressed else file.read_bytes() for file in files)
+    # The first row that could not be written was kept.
+    assert content.splitlines(keepends=True) == [*made[:6], *made[40:]]
+
+
+def test_rows_are_written_again_after_a_file_could_not_be_opened(tmp_path: Path) -> None:
+    write = RollingFile(tmp_path / "t", 100, compressed=False)
+    write(b"a" * 90 + b"\n")
+    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+        write(b"b" * 90 + b"\n")
+    write(b"c" * 90 + b"\n")
+    write.close()
+    assert [(tmp_path / name).read_bytes()[:1] for name in ("t.1", "t")] == [b"a", b"c"]

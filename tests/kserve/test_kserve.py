@@ -220,6 +220,36 @@ async def test_calls_need_the_key_of_the_server(folder: Path) -> None:
             assert (await client.infer("org/toy", text("hi"), headers=key)).as_numpy("text_output").size == 1
 
 
+async def test_a_key_has_the_limits_over_grpc_that_it_has_over_http(folder: Path) -> None:
+    async with Live(**GRPC, api_keys=("sesame",), key_tokens_per_second=0.001) as live:
+        live.http.headers["Authorization"] = "Bearer sesame"
+        toy = Scripted()
+        await live.serve(toy.generate, toy_card(folder, "org/toy"))
+        assert live.server.grpc
+        async with grpcclient.InferenceServerClient(live.server.grpc.address) as client:
+            key = {"authorization": "Bearer sesame"}
+            await client.infer("org/toy", text("hi"), headers=key)
+            with pytest.raises(InferenceServerException, match="tokens per second") as raised:
+                await client.infer("org/toy", text("hi"), headers=key)
+            assert raised.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+        async with live.http.post("/v1/completions", json={"model": "org/toy", "prompt": "hi"}) as answer:
+            assert answer.status == 429
+        assert len(toy.requests) == 1
+
+
+async def test_errors_do_not_show_where_workers_are(grpc: Grpc) -> None:
+    async def fail(request: Any, context: Context) -> AsyncIterator[Any]:
+        raise ConnectionError("lost 10.1.2.3:4567")
+        yield
+
+    await grpc.live.serve(fail, toy_card(grpc.folder, "org/broken"))
+    with pytest.raises(InferenceServerException, match="a worker") as raised:
+        await grpc.client.infer("org/broken", text("hi"))
+    assert "10.1.2.3" not in str(raised.value)
+    (error,) = await grpc.stream({"model_name": "org/broken", "inputs": text("hi")})
+    assert "10.1.2.3" not in str(error)
+
+
 async def test_inferences_are_in_the_metrics(grpc: Grpc) -> None:
     await grpc.client.infer("org/toy", text("STOPS"))
     name = "dynamo_frontend_requests_total"

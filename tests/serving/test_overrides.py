@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,3 +40,11 @@ def test_what_is_set_here_is_newer_than_what_was_there() -> None:
     overrides.set("a", {"x": 2, "y": 0.5})
     assert overrides.of("a") == {"x": 2, "y": 0.5}
     assert overrides.of("b") == {}
+
+
+def test_a_threshold_can_be_changed_after_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = Overrides(7)
+    for seconds, value in ((5000, 1), (1000, 2)):
+        monkeypatch.setattr(time, "time_ns", lambda now=seconds: now * 10**9)
+        overrides.set("m", {"active": value})
+    assert overrides.of("m") == {"active": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import secrets
@@ -52,6 +53,37 @@ class Host:
         assert done.returncode == 0, done.stderr.decode()
         status, answer = json.loads(done.stdout)
         return status, answer
+
+
+@contextmanager
+def partition(host: Host) -> Iterator[None]:
+    """The cable is cut at this host: the other one still has its address, and its packets are lost."""
+    _ip("-n", host.name, "link", "set", "cable", "down")
+    try:
+        yield
+    finally:
+        _ip("-n", host.name, "link", "set", "cable", "up")
+
+
+@contextmanager
+def this_thread_on(host: Host) -> Iterator[None]:
+    """Sockets and processes that this thread makes are on that host."""
+    with open("/proc/thread-self/ns/net", "rb") as here, open(f"/run/netns/{host.name}", "rb") as there:
+        _enter(there.fileno())
+        try:
+            yield
+        finally:
+            _enter(here.fileno())
+
+
+def _enter(namespace: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, 0x40000000):  # CLONE_NEWNET
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def cannot_make_hosts() -> str:
+    """Why there can be no two hosts here, or nothing."""
+    return "" if os.geteuid() == 0 and shutil.which("ip") else "network namespaces need root and the program 'ip'"
 
 
 @contextmanager

@@ -40,7 +40,7 @@ class InProcessWorker:
     def __init__(self, local: Local, engine: SplitEngine, info: EngineInfo, component: str, **card: Any) -> None:
         network = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=60.0)
         self.runtime = DistributedRuntime(config=network, local=local)
-        self.engine = engine
+        self.engine: Any = engine
         self._endpoint = Endpoint(self.runtime, EndpointId("ns", component))
         self._card = worker_card(info, engine.transfer, **card)
         self._serving: asyncio.Task[None] | None = None

@@ -127,8 +127,8 @@ class Stack:
         self.processes.append(process)
         return process
 
-    async def frontend(self, *flags: str) -> Frontend:
-        process = await self.python("-m", "dynamo.frontend", "--http-port", "0", *flags)
+    async def frontend(self, *flags: str, **environ: str) -> Frontend:
+        process = await self.python("-m", "dynamo.frontend", "--http-port", "0", *flags, **environ)
         line = await process.line("serving on ")
         frontend = Frontend(process, line.rpartition(" ")[2])
         self._clients.append(frontend.client)

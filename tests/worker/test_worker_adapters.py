@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
 
+from dynamo.model import S3Config
 from dynamo.protocols.card import LoraInfo, ModelCard
 from dynamo.runtime import DistributedRuntime, records
+from support.s3_server import S3Server
 from support.stack import Stack
 from support.waiting import until
 
@@ -23,22 +25,28 @@ async def cards(here: DistributedRuntime) -> dict[str, ModelCard]:
 
 
 @pytest.fixture
-async def loras(stack: Stack) -> str:
+def s3() -> Iterator[S3Server]:
+    with S3Server("adapters", S3Config()) as server:
+        server.files["poet/adapter_config.json"] = b"{}"
+        yield server
+
+
+@pytest.fixture
+async def loras(stack: Stack, s3: S3Server) -> str:
     """The URL of the routes of a worker that has no adapter yet."""
-    worker = await stack.python("-m", "dynamo.worker", "child", "tiny", DYN_SYSTEM_PORT="0")
+    env = {"DYN_SYSTEM_PORT": "0", "AWS_ENDPOINT_URL": s3.endpoint}
+    worker = await stack.python("-m", "dynamo.worker", "child", "tiny", **env)
     await worker.line(SERVING)
     line = await worker.line("status at ")
     return line.rpartition(" ")[2].removesuffix("/health") + "/v1/loras"
 
 
-async def test_an_adapter_is_a_model_from_its_loading_to_its_unloading(
-    loras: str, here: DistributedRuntime, tmp_path: Path
-) -> None:
+async def test_an_adapter_is_a_model_from_its_loading_to_its_unloading(loras: str, here: DistributedRuntime) -> None:
     async def call(method: str, path: str = "", **options: Any) -> tuple[int, Any]:
         async with http.request(method, loras + path, **options) as answer:
             return answer.status, await answer.json()
 
-    body = {"lora_name": "poet/v1", "source": {"uri": tmp_path.as_uri()}}
+    body = {"lora_name": "poet/v1", "source": {"uri": "s3://adapters/poet"}}
     async with aiohttp.ClientSession() as http:
         for _ in range(2):  # loading again changes nothing
             status, loaded = await call("POST", json=body)
@@ -62,7 +70,8 @@ async def test_an_adapter_is_a_model_from_its_loading_to_its_unloading(
     ("body", "reason"),
     [
         ({"lora_name": "tiny", "source": {"uri": "file:///tmp"}}, "base model"),
-        ({"lora_name": "a", "source": {"uri": "s3://bucket/a"}}, "folders of the worker's machine"),
+        ({"lora_name": "a", "source": {"uri": "s3://bucket/a"}}, "NoSuchBucket"),
+        ({"lora_name": "a", "source": {"uri": "gs://bucket/a"}}, "s3://bucket/folder"),
         ({"lora_name": "a", "source": {"uri": "file:///nowhere/at/all"}}, "is no adapter"),
         ({"lora_name": "a"}, "source must be"),
         ({"source": {"uri": "file:///tmp"}}, "lora_name"),

@@ -32,6 +32,8 @@ class EngineInfo(Struct, kw_only=True):
     worker_type: WorkerType = WorkerType.Aggregated
     model_types: tuple[str, ...] | None = None
     """The requests this model can serve, by the names of `ModelType`; None: those of the engine's entry."""
+    computes_prompts: bool = True
+    """Whether a decode engine can also answer without a prefill engine."""
     bootstrap: tuple[str, int] | None = None
     """Host and port where a prefill engine meets those that continue."""
     follower: bool = False

@@ -68,14 +68,14 @@ class BackgroundRun:
         self._writer.fail(error)
 
     def _status(self) -> int:
-        """That of an HTTP request with the same outcome."""
+        """The HTTP status of a request with the same outcome."""
         if error := self._writer.error:
             return error.status
         return CLIENT_LEFT if self.response.status == "cancelled" else 200
 
 
 class BackgroundResponses:
-    """Those of one API key."""
+    """The background responses of one API key."""
 
     def __init__(self, store: ResponseStore, limit: int) -> None:
         self._store = store

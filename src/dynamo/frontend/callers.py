@@ -13,10 +13,11 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.cors import Cors
 from dynamo.frontend.keys import ANYBODY, OWNER, TENANT, ApiKeys
 from dynamo.frontend.limits import Clock, KeyMeter
+from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import HttpError
 
-_BYTES_PER_TOKEN = 4
-"""Of a request's body, to estimate its prompt before it is tokenized."""
+BYTES_PER_TOKEN = 4
+"""How many bytes of a request's body count as one token, before the prompt is tokenized."""
 
 
 class Callers:
@@ -39,9 +40,13 @@ class Callers:
             if self._tenants:
                 request[TENANT] = self._tenants[owner]
 
-    def meter(self, request: web.Request) -> KeyMeter | None:
-        """Of the key of an admitted request, if it has limits."""
-        return self._meters.get(request[OWNER])
+    def meter(self, owner: str) -> KeyMeter | None:
+        """The meter of this owner's key, if that key has limits."""
+        return self._meters.get(owner)
+
+    def tenant(self, owner: str) -> Tenant | None:
+        """Who the owner is for other queues, where the server has keys."""
+        return self._tenants.get(owner)
 
     def sees_addresses(self, request: web.Request) -> bool:
         """Whether the caller may know where workers are: with a key, or on this machine where there are none."""
@@ -59,7 +64,7 @@ class Callers:
         request[OWNER] = self._keys.check(request.headers)
         if self._keys.closed or not self._config.is_local:
             raise HttpError(403, "This route is closed: the server was started without --admin-key (DYN_ADMIN_KEY).")
-        # Anybody on this machine may call it, but not a web page that a browser on this machine shows.
+        # Any program on this machine may call it, but not a web page that a browser on this machine shows.
         if not _is_this_machine(request.headers.get("Host", "")):
             raise HttpError(403, "This route is only for this machine: call it as http://localhost or by its address.")
         origin = request.headers.get("Origin")
@@ -74,12 +79,12 @@ def tokens_reserved(body: Any, raw_body: bytes) -> int:
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         longest = getattr(body, name, None)
         if isinstance(longest, int):
-            return len(raw_body) // _BYTES_PER_TOKEN + max(1, longest)
-    return len(raw_body) // _BYTES_PER_TOKEN + 1
+            return len(raw_body) // BYTES_PER_TOKEN + max(1, longest)
+    return len(raw_body) // BYTES_PER_TOKEN + 1
 
 
 def _is_this_machine(host: str) -> bool:
-    """Of a Host header: a name that another site chose leads here only by DNS rebinding."""
+    """Whether a Host header names this machine. Any other name could be one that a web site lets lead here."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
     name = name.strip("[]").lower()
     if name == "localhost" or name.endswith(".localhost"):

@@ -25,7 +25,7 @@ class FrontendConfig(FrontendSettings, frozen=True, kw_only=True):
     router: RoutingConfig = RoutingConfig()
     request_template: RequestTemplate | None = None
     filed_keys: tuple[KeyEntry, ...] = ()
-    """Of `api_keys_file`."""
+    """The entries of `api_keys_file`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

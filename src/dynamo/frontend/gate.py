@@ -18,6 +18,7 @@ from dynamo.frontend.callers import tokens_reserved
 from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.connection import Connection
 from dynamo.frontend.cors import Cors
+from dynamo.frontend.keys import OWNER
 from dynamo.frontend.limits import KeyMeter, MeteredRequest
 from dynamo.frontend.measure.request_record import CLIENT_LEFT, RECORD, RequestRecord, one_line
 from dynamo.frontend.measure.tracing import Tracing
@@ -64,9 +65,9 @@ class Gate:
                     self._admit(request, route)
                     body, raw_body = await read(request)
                     if route.endpoint:
-                        # Only now: clients that send no more than a part of their body must not use up the limit.
+                        # Only now: clients that send only a part of their body must not use up the limit.
                         self._refuse_too_many()
-                        if self._callers.has_limits and (meter := self._callers.meter(request)):
+                        if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
                             metered = meter.admit(tokens_reserved(body, raw_body))
                         self._requests.run(record)
                     response = await route.handler(self._frontend, HttpCall(request, record, body, raw_body))
@@ -143,7 +144,7 @@ class Gate:
             raise Unavailable("The service is shutting down.")
         if route.endpoint:
             self._refuse_too_many()
-            if self._callers.has_limits and (meter := self._callers.meter(request)):
+            if self._callers.has_limits and (meter := self._callers.meter(request[OWNER])):
                 # Its headers are in every answer; a request that is over a limit is refused before its body is read.
                 request[METER] = meter
                 meter.check()

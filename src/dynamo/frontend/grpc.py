@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, cast
 from multidict import CIMultiDict
 
 from dynamo.frontend import headers
+from dynamo.frontend.callers import BYTES_PER_TOKEN
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.keys import ANYBODY
+from dynamo.frontend.limits import MeteredRequest
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import DynamoException, ResourceExhausted, StartError, Unavailable
 from dynamo.serving.observer import RequestObserver
 
 if TYPE_CHECKING:
-    from dynamo.kserve.server import KserveServer
+    from dynamo.kserve.server import Inference, KserveServer
 
 _PROBES = ("ServerLive", "ServerReady", "ModelReady")
 _OK = 200
@@ -27,26 +30,33 @@ class GrpcAdmission:
         self._frontend = frontend
         self._config = config
         self._keys = config.keys()
+        self._metered: dict[RequestRecord, MeteredRequest] = {}
 
-    def begin(self, method: str, metadata: Mapping[str, str], request_id: str | None) -> RequestRecord | None:
-        if method not in _PROBES:
-            self._keys.check(CIMultiDict(metadata))
-        if request_id is None:
+    def begin(self, method: str, metadata: Mapping[str, str], inference: Inference | None) -> RequestRecord | None:
+        owner = ANYBODY if method in _PROBES else self._keys.check(CIMultiDict(metadata))
+        if inference is None:
             return None
         if self._frontend.draining:
             raise Unavailable("The service is shutting down.")
         limit, requests = self._config.max_concurrent_requests, self._frontend.requests
         if limit and len(requests) >= limit:
             raise ResourceExhausted(f"{limit} requests run already, which is the limit. Please retry shortly.")
+        meter = self._frontend.callers.meter(owner)
+        metered = meter.admit(inference.size // BYTES_PER_TOKEN + inference.max_tokens) if meter else None
+        inference.context.tenant = self._frontend.callers.tenant(owner)
         # Replaced if it is not safe to write to a log.
-        logged_id = headers.request_id(CIMultiDict({"x-request-id": request_id}))
+        logged_id = headers.request_id(CIMultiDict({"x-request-id": inference.id}))
         record = requests.begin("gRPC", f"/{method}", logged_id, "completions")
         record.stream = method == "ModelStreamInfer"
         requests.run(record)
+        if metered:
+            self._metered[record] = metered
         return record
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
         record = cast(RequestRecord, observer)
+        if metered := self._metered.pop(record, None):
+            metered.end(record.input_tokens + record.output_tokens)
         if error:
             record.failed(error)
         self._frontend.requests.end(record, error.status if error else _OK)

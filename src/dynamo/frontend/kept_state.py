@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import msgspec
 
 from dynamo.frontend.answers.errors import error_answer
 from dynamo.frontend.background import BackgroundResponses
+from dynamo.frontend.callers import BYTES_PER_TOKEN, Callers
 from dynamo.frontend.config import FrontendConfig
+from dynamo.frontend.limits import KeyMeter, RateLimitExceeded
 from dynamo.frontend.siblings import Siblings
+from dynamo.protocols.body_shape import BodyLimits
 from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.serving import batches
+from dynamo.serving.batch_line import LineLimits
 from dynamo.serving.batches import Batches
 from dynamo.serving.models import Models
 from dynamo.serving.store import Conversations, Files, Limits, Records, ResponseStore, conversations, responses
@@ -38,7 +43,9 @@ class OwnedState:
         models: Models,
         processes: LiveProcesses,
         is_stopping: Callable[[], bool],
+        meter: KeyMeter | None,
     ) -> None:
+        """`meter` has the limits of the key, if there are any."""
         self.body_timeout = config.body_timeout
         """How long an upload may pause."""
         enabled = config.stored_responses > 0
@@ -54,6 +61,8 @@ class OwnedState:
             error_body=_error_body,
             is_stopping=is_stopping,
             ignore_unknown=config.ignores_unknown_fields,
+            limits=LineLimits(config.body_limit_mb << 20, BodyLimits(config.body_items, config.body_fields)),
+            admit=partial(_admit, meter),
         )
 
 
@@ -97,10 +106,14 @@ class KeptState:
 
 
 async def open_state(
-    config: FrontendConfig, siblings: Siblings | None, models: Models, is_stopping: Callable[[], bool]
+    config: FrontendConfig,
+    siblings: Siblings | None,
+    models: Models,
+    is_stopping: Callable[[], bool],
+    callers: Callers,
 ) -> KeptState:
-    """In the folder that is configured; else in memory, or, to be found by all processes of this port, in their folder,
-    which goes with them."""
+    """Keep state in the configured folder. Without one it is in memory or, where several processes share the port, in
+    their common folder, which is deleted when they end."""
     limits = Limits(config.stored_responses, config.stored_responses_mb << 20)
     kinds = {responses.KIND: limits, conversations.KIND: limits, batches.KIND: BATCHES}
     folder = _made(config.state_dir) if config.state_dir else siblings.folder if siblings else None
@@ -109,7 +122,9 @@ async def open_state(
         records = await asyncio.to_thread(SqliteRecords, folder / DATABASE, kinds)
     processes = LiveProcesses(folder)
     owned = {
-        owner: OwnedState(OwnedRecords(records, owner), folder, config, models, processes, is_stopping)
+        owner: OwnedState(
+            OwnedRecords(records, owner), folder, config, models, processes, is_stopping, callers.meter(owner)
+        )
         for owner in config.keys().owners
     }
     return KeptState(records, folder, processes, owned)
@@ -122,6 +137,15 @@ def _made(path: str) -> Path:
     except OSError as error:
         raise StartError(f"--state-dir {folder}: {error.strerror}") from error
     return folder
+
+
+def _admit(meter: KeyMeter | None, size: int) -> float | Callable[[int], None]:
+    if meter is None:
+        return lambda used: None
+    try:
+        return meter.admit(size // BYTES_PER_TOKEN + 1).end
+    except RateLimitExceeded as error:
+        return error.retry_after
 
 
 def _error_body(error: DynamoException, request_id: str) -> tuple[int, Any]:

@@ -17,7 +17,7 @@ from dynamo.protocols.errors import DynamoException
 OWNER = web.RequestKey("owner", str)
 """Where a request keeps the owner of its key."""
 TENANT = web.RequestKey("tenant", Tenant)
-"""Where a request keeps who it is for other queues, where the server has keys."""
+"""Where a request keeps the tenant that it counts for in the router's queue, if the server has keys."""
 ANYBODY = "-"
 """The one owner of a server without keys."""
 
@@ -28,7 +28,7 @@ class Unauthorized(DynamoException):
 
 
 class KnownKey(Struct, frozen=True, kw_only=True):
-    """A key without the key."""
+    """What the server knows of a key: its digest and its rights, not the key itself."""
 
     digest: bytes
     admin: bool = False

@@ -33,6 +33,7 @@ from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instruments import MetricFamily
+from dynamo.runtime.open_files import FileReserve
 from dynamo.serving.models import Models
 
 if TYPE_CHECKING:
@@ -103,7 +104,11 @@ class Server:
         if self._config.kserve_grpc_server:
             self.grpc = kserve_server(self._frontend, self._config)
         self._frontend.state = self._state = await open_state(
-            self._config, self._siblings, self.models, lambda: self._runtime.is_shutting_down
+            self._config,
+            self._siblings,
+            self.models,
+            lambda: self._runtime.is_shutting_down,
+            self._frontend.callers,
         )
         self._certificate = self._tls()
         tls = self._certificate.context if self._certificate else None
@@ -188,12 +193,12 @@ class Server:
 
     async def _listen(self, runner: web.AppRunner, tls: ssl.SSLContext | None) -> asyncio.Server:
         """Listen, and set `url`."""
-        http, limits = runner.server, self._config.connection_limits
+        http, limits, reserve = runner.server, self._config.connection_limits, FileReserve()
         assert http
         host, port = self._config.host, self._config.http_port
         try:
             listener = await asyncio.get_running_loop().create_server(
-                lambda: Connection(http, limits),
+                lambda: Connection(http, limits, reserve),
                 host,
                 port,
                 ssl=tls,

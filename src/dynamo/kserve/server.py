@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+from msgspec import Struct
 
 from dynamo.kserve import messages
 from dynamo.kserve.messages import SERVICE, Message
@@ -35,11 +36,22 @@ _STATUS = {
 _LONGEST_MESSAGE = 500
 
 
+class Inference(Struct, frozen=True):
+    """A request that runs a model, as an admission sees it."""
+
+    id: str
+    context: Context
+    size: int
+    """Bytes of its message."""
+    max_tokens: int
+    """The longest answer that it asks for; 1 if it does not say."""
+
+
 class Admission(Protocol):
     """Decides which calls are served, and measures them."""
 
-    def begin(self, method: str, metadata: Mapping[str, str], request_id: str | None) -> RequestObserver | None:
-        """Raises DynamoException for a call that is refused. `request_id` is None for calls that run no model."""
+    def begin(self, method: str, metadata: Mapping[str, str], inference: Inference | None) -> RequestObserver | None:
+        """Raises DynamoException for a call that is refused. `inference` is None for calls that run no model."""
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
         """Called once for each inference that began. A client that left is a `Cancelled` error."""
@@ -48,7 +60,7 @@ class Admission(Protocol):
 class Open:
     """Admits all calls and measures none."""
 
-    def begin(self, method: str, metadata: Mapping[str, str], request_id: str | None) -> None:
+    def begin(self, method: str, metadata: Mapping[str, str], inference: Inference | None) -> None:
         return None
 
     def end(self, observer: RequestObserver | None, error: DynamoException | None) -> None:
@@ -176,7 +188,9 @@ class KserveServer:
     def _admitted(self, method: str, request: Message, context: Any) -> GrpcCall:
         # A client's id need not be unique, as that by which workers know a request must be.
         inner = Context()
-        return GrpcCall(inner, self._admission.begin(method, _metadata(context), request.id or inner.id()), [])
+        longest = request.parameters["max_tokens"].int64_param if "max_tokens" in request.parameters else 1
+        inference = Inference(request.id or inner.id(), inner, request.ByteSize(), max(1, longest))
+        return GrpcCall(inner, self._admission.begin(method, _metadata(context), inference), [])
 
 
 def _unary(name: str, handler: Callable[[Message, Any], Awaitable[Message]]) -> Any:
@@ -199,7 +213,8 @@ def _known(failure: Exception, method: str) -> DynamoException:
 
 async def _abort(context: Any, error: DynamoException) -> Any:
     # It travels as metadata, which clients refuse above 8 kB; names in it are the client's own.
-    await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), error.message[:_LONGEST_MESSAGE])
+    message = error.public_message[:_LONGEST_MESSAGE]
+    await context.abort(_STATUS.get(error.status, grpc.StatusCode.INTERNAL), message)
     raise AssertionError("abort raises")
 
 

@@ -155,4 +155,4 @@ def _with_choices(request: Message, choices: Any) -> Message:
 
 
 def error_response(error: DynamoException) -> Any:
-    return messages.ModelStreamInferResponse(error_message=error.message)
+    return messages.ModelStreamInferResponse(error_message=error.public_message)

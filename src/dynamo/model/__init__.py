@@ -1,5 +1,6 @@
 """Models: finding their files, tokenizer, chat template and card."""
 
+from dynamo.model.adapter import AdapterConfig, adapter_folder
 from dynamo.model.bundled import NAME as BUNDLED
 from dynamo.model.bundled import bundled
 from dynamo.model.card import LoadedModel, build_card, card_template, open_card
@@ -8,6 +9,7 @@ from dynamo.model.encoding_pool import CLIENT
 from dynamo.model.errors import FileError, ModelError, TemplateError
 from dynamo.model.fetch import CardReader
 from dynamo.model.offer import offer_files, withdraw_files
+from dynamo.model.s3 import S3Config
 from dynamo.model.source import FetchConfig, HubConfig, LocalModel, default_name, resolve
 from dynamo.model.template import ChatTemplate
 from dynamo.model.tokenizer import Tokenizer
@@ -15,6 +17,7 @@ from dynamo.model.tokenizer import Tokenizer
 __all__ = [
     "BUNDLED",
     "CLIENT",
+    "AdapterConfig",
     "CardReader",
     "ChatTemplate",
     "Decoder",
@@ -24,8 +27,10 @@ __all__ = [
     "LoadedModel",
     "LocalModel",
     "ModelError",
+    "S3Config",
     "TemplateError",
     "Tokenizer",
+    "adapter_folder",
     "build_card",
     "bundled",
     "card_template",

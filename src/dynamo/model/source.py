@@ -41,7 +41,7 @@ class FetchConfig(Settings, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: object) -> Self:
-        values: dict[str, Any] = {"cache": _cache_root(environ) / "dynamo" / "models"} | read(cls, environ, flags)
+        values: dict[str, Any] = {"cache": cache_root(environ) / "dynamo" / "models"} | read(cls, environ, flags)
         return cls(**values | {"cache": values["cache"].expanduser()})
 
 
@@ -64,12 +64,12 @@ class HubConfig(Settings, frozen=True, kw_only=True):
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str], **flags: object) -> Self:
-        cache = Path(environ.get("HF_HOME") or _cache_root(environ) / "huggingface") / "hub"
+        cache = Path(environ.get("HF_HOME") or cache_root(environ) / "huggingface") / "hub"
         values: dict[str, Any] = {"cache": cache, "fetch": FetchConfig.from_env(environ)} | read(cls, environ, flags)
         return cls(**values | {"cache": values["cache"].expanduser()})
 
 
-def _cache_root(environ: Mapping[str, str]) -> Path:
+def cache_root(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache")
 
 
@@ -104,7 +104,7 @@ def resolve(source: str, *, config: HubConfig, weights: bool = True, tokenizer: 
     if not source or "\0" in source:
         raise ModelError("no model given: name a folder, a GGUF file or a Hugging Face id such as Qwen/Qwen3-0.6B")
     if source.startswith(_HUB_PREFIX):
-        folder = _download(source.removeprefix(_HUB_PREFIX), config, weights)
+        folder = download(source.removeprefix(_HUB_PREFIX), config, weights)
     else:
         path = Path(source).expanduser()
         if path.is_file():
@@ -116,7 +116,7 @@ def resolve(source: str, *, config: HubConfig, weights: bool = True, tokenizer: 
         elif _looks_like_path(source):
             raise ModelError(_no_such_path(source, path))
         else:
-            folder = _download(source, config, weights)
+            folder = download(source, config, weights)
     _check_folder(folder, source, tokenizer=tokenizer)
     return LocalModel(source=source, path=folder)
 
@@ -169,13 +169,17 @@ def _is_path(source: str) -> bool:
     return not source.startswith(_HUB_PREFIX) and Path(source).expanduser().exists()
 
 
-def _download(repo: str, config: HubConfig, weights: bool) -> Path:
+def download(repo: str, config: HubConfig, weights: bool = True) -> Path:
+    """The folder of a repository of the hub, downloaded if need be; raises ModelError."""
     if not _HUB_ID.fullmatch(repo) or len(repo) > 96 or ".." in repo or "--" in repo:
         raise ModelError(f"neither a folder, a GGUF file nor a Hugging Face id: {repo} (an id looks like org/name)")
     # Importing the hub client takes a quarter of a second, which a local model does not need.
+    from huggingface_hub import constants, snapshot_download
     from huggingface_hub import errors as hub
-    from huggingface_hub import snapshot_download
 
+    if not config.offline:
+        # The library reads the variable when it is imported: then an engine may have set it for its own processes.
+        constants.HF_HUB_OFFLINE = False
     try:
         return Path(
             snapshot_download(

@@ -88,6 +88,13 @@ class NotFound(InvalidRequest):
     status = 404
 
 
+class CannotStore(DynamoException):
+    """The disk is full, or cannot be written for another reason."""
+
+    kind = "cannot_store"
+    status = 507
+
+
 class ModelNotFound(DynamoException):
     kind = "model_not_found"
     status = 404

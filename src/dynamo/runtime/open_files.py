@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import resource
+import time
 
 log = logging.getLogger(__name__)
 
 FEW = 4096
+RESERVED = 64
+"""Files that connections of clients leave free: for connections to workers, discovery and stored state."""
+WARN_EVERY = 60.0
 
 
 def raise_limit(target: int) -> int:
@@ -24,3 +28,20 @@ def raise_limit(target: int) -> int:
     if wanted < FEW:
         log.warning("at most %d connections can be open: the limit of open files allows no more", wanted)
     return wanted
+
+
+class FileReserve:
+    """Says which connections of clients there is no room for."""
+
+    def __init__(self) -> None:
+        self._warn_at = 0.0
+
+    def is_reached(self, fd: int) -> bool:
+        """Whether a descriptor that was just opened is one of the last: the kernel gives out the lowest free one."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit == resource.RLIM_INFINITY or fd < limit - min(RESERVED, limit // 4):
+            return False
+        if (now := time.monotonic()) >= self._warn_at:
+            self._warn_at = now + WARN_EVERY
+            log.warning("new connections are refused: %d files are open, and the system allows %d", fd, limit)
+        return True

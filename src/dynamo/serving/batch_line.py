@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import Raw, Struct
@@ -11,6 +12,7 @@ from msgspec import Raw, Struct
 from dynamo.pipeline.responses_to_chat import responses_to_chat, with_responses_names
 from dynamo.pipeline.validate import validate_chat, validate_embedding
 from dynamo.protocols.body import BodyDecoder
+from dynamo.protocols.body_shape import BodyLimits, check_shape
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -50,6 +52,32 @@ class BatchLine(Struct):
             body = fill_body(template, body, decoder.kind)
         decoded: BatchRequest = decoder.decode(body, ignored)
         return decoded
+
+
+class LineLimits(Struct, frozen=True):
+    """A line of a batch is bounded as the body of a request is."""
+
+    size: int = 45 << 20
+    """Bytes."""
+    shape: BodyLimits = BodyLimits()
+
+    def check(self, line: bytes) -> None:
+        """Raises InvalidRequest."""
+        if len(line) > self.size:
+            message = f"The line exceeds the limit of {self.size >> 20} MB set by DYN_HTTP_BODY_LIMIT_MB."
+            raise InvalidRequest(message, code="line_too_long")
+        for _ in check_shape(line, self.shape):
+            """In a thread, where nothing waits for a turn."""
+
+
+def bounded_lines(lines: BinaryIO, longest: int) -> Iterator[bytes]:
+    """The lines; of one with more than `longest` bytes one byte more than that. -1 is no limit."""
+    while line := lines.readline(longest + 1 or -1):
+        yield line
+        while len(line) > longest >= 0 and not line.endswith(b"\n"):
+            line = lines.readline(longest + 1)
+            if len(line) <= longest:
+                break
 
 
 _line = BodyDecoder(BatchLine)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 import uuid
@@ -20,6 +21,7 @@ import msgspec
 from msgspec import structs
 
 from dynamo.protocols.errors import (
+    CannotStore,
     DynamoException,
     InvalidRequest,
     ModelNotFound,
@@ -36,8 +38,8 @@ from dynamo.protocols.openai_files import (
     CreateBatchRequest,
     RequestCounts,
 )
-from dynamo.serving.batch_line import BatchRequest, answer_request, read_line
-from dynamo.serving.journal import Journal, JournalBusy, JournalHeader
+from dynamo.serving.batch_line import BatchRequest, LineLimits, answer_request, bounded_lines, read_line
+from dynamo.serving.journal import Journal, JournalBusy, JournalHeader, JournalUnwritable
 from dynamo.serving.models import Models
 from dynamo.serving.store.files import Files, new_id
 from dynamo.serving.store.records import Records
@@ -52,12 +54,19 @@ WAIT_FOR_MODEL = 60.0
 """How long a batch waits for a model that is not served."""
 BUSY_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Between attempts while all workers are busy."""
+UNWRITABLE_PAUSE = 5.0
+"""Between attempts while the disk is full."""
 COUNTED_EVERY = 0.5
+LONGEST_PAUSE = 1.0
+"""Between attempts while the key is over a limit: a batch may be cancelled meanwhile."""
 WINDOWS = {"24h": 24 * 60 * 60}
 """The seconds of each `completion_window`."""
 
 ErrorBody = Callable[[DynamoException, str], tuple[int, Any]]
 """The status and body that an HTTP client would get for an error; given the request id."""
+
+Admit = Callable[[int], float | Callable[[int], None]]
+"""Whether a request of so many bytes may run now: the seconds to wait, or what is called with the tokens it used."""
 
 _batch = msgspec.json.Decoder(BatchObject)
 
@@ -73,7 +82,11 @@ class Batches:
         error_body: ErrorBody,
         is_stopping: Callable[[], bool],
         ignore_unknown: bool = False,
+        limits: LineLimits | None = None,
+        admit: Admit = lambda size: lambda used: None,
     ) -> None:
+        self._limits = limits or LineLimits()
+        self._admit = admit
         self._records = records
         self._files = files
         self._models = models
@@ -102,6 +115,8 @@ class Batches:
             os.link(self._files.path(file.id), self._input(id))
         except FileNotFoundError:
             raise NotFound(f"No such File object: {file.id}", "input_file_id") from None
+        except OSError as error:
+            raise CannotStore(f"The server cannot write to its disk: {error.strerror}.") from error
         created = now()
         made = BatchObject(
             id=id,
@@ -114,7 +129,11 @@ class Batches:
             request_counts=RequestCounts(),
             metadata=request.metadata,
         )
-        await self._records.put(KIND, id, msgspec.json.encode(made))
+        try:
+            await self._records.put(KIND, id, msgspec.json.encode(made))
+        except CannotStore:
+            self._input(id).unlink(missing_ok=True)
+            raise
         self._start(id)
         return made
 
@@ -155,6 +174,19 @@ class Batches:
             task.add_done_callback(lambda _: self._tasks.pop(id, None))
 
     async def _run(self, id: str) -> None:
+        waited = False
+        while True:
+            try:
+                await self._run_once(id)
+                return
+            except (JournalUnwritable, CannotStore) as error:
+                if not waited:
+                    log.error("batch %s waits until it can be written: %s", id, error)
+                waited = True
+                await asyncio.sleep(UNWRITABLE_PAUSE)
+
+    async def _run_once(self, id: str) -> None:
+        """Raises JournalUnwritable or CannotStore when the disk is full; what is in the journal is not asked again."""
         journal = Journal(self._files.folder("batches") / id)
         try:
             batch = await self.get(id)
@@ -166,8 +198,10 @@ class Batches:
         except NotFound:
             journal.drop()
         except Exception as error:
-            log.exception("batch %s failed", id)
             cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            if isinstance(cause, JournalUnwritable | CannotStore):
+                raise cause from error
+            log.exception("batch %s failed", id)
             with contextlib.suppress(NotFound):
                 await self._fail(id, [BatchError(code="server_error", message=str(cause) or type(cause).__name__)])
             journal.drop()
@@ -178,18 +212,18 @@ class Batches:
     async def _run_locked(self, id: str, journal: Journal) -> None:
         batch = await self.get(id)  # it may have ended before the lock was ours
         if batch.status == "validating":
-            total, errors = await asyncio.to_thread(_validate, self._input(id), batch.endpoint)
+            total, errors = await asyncio.to_thread(_validate, self._input(id), batch.endpoint, self._limits)
             if errors:
                 await self._fail(id, errors)
             else:
                 batch = await self._change(id, lambda batch: _begun(batch, total))
         if batch.status in ("in_progress", "cancelling"):
-            await self._answer_all(batch, journal)
+            is_expired = await self._answer_all(batch, journal)
             if self._is_stopping():
                 return
             batch = await self.get(id)
             is_partial = len(journal) < batch.request_counts.total
-            if is_partial and batch.status == "in_progress" and _is_expired(batch):
+            if is_partial and batch.status == "in_progress" and is_expired:
                 await asyncio.to_thread(self._expire_rest, batch, journal)
                 await self._change(id, _expired)
         if not (await self.get(id)).has_ended:
@@ -197,18 +231,29 @@ class Batches:
         journal.drop()
         self._input(id).unlink(missing_ok=True)
 
-    async def _answer_all(self, batch: BatchObject, journal: Journal) -> None:
+    async def _answer_all(self, batch: BatchObject, journal: Journal) -> bool:
+        """Returns whether the batch has expired."""
         with self._input(batch.id).open("rb") as lines:
             run = _Run(batch, journal, lines)
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._concurrency, max(1, batch.request_counts.total))):
                     group.create_task(self._answer_some(run))
+            return run.is_expired()
 
     async def _answer_some(self, run: _Run) -> None:
         for number, line in run.waiting:
-            if _is_expired(run.batch) or (await self.get(run.batch.id)).status == "cancelling":
-                return
-            record, failed = await self._outcome(run.batch.endpoint, line)
+            end: float | Callable[[int], None] = 0.0
+            while not callable(end):
+                await asyncio.sleep(min(end, LONGEST_PAUSE))
+                if run.is_expired() or (await self.get(run.batch.id)).status == "cancelling":
+                    return
+                end = self._admit(len(line))
+            used = 0
+            try:
+                record, failed = await self._outcome(run.batch.endpoint, line)
+                used = _tokens_used(record)
+            finally:
+                end(used)
             if failed and self._is_stopping():
                 return  # failed by our own shutdown: the resumed batch asks again
             run.journal.add(number, msgspec.json.encode(record), failed=failed)
@@ -312,7 +357,12 @@ class _Run:
         self.batch = batch
         self.journal = journal
         self.waiting = self._unanswered(lines)
-        self._counted = time.monotonic()
+        self._counted = elapsed()
+        # Counted from here by a clock that cannot be set: a jump of the time of day must not end a batch.
+        self._expires = self._counted + batch.expires_at - now() if batch.expires_at is not None else math.inf
+
+    def is_expired(self) -> bool:
+        return elapsed() >= self._expires
 
     def _unanswered(self, lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
         for number, line in _numbered(lines):
@@ -320,10 +370,10 @@ class _Run:
                 yield number, line
 
     def is_count_due(self) -> bool:
-        now = time.monotonic()
-        due = now - self._counted >= COUNTED_EVERY
+        seconds = elapsed()
+        due = seconds - self._counted >= COUNTED_EVERY
         if due:
-            self._counted = now
+            self._counted = seconds
         return due
 
     def counted(self, batch: BatchObject) -> BatchObject:
@@ -332,15 +382,23 @@ class _Run:
         return batch
 
 
-def _validate(path: Path, endpoint: BatchEndpoint) -> tuple[int, list[BatchError]]:
+def _tokens_used(record: dict[str, Any]) -> int:
+    body = record["response"]["body"]
+    usage = body.get("usage") if isinstance(body, dict) else None
+    total = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return total if isinstance(total, int) else 0
+
+
+def _validate(path: Path, endpoint: BatchEndpoint, limits: LineLimits) -> tuple[int, list[BatchError]]:
     """How many requests there are, and what is wrong with their lines."""
     errors: list[BatchError] = []
     seen: set[str] = set()
     total = 0
     with path.open("rb") as lines:
-        for number, line in _numbered(lines):
+        for number, line in _numbered(lines, limits.size):
             total += 1
             try:
+                limits.check(line)
                 read = read_line(line, endpoint)
                 if read.custom_id in seen:
                     why = f"custom_id: {read.custom_id[:64]!r} is there twice."
@@ -356,8 +414,9 @@ def _validate(path: Path, endpoint: BatchEndpoint) -> tuple[int, list[BatchError
     return total, errors
 
 
-def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(lines, start=1):
+def _numbered(lines: BinaryIO, longest: int = -1) -> Iterator[tuple[int, bytes]]:
+    """Of a line with more than `longest` bytes the rest is skipped; -1 is no limit."""
+    for number, line in enumerate(bounded_lines(lines, longest), start=1):
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line.strip():
@@ -377,10 +436,6 @@ def _finalizing(batch: BatchObject) -> BatchObject:
     return batch
 
 
-def _is_expired(batch: BatchObject) -> bool:
-    return batch.expires_at is not None and now() >= batch.expires_at
-
-
 def _expired(batch: BatchObject) -> BatchObject:
     batch.expired_at = now()
     return _finalizing(batch)
@@ -396,3 +451,7 @@ def _not_found(id: str) -> NotFound:
 
 def now() -> int:
     return int(time.time())
+
+
+def elapsed() -> float:
+    return time.monotonic()

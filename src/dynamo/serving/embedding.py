@@ -105,7 +105,7 @@ def _numbers(embedding: list[float] | str) -> list[float]:
         raw = base64.b64decode(embedding, validate=True)
         return list(struct.unpack(f"<{len(raw) // 4}f", raw))
     except (binascii.Error, struct.error) as error:
-        raise ProtocolError(f"the worker's embedding is no base64 of 32-bit floats: {error}") from None
+        raise ProtocolError(f"the worker's embedding is not base64 of 32-bit floats: {error}") from None
 
 
 def _check(vector: list[float], dimensions: int | None) -> None:
@@ -120,4 +120,4 @@ def _converted(value: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"the worker's answer is no embedding: {error}") from None
+        raise ProtocolError(f"the worker's answer is not an embedding: {error}") from None

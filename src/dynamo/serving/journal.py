@@ -9,6 +9,7 @@ and ignores a last line that was cut short.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import fcntl
 import os
 from collections.abc import Iterator
@@ -27,6 +28,10 @@ class JournalError(StartError):
 
 class JournalBusy(JournalError):
     """Another process writes it."""
+
+
+class JournalUnwritable(JournalError):
+    """The disk is full, or cannot be written for another reason; what was written before is kept."""
 
 
 class JournalHeader(Struct, frozen=True, kw_only=True):
@@ -124,9 +129,9 @@ class Journal:
         try:
             written = os.pwrite(self._fd, data, self._size)
         except OSError as error:
-            raise JournalError(f"cannot write to {self.path}: {error.strerror}") from error
+            raise JournalUnwritable(f"cannot write to {self.path}: {error.strerror}") from error
         if written != len(data):
-            raise JournalError(f"cannot write to {self.path}: the disk is full")
+            raise JournalUnwritable(f"cannot write to {self.path}: the disk is full")
         self._size += written
 
     def finish(self) -> None:
@@ -145,7 +150,9 @@ class Journal:
                 file.writelines(self._in_order(failed))
             whole.replace(output)
         except OSError as error:
-            raise JournalError(f"cannot write {output}: {error.strerror}; the journal is kept") from error
+            with contextlib.suppress(OSError):
+                whole.unlink()
+            raise JournalUnwritable(f"cannot write {output}: {error.strerror}; the journal is kept") from error
 
     def drop(self) -> None:
         try:

@@ -30,7 +30,8 @@ class Overrides:
         self._newest: dict[tuple[str, str], Override] = {}
 
     def set(self, model: str, values: Mapping[str, int | float | None]) -> None:
-        now = time.time_ns()
+        # Later than what it replaces, also when the clock was set back.
+        now = max(time.time_ns(), 1 + max((known.at for known in self._newest.values()), default=0))
         self.merge(Override(model, field, value, now, self._process) for field, value in values.items())
 
     def merge(self, overrides: Iterable[Override]) -> None:

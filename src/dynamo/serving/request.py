@@ -36,7 +36,7 @@ RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | Embedding
 
 
 class ServedRequest(Generic[RequestT]):
-    """Must be closed, which ends the streams it still has at workers, in any state."""
+    """Must be closed, whatever its state: that ends the streams it still has at workers."""
 
     model_type: ClassVar[ModelType]
     id_prefix: ClassVar[str] = ""

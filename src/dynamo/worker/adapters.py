@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from msgspec import structs
 
 from dynamo.engines.base import AdapterHost, Control, Engine
 from dynamo.llm.lora import lora_name_to_id
+from dynamo.model import AdapterConfig, ModelError, adapter_folder
 from dynamo.protocols.card import LoraInfo, ModelCard
 from dynamo.protocols.errors import HttpError, InvalidArgument
 from dynamo.runtime import Endpoint
 from dynamo.runtime.names import EndpointId
+from dynamo.runtime.threads import in_thread
 from dynamo.worker.listing import listed
 
 
 class WorkerAdapters:
-    def __init__(self, endpoint: Endpoint, engine: Engine, host: AdapterHost, card: ModelCard) -> None:
+    def __init__(
+        self, endpoint: Endpoint, engine: Engine, host: AdapterHost, card: ModelCard, sources: AdapterConfig
+    ) -> None:
         self._endpoint = endpoint
         self._engine = engine
         self._host = host
         self._card = card
+        self._sources = sources
         self._listed: dict[str, AsyncExitStack] = {}
         self._one_at_a_time = asyncio.Lock()
 
@@ -40,8 +43,14 @@ class WorkerAdapters:
             raise InvalidArgument("lora_name must be the name of the adapter")
         if name == self._card.name:
             raise InvalidArgument(f"'{name}' is the name of the base model")
-        folder = _folder(source.get("uri") if isinstance(source, dict) else None)
+        uri = source.get("uri") if isinstance(source, dict) else None
+        if not isinstance(uri, str) or not uri:
+            raise InvalidArgument('source must be {"uri": "file:///folder/of/the/adapter"}, or hf://… or s3://…')
         async with self._one_at_a_time:
+            try:
+                folder = await in_thread(lambda: adapter_folder(uri, self._sources))
+            except ModelError as error:
+                raise InvalidArgument(str(error)) from error
             number = await self._host.load_adapter(name, folder)
             if name not in self._listed:
                 stack = AsyncExitStack()
@@ -82,12 +91,3 @@ class WorkerAdapters:
 
     def _adapted(self, name: str) -> ModelCard:
         return structs.replace(self._card, name=name, lora=LoraInfo(name=name, base_model=self._card.name))
-
-
-def _folder(uri: Any) -> Path:
-    if not isinstance(uri, str) or not uri:
-        raise InvalidArgument('source must be {"uri": "file:///folder/of/the/adapter"}')
-    parts = urlsplit(uri)
-    if parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
-        raise InvalidArgument(f"adapters are read from folders of the worker's machine (file:///…), not from {uri}")
-    return Path(unquote(parts.path) if parts.scheme else uri)

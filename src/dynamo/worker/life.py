@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from dynamo.engines.base import AdapterHost, DeathSource, Engine, EngineError, EngineInfo
 from dynamo.engines.registry import engine_entry, load_engine, make_engine, refuse_parallel
-from dynamo.model import HubConfig
+from dynamo.model import AdapterConfig, HubConfig
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.children import exit_within
@@ -45,6 +45,8 @@ class Started(Struct, frozen=True):
     found: EngineModel
     engine: Engine
     info: EngineInfo
+    adapters: AdapterConfig
+    """Where its LoRA adapters come from."""
 
 
 @asynccontextmanager
@@ -73,9 +75,10 @@ async def serve_started(
     if runtime.is_shutting_down:
         raise Interrupted("interrupted")
     endpoint = Endpoint(runtime, place(card.worker_type))
-    async with registered(
-        endpoint, started.engine, card, kv_events=config.kv_events, limit=config.request_limit
-    ) as listed:
+    async with (
+        registered(endpoint, started.engine, card, kv_events=config.kv_events, limit=config.request_limit) as listed,
+        _adapters_offered(endpoint, started.engine, listed, started.adapters),
+    ):
         yield listed
 
 
@@ -100,18 +103,20 @@ async def registered(
     """Publish, register and serve an engine that answers, with its card as listed; at the end, leave and drain."""
     # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
     await publish_engine(endpoint, engine, card.name, kv_events=kv_events)
-    async with listed(endpoint, engine, card, limit) as card, _adapters(endpoint, engine, card):
+    async with listed(endpoint, engine, card, limit) as card:
         yield card
 
 
 @asynccontextmanager
-async def _adapters(endpoint: Endpoint, engine: Engine, card: ModelCard) -> AsyncIterator[None]:
+async def _adapters_offered(
+    endpoint: Endpoint, engine: Engine, card: ModelCard, sources: AdapterConfig
+) -> AsyncIterator[None]:
     """Offer to load adapters, where the engine can and the worker has a port for it."""
     status = endpoint.runtime.status
     if status is None or not isinstance(engine, AdapterHost):
         yield
         return
-    adapters = WorkerAdapters(endpoint, engine, engine, card)
+    adapters = WorkerAdapters(endpoint, engine, engine, card, sources)
     status.add_controls(adapters.controls(), endpoint.runtime.config.tcp.token)
     try:
         yield
@@ -175,6 +180,7 @@ async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
     refuse_parallel(engine_entry(config.engine), spec)
     say_default(config)
     hub = HubConfig.from_env(environ)
+    adapters = AdapterConfig.from_env(environ)  # before an engine changes the environment for its own processes
 
     def made(found: EngineModel) -> Engine:
         return make_engine(
@@ -194,7 +200,7 @@ async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
         if complete != found:
             await engine.close()
             found, engine = complete, made(complete)
-        return Started(found, engine, await engine.start())
+        return Started(found, engine, await engine.start(), adapters)
     except BaseException:
         await engine.close()
         raise

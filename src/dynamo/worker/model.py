@@ -15,7 +15,7 @@ from dynamo.llm.parsers import AUTO
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
-from dynamo.router.handoff.pairing import TRANSFER
+from dynamo.router.handoff.pairing import COMPUTES_PROMPTS, TRANSFER
 from dynamo.worker.config import WorkerConfig
 
 
@@ -83,6 +83,8 @@ def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: E
     )
     if info.worker_type is not WorkerType.Aggregated and isinstance(engine, PrefixHandoff | EngineTransfer):
         runtime_config.set_engine_specific(TRANSFER, engine.transfer)
+    if not info.computes_prompts:
+        runtime_config.set_engine_specific(COMPUTES_PROMPTS, False)
     if info.bootstrap is not None:
         runtime_config.set_disaggregated_endpoint(*info.bootstrap)
     entry = engine_entry(config.engine)

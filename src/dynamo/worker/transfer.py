@@ -39,8 +39,13 @@ class LeasedPrefills:
     def __call__(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
         if request.stop_conditions.max_tokens != 1:
             request = structs.replace(request, stop_conditions=structs.replace(request.stop_conditions, max_tokens=1))
+        try:
+            asked = self._engine.prefilling(request)
+        except DynamoException as error:
+            outlet.fail(error)
+            return
         sink = LeaseSink(self, outlet, self._lease)
-        running = self._engine.generate(self._engine.prefilling(request), sink)
+        running = self._engine.generate(asked, sink)
 
         def stop(_: Any = None) -> None:
             running.abort()

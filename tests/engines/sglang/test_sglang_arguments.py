@@ -79,7 +79,6 @@ def test_a_grammar_backend_keeps_the_tokenizer_it_needs() -> None:
         (["--max-running-requests", "many"], {}, "max-running-requests"),
         (["stray"], {}, "stray"),
         (["--config", "a.yaml"], {}, "--extra-engine-args"),
-        (["--disaggregation-mode", "prefill"], {}, "hand prefills over"),
         ([], {"extra_engine_args": {"context_lenght": 5}}, "did you mean 'context_length'"),
         ([], {"extra_engine_args": {"incremental_streaming_output": False}}, "this worker says True"),
         (["--context-length", "128"], {"context_length": 256}, "--context-length says 256"),

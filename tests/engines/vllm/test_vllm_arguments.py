@@ -72,6 +72,7 @@ def test_a_gguf_file_needs_vllms_plugin(tmp_path: Path) -> None:
         (["--max-model-len", "128"], {"context_length": 256}, "--context-length says 256"),
         ([], {"kv_cache_block_size": 16}, "32 tokens or a multiple, not 16"),
         ([], {"num_nodes": 2, "leader_addr": "host:port"}, "--leader-addr"),
+        ([], {"num_nodes": 2, "node_rank": 1, "leader_addr": "h:1"}, "--tensor-parallel-size on every node"),
     ],
 )
 def test_wrong_arguments_are_named(flags: list[str], fields: dict[str, Any], message: str) -> None:

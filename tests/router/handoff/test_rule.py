@@ -37,6 +37,7 @@ def verdict(costs: HandoffCosts | None = None, config: SplitConfig | None = None
         ({"prompt_tokens": 1000, "cached_tokens": 900}, (False, "cached")),
         ({"prompt_tokens": 1000, "partners": 0}, (False, "no_prefill")),
         ({"prompt_tokens": 10, "pinned": True}, (True, "pinned")),
+        ({"prompt_tokens": 10, "block_size": 16, "needed": True}, (True, "needed")),
         ({"prompt_tokens": 1000, "prefill_waiting": 5000}, (False, "busy")),
         ({"prompt_tokens": 1000, "prefill_waiting": 5000, "decode_waiting": 9000}, (True, "worth")),
         ({"prompt_tokens": 15, "block_size": 16}, (False, "short")),

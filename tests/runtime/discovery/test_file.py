@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import multiprocessing
 import os
 import resource
 import shutil
 import signal
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +21,8 @@ from dynamo.runtime.config import RuntimeConfig
 from dynamo.runtime.discovery import Delete, DiscoveryError, FileDiscovery, Put
 from dynamo.runtime.discovery.folder import Folder, Record, file_name
 from support.following import changes_until, holder, snapshot
-from support.waiting import PATIENCE
+from support.limits import full_disk, no_more_files
+from support.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -279,3 +282,75 @@ def test_different_keys_have_different_file_names_that_fit(keys: list[str]) -> N
     names = {file_name(key * repeat) for key in keys for repeat in (1, 300)}
     assert len(names) == len({key * repeat for key in keys for repeat in (1, 300)})
     assert all(len(name) <= 200 and "/" not in name and not name.startswith(".") for name in names)
+
+
+def test_a_process_that_can_open_no_file_takes_no_other_for_dead(kv: Path, caplog: pytest.LogCaptureFixture) -> None:
+    worker, frontend = Folder(kv), Folder(kv)
+    worker.open()
+    frontend.open()
+    worker.put("v1/worker", b"held")
+    with no_more_files():
+        with pytest.raises(OSError, match="Too many open files"):
+            frontend.scan()
+        frontend.sweep()
+    assert frontend.scan() == {"v1/worker": b"held"}
+    assert worker.in_place()
+    assert not caplog.records
+    for folder in (worker, frontend):
+        folder.close()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_record_whose_reading_fails_halfway_is_read_later(
+    kv: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, frontend = Folder(kv), Folder(kv)
+    worker.open()
+    frontend.open()
+    worker.put("v1/worker", b"held")
+    opened, real = 0, os.open
+
+    def one_fails(*args: Any, **named: Any) -> int:
+        nonlocal opened
+        opened += 1
+        if opened == number + 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(*args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", one_fails)
+        with suppress(OSError):
+            assert frontend.scan() == {"v1/worker": b"held"}
+    assert frontend.scan() == {"v1/worker": b"held"}
+    for folder in (worker, frontend):
+        folder.close()
+
+
+async def test_watchers_keep_what_they_know_while_no_file_can_be_opened(
+    kv: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker, frontend = FileDiscovery(kv), FileDiscovery(kv)
+    await worker.start()
+    await frontend.start()
+    await worker.put("v1/worker", b"held")
+    async with aclosing(frontend.watch("v1/")) as changes:
+        assert await snapshot(changes) == [Put("v1/worker", b"held")]
+        with no_more_files():
+            await until(lambda: "Too many open files" in caplog.text)
+            with pytest.raises(DiscoveryError, match="cannot read the discovery records"):
+                await frontend.get_prefix("v1/")
+        await worker.put("v1/other", b"new")
+        assert await changes_until(changes, Put("v1/other", b"new")) == [Put("v1/other", b"new")]
+    for discovery in (worker, frontend):
+        await discovery.close()
+
+
+def test_a_full_disk_leaves_no_unfinished_record(kv: Path) -> None:
+    worker = Folder(kv)
+    worker.open()
+    with full_disk(), pytest.raises(DiscoveryError, match="File too large"):
+        worker.put("v1/worker", b"held")
+    assert os.listdir(kv / "tmp") == []
+    worker.put("v1/worker", b"held")
+    assert worker.scan() == {"v1/worker": b"held"}
+    worker.close()

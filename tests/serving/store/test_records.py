@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from dynamo.protocols.errors import StartError
+from dynamo.protocols.errors import CannotStore, StartError
 from dynamo.serving.store import Limits, Records
 from dynamo.serving.store.records import MemoryRecords
 from dynamo.serving.store.sqlite import SqliteRecords
+from support.limits import full_disk
 
 LIMITS = {"small": Limits(3, 100)}
 
@@ -128,3 +130,27 @@ async def test_a_file_of_another_version_is_refused_and_left_alone(tmp_path: Pat
         SqliteRecords(path, LIMITS)
     with contextlib.closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (version,)
+
+
+async def test_a_full_disk_loses_the_record_and_nothing_else(tmp_path: Path) -> None:
+    records = SqliteRecords(tmp_path / "state.sqlite", {})
+    await records.put("a", "1", b"before")
+    with full_disk():
+        for _ in range(2):
+            with pytest.raises(CannotStore, match="cannot write to its disk"):
+                await records.put("a", "2", b"x" * 10_000)
+        with pytest.raises(CannotStore):
+            await records.update("a", "1", lambda body: b"changed")
+        assert await records.all("a") == [b"before"]
+    await records.put("a", "2", b"after")
+    assert await records.all("a") == [b"before", b"after"]
+    await records.close()
+
+
+async def test_the_oldest_go_also_when_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = SqliteRecords(tmp_path / "state.sqlite", LIMITS)
+    for number, seconds in enumerate((5000, 4000, 3000, 2000, 1000)):
+        monkeypatch.setattr(time, "time_ns", lambda now=seconds: now * 10**9)
+        await records.put("small", str(number), b"%d" % number)
+    assert await records.all("small") == [b"2", b"3", b"4"]
+    await records.close()

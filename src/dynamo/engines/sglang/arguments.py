@@ -12,6 +12,7 @@ from sglang.srt.server_args import ServerArgs
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
+from dynamo.engines.sglang.handoff import ROLES
 from dynamo.settings import nearest
 
 PAGE_TOKENS = 16
@@ -47,6 +48,8 @@ def server_arguments(spec: EngineSpec, *, sockets: Path) -> Any:
         if getattr(parsed, "config", None):
             raise EngineError("SGLang's --config is not read here; give the same file to --extra-engine-args")
         _complete(parsed)
+        if parsed.disaggregation_mode not in ROLES:
+            raise EngineError(f"--disaggregation-mode must be {', '.join(ROLES)}, not {parsed.disaggregation_mode}")
         args = ServerArgs.from_cli_args(parsed)
     except (ValueError, TypeError) as error:
         raise EngineError(f"SGLang's arguments: {error}") from error
@@ -54,8 +57,6 @@ def server_arguments(spec: EngineSpec, *, sockets: Path) -> Any:
         if getattr(args, name) != value:
             said = _FLAGS.get(name, "this worker")
             raise EngineError(f"{said} says {value}, SGLang's argument {name} says {getattr(args, name)}: give one")
-    if args.disaggregation_mode != "null":
-        raise EngineError("this worker does not hand prefills over yet: leave out --disaggregation-mode")
     return args
 
 
@@ -119,5 +120,7 @@ def _complete(parsed: argparse.Namespace) -> None:
     """What depends on other arguments."""
     if parsed.disable_radix_cache and "inproc-events" in (parsed.kv_events_config or ""):
         parsed.kv_events_config = None
+    if parsed.disaggregation_mode == "agg":  # ai-dynamo's name
+        parsed.disaggregation_mode = "null"
     # SGLang compiles grammars with its tokenizer, and needs it for nothing else.
     parsed.skip_tokenizer_init = parsed.skip_tokenizer_init or parsed.grammar_backend in (None, "none")

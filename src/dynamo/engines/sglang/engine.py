@@ -15,13 +15,22 @@ from prometheus_client import REGISTRY, CollectorRegistry, Metric, multiprocess
 
 from dynamo.engines.base import EngineError, EngineInfo, KvSocket, LoadListener, RankLoad
 from dynamo.engines.owner_thread import OwnerThread
+from dynamo.engines.sglang.handoff import ROLES, health_check, transfer_form
 from dynamo.engines.sglang.options import generate_arguments
 from dynamo.engines.sglang.processes import DeathWatch, load, start_handle_loop
 from dynamo.engines.sglang.request import SglangRequest
 from dynamo.engines.stream_engine import StreamEngine
 from dynamo.engines.stream_request import StreamRequest, first_line
+from dynamo.protocols.card import WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.errors import DynamoException, EngineShutdown, from_exception
+from dynamo.protocols.errors import (
+    DynamoException,
+    EngineShutdown,
+    InvalidArgument,
+    ProtocolError,
+    Unavailable,
+    from_exception,
+)
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -30,9 +39,12 @@ _LOAD_SECONDS = 0.5
 
 
 class SglangEngine(StreamEngine):
-    def __init__(self, args: Any, sockets: TemporaryDirectory[str]) -> None:
+    def __init__(self, args: Any, sockets: TemporaryDirectory[str], host: str = "127.0.0.1") -> None:
+        """`host` is where other machines reach this one."""
         super().__init__("SGLang", OwnerThread("dynamo-sglang", lambda: load(args), lambda llm: llm.shutdown()))
         self._args = args
+        self._host = host
+        self._role = ROLES[args.disaggregation_mode]
         self._sockets = sockets
         self._watch = DeathWatch(self._died)
         self._load_reports: asyncio.Task[None] | None = None
@@ -62,7 +74,29 @@ class SglangEngine(StreamEngine):
             max_num_batched_tokens=resolved.get("max_prefill_tokens"),
             data_parallel_size=self._ranks,
             guided_decoding=self._guided,
+            worker_type=self._role,
+            computes_prompts=self._role is not WorkerType.Decode,
+            bootstrap=(self._host, int(resolved["disaggregation_bootstrap_port"]))
+            if self._role is WorkerType.Prefill
+            else None,
         )
+
+    @property
+    def transfer(self) -> str:
+        return transfer_form(self._llm.server_args.resolved_dict())
+
+    def prefilling(self, request: PreprocessedRequest) -> PreprocessedRequest:
+        if request.bootstrap_info is None:
+            raise InvalidArgument("SGLang computes prompts for others only with bootstrap_info")
+        return request
+
+    def continuing(self, request: PreprocessedRequest) -> PreprocessedRequest:
+        if request.bootstrap_info is None:
+            raise ProtocolError("SGLang continues only from bootstrap_info")
+        return request
+
+    def health_check_payload(self) -> dict[str, Any]:
+        return health_check(self._role)
 
     def generate(self, request: PreprocessedRequest, sink: Sink) -> StreamRequest:
         """Begin one request; what SGLang refuses fails its sink."""
@@ -71,6 +105,8 @@ class SglangEngine(StreamEngine):
         arguments: dict[str, Any] = {}
         if not self._runs:
             error = EngineShutdown("SGLang is not running")
+        elif self._role is not WorkerType.Aggregated and request.bootstrap_info is None:
+            error = Unavailable(f"SGLang as a {self._role.value} worker answers nothing without its other half")
         else:
             try:
                 arguments = generate_arguments(request, rid, ranks=self._ranks, guided=self._guided)

@@ -38,6 +38,7 @@ def sglang_from_spec(spec: EngineSpec) -> Engine:
     from dynamo.engines.sglang.arguments import server_arguments
     from dynamo.engines.sglang.engine import SglangEngine
     from dynamo.engines.sglang.follower import SglangFollower
+    from dynamo.engines.sglang.handoff import bootstrap_host
 
     sockets = tempfile.TemporaryDirectory(prefix="dynamo-sglang-", ignore_cleanup_errors=True)
     try:
@@ -50,4 +51,4 @@ def sglang_from_spec(spec: EngineSpec) -> Engine:
         # Otherwise SGLang never returns on nodes that follow, and serves HTTP there.
         os.environ.setdefault("SGLANG_BLOCK_NONZERO_RANK_CHILDREN", "0")
         return SglangFollower(args)
-    return SglangEngine(args, sockets)
+    return SglangEngine(args, sockets, bootstrap_host(os.environ))

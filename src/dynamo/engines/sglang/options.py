@@ -9,6 +9,7 @@ from array import array
 from typing import Any
 
 from dynamo.engines.request_options import choice_seed, end_ids, guide, refuse_search
+from dynamo.engines.sglang.handoff import bootstrap_arguments
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 
@@ -27,6 +28,7 @@ def generate_arguments(
         "sampling_params": sampling_params(request, guided=guided),
         "stream": True,
         "rid": rid,
+        **bootstrap_arguments(request.bootstrap_info),
     }
     if shown.logprobs is not None or shown.prompt_logprobs is not None:
         arguments |= {

@@ -10,14 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorrt_llm import LLM
+from tensorrt_llm.llmapi import DisaggregatedParams
 
 from dynamo.engines.base import EngineError, EngineInfo, KvListener, LoadListener, RankLoad
 from dynamo.engines.owner_thread import OwnerThread
 from dynamo.engines.stream_engine import StreamEngine
 from dynamo.engines.stream_request import StreamRequest, first_line
+from dynamo.engines.trtllm import handoff
 from dynamo.engines.trtllm.events import EventReader
 from dynamo.engines.trtllm.options import sampling_params
 from dynamo.engines.trtllm.request import TrtllmRequest
+from dynamo.protocols.card import WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
@@ -31,10 +34,13 @@ _LOAD_SECONDS = 0.1
 
 
 class TrtllmEngine(StreamEngine):
-    def __init__(self, arguments: dict[str, Any], *, kv_events: bool = True) -> None:
+    def __init__(
+        self, arguments: dict[str, Any], *, kv_events: bool = True, role: WorkerType = WorkerType.Aggregated
+    ) -> None:
         owner = OwnerThread("dynamo-trtllm", lambda: LLM(**arguments), lambda llm: llm.shutdown())
         super().__init__("TensorRT-LLM", owner)
         self._arguments = arguments
+        self._role = role
         self._block_size = int(arguments["kv_cache_config"]["tokens_per_block"])
         self._context: int | None = arguments.get("max_seq_len")
         self._guided = bool(arguments.get("guided_decoding_backend")) and not arguments["skip_tokenizer_init"]
@@ -57,7 +63,18 @@ class TrtllmEngine(StreamEngine):
             max_num_batched_tokens=self._arguments.get("max_num_tokens"),
             data_parallel_size=ranks if self._arguments.get("enable_attention_dp") else 1,
             guided_decoding=self._guided,
+            worker_type=self._role,
         )
+
+    @property
+    def transfer(self) -> str:
+        return handoff.transfer_form(self._arguments)
+
+    def prefilling(self, request: PreprocessedRequest) -> PreprocessedRequest:
+        return handoff.prefilling(request)
+
+    def continuing(self, request: PreprocessedRequest) -> PreprocessedRequest:
+        return handoff.continuing(request)
 
     def generate(self, request: PreprocessedRequest, sink: Sink) -> StreamRequest:
         """Begin one request; what TensorRT-LLM refuses fails its sink at once."""
@@ -83,6 +100,8 @@ class TrtllmEngine(StreamEngine):
             "inputs": ids.tolist() if isinstance(ids, array) else list(ids),
             "sampling_params": sampling_params(request, context=self._context, guided=self._guided),
         }
+        if request.kv_transfer_params:
+            inputs["disaggregated_params"] = DisaggregatedParams(**handoff.from_wire(request.kv_transfer_params))
         if routing is not None and routing.cache_salt:
             inputs["cache_salt"] = routing.cache_salt
         return inputs

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 
+from msgspec import structs
+
 from dynamo.engines.base import Engine
 from dynamo.engines.registry import EngineSpec
 from dynamo.engines.versions import check_names
+from dynamo.protocols.card import WorkerType
 
 KNOWN = ("1.2",)
 """Versions whose published API this was written after."""
@@ -17,6 +20,7 @@ NAMES = (
     "tensorrt_llm:LLM.get_stats_async",
     "tensorrt_llm:LLM.shutdown",
     "tensorrt_llm:SamplingParams",
+    "tensorrt_llm.llmapi:DisaggregatedParams",
     "tensorrt_llm.llmapi:GuidedDecodingParams",
     "tensorrt_llm.llmapi:KvCacheConfig.model_fields",
     "tensorrt_llm.llmapi:RequestError",
@@ -37,5 +41,10 @@ def trtllm_from_spec(spec: EngineSpec) -> Engine:
     check_names("tensorrt_llm", NAMES, KNOWN)
     from dynamo.engines.trtllm.arguments import llm_arguments
     from dynamo.engines.trtllm.engine import TrtllmEngine
+    from dynamo.engines.trtllm.handoff import take_role
 
-    return TrtllmEngine(llm_arguments(spec), kv_events=spec.kv_events)
+    role, words = take_role(spec.arguments)
+    arguments = llm_arguments(structs.replace(spec, arguments=words))
+    if role is not WorkerType.Aggregated:
+        arguments.setdefault("cache_transceiver_config", {"backend": "DEFAULT"})
+    return TrtllmEngine(arguments, kv_events=spec.kv_events, role=role)

@@ -8,6 +8,7 @@ from typing import Any
 from tensorrt_llm.llmapi import RequestError
 
 from dynamo.engines.stream_request import StreamRequest, first_line, usage
+from dynamo.engines.trtllm.handoff import to_wire
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, TopLogprob
 from dynamo.protocols.errors import DynamoException, EngineShutdown, Unknown
 from dynamo.runtime.stream import Sink
@@ -28,6 +29,7 @@ class TrtllmRequest(StreamRequest):
         self._result: Any = None
         self._prompt_tokens = len(request.token_ids)
         self._logprobs = request.output_options.logprobs
+        self._offers = (request.kv_transfer_params or {}).get("request_type") == "context_only"
 
     def answered_by(self, result: Any) -> None:
         """`result` is what `generate_async` returned."""
@@ -56,6 +58,7 @@ class TrtllmRequest(StreamRequest):
         reason = completion.finish_reason
         output.finish_reason = _FINISH.get(reason, f"error: TensorRT-LLM ended with {reason}")
         output.stop_reason = completion.stop_reason
+        output.disaggregated_params = to_wire(completion.disaggregated_params) if self._offers else None
         output.completion_usage = usage(self._prompt_tokens, completion.length, None)
         self.finish(output)
 

@@ -66,6 +66,12 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
         if getattr(args, name) != value:
             flag = _FLAGS[name]
             raise EngineError(f"{flag} says {value}, vLLM's argument {name} says {getattr(args, name)}: give one")
+    processes = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
+    if processes % args.nnodes:
+        raise EngineError(
+            f"--num-nodes {args.nnodes} needs the same --tensor-parallel-size on every node, a multiple of "
+            f"{args.nnodes}: here vLLM has {processes} process{'es' if processes > 1 else ''}"
+        )
     if parsed.kv_offload_gb:
         args.kv_transfer_config = offloading(parsed.kv_offload_gb, cpu=cpu, configured=args.kv_transfer_config)
     args.disaggregation_mode = parsed.disaggregation_mode

@@ -61,8 +61,8 @@ def transferring(mode: Mode, *, cpu: bool, configured: Any = None) -> KVTransfer
 
 def announce(environ: MutableMapping[str, str], ranks: int = 1) -> None:
     """Choose where other engines ask this one for its NIXL address, unless the user has; each rank needs a port."""
-    host = environ.get("DYN_TCP_RPC_HOST")
-    environ.setdefault(_HOST, own_address() if host in (None, "0.0.0.0", "::") else host)
+    host = environ.get("DYN_TCP_RPC_HOST", "0.0.0.0")
+    environ.setdefault(_HOST, own_address() if host in ("0.0.0.0", "::") else host)
     if _PORT not in environ:
         environ[_PORT] = str(_free_port(environ[_HOST], ranks))
 

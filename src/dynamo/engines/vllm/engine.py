@@ -270,7 +270,7 @@ class VllmEngine:
 
     def controls(self) -> Mapping[str, Control]:
         assert self._llm is not None
-        return vllm_controls(self._llm, self.clear_cache)
+        return vllm_controls(self._llm, self.clear_cache, self._announce_cleared, self._die)
 
     async def load_adapter(self, name: str, folder: Path) -> int:
         return await self._adapters.load(name, folder)
@@ -282,10 +282,14 @@ class VllmEngine:
         assert self._llm is not None
         if not await self._llm.reset_prefix_cache():
             return False
-        # vLLM publishes the event only with its next step.
+        await self._announce_cleared()
+        return True
+
+    async def _announce_cleared(self) -> None:
+        """vLLM publishes the event of a cleared cache only with its next step."""
+        assert self._llm is not None
         for rank in self._llm.engine_core.engine_ranks_managed:
             await self._one_token(rank)
-        return True
 
     async def _one_token(self, rank: int) -> None:
         done = asyncio.Event()
@@ -325,4 +329,6 @@ def _refusal(error: Exception) -> DynamoException:
 
 
 def _first_line(error: BaseException) -> str:
+    if callable(found := getattr(error, "errors", None)):  # pydantic's first line says only how many there are
+        return "; ".join(each["msg"].removeprefix("Value error, ") for each in found())
     return (str(error) or type(error).__name__).strip().splitlines()[0]

@@ -8,6 +8,7 @@ from dynamo.protocols.engine import EngineOutput, TopLogprob, Usage
 
 _FINISH = ("stop", "length", "cancelled", "error: vLLM failed to run this request", "stop")
 """By vLLM's number: stop, length, abort, error, repetition."""
+ABORTED = 2
 
 PromptLogprobs = list[list[TopLogprob] | None]
 

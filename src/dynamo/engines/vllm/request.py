@@ -9,9 +9,9 @@ from typing import Any
 from uuid import uuid4
 
 from dynamo.engines.vllm.handoff import cached_before, offered
-from dynamo.engines.vllm.outputs import finish_reason, prompt, sampled, usage
+from dynamo.engines.vllm.outputs import ABORTED, finish_reason, prompt, sampled, usage
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
-from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.errors import DynamoException, EngineShutdown
 from dynamo.runtime.stream import Sink
 
 _PROCESS = uuid4().hex
@@ -70,6 +70,11 @@ class VllmRequest:
             self.ended = True
             self._sink.item({"embedding": output.pooling_output.tolist()})
             self._sink.end()
+            return
+        if output.finish_reason == ABORTED:
+            # Not by us, who forget a request first: another worker may go on with it.
+            self.ended = True
+            self._sink.fail(EngineShutdown("vLLM aborted the request"))
             return
         item = EngineOutput(token_ids=output.new_token_ids)
         if output.new_logprobs is not None and self._logprobs is not None:

@@ -8,7 +8,7 @@ from dynamo.frontend.answers.sse import KEEP_ALIVE, EventStream
 from dynamo.protocols.errors import DynamoException
 
 MAX_SIZE = 16 << 20
-"""Of the events of one answer, in bytes; a longer answer goes on and cannot be read from its beginning."""
+"""How many bytes of events of one answer are kept; a longer answer goes on and cannot be read from its beginning."""
 
 
 class EventLog:

@@ -113,7 +113,7 @@ class EventStream:
         await self._begun
 
     async def kept_alive(self, request: web.Request, headers: dict[str, str], every: float) -> None:
-        """Wait like `begun`, and meanwhile send a comment `every` so many seconds.
+        """Wait like `begun`, and meanwhile send a comment each time that `every` seconds have passed.
 
         The first comment sends the headers too, so from then on an error can only be an event.
         """

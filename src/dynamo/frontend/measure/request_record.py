@@ -13,6 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, MigratedRequest, ModelMetrics
+from dynamo.frontend.measure.refusals import REFUSED, RefusalLog
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
 from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
@@ -34,6 +35,7 @@ class RunningRequests:
         """`on_end` is called with the record of each request that ran a model, and its status."""
         self.metrics = metrics
         self._on_end = on_end
+        self._refusals = RefusalLog()
         self._records: dict[RequestRecord, None] = {}
         """The oldest first."""
 
@@ -52,7 +54,7 @@ class RunningRequests:
 
     def end(self, record: RequestRecord, status: int) -> None:
         self._records.pop(record, None)
-        record.end(status)
+        record.end(status, self._refusals)
         if self._on_end and record.endpoint:
             self._on_end(record, status)
 
@@ -103,7 +105,7 @@ class RequestRecord:
         self.traceparent: str | None = None
         self.span: Any = None
         self.outcome: asyncio.Future[int] | None = None
-        """Of a request that goes on after its answer: the status it ends with."""
+        """Set for a request that goes on after its answer: the status with which it will end."""
         self._all = metrics
         self._model: ModelMetrics | None = None
         self._error: DynamoException | None = None
@@ -197,7 +199,7 @@ class RequestRecord:
 
     @property
     def prefills(self) -> list[str]:
-        """Of requests to decode workers: which worker computed the prompt, and why."""
+        """For each request to a decode worker: which worker computed the prompt, and why."""
         decisions = [one.placement.decision for one in self._deliveries if one.placement]
         return [
             f"{each.prefill_worker_id or each.worker_id:x}:{each.split.reason}"
@@ -245,15 +247,18 @@ class RequestRecord:
             self._routing_began - self._model_known, placed - self._routing_began, self._first_token - placed
         )
 
-    def end(self, status: int) -> None:
-        """Called once, when the answer is complete or was given up."""
+    def end(self, status: int, refusals: RefusalLog) -> None:
+        """Called once, when the answer is complete or was given up. `refusals` says whether one is logged."""
         duration = perf_counter() - self.started
         if self.endpoint:
             self._count(status, duration)
         # Probes come every few seconds: their lines would drown the others.
         level = logging.DEBUG if self.is_probe else logging.INFO
+        left_out: int | None = 0
+        if status in REFUSED and not self.is_probe and (left_out := refusals.left_out()) is None:
+            level = logging.DEBUG
         if log.isEnabledFor(level):
-            self._log(level, status, duration)
+            self._log(level, status, duration, left_out or 0)
 
     def forget(self) -> None:
         """Drop the references that lead back to this object, so that it is freed without the garbage collector."""
@@ -302,7 +307,7 @@ class RequestRecord:
                     self._first_token - self.started, input_tokens, meter.streaming / max(1, meter.count - 1)
                 )
 
-    def _log(self, level: int, status: int, duration: float) -> None:
+    def _log(self, level: int, status: int, duration: float, left_out: int) -> None:
         about = ""
         if self._model:
             first = f"{(self._first_token - self.started) * 1e3:.1f}ms" if self._first_token else "-"
@@ -313,6 +318,8 @@ class RequestRecord:
                 about += f" prefill={','.join(prefills)}"
         if error := self.error:
             about += f" error={one_line(error.message)!r}"
+        if left_out:
+            about += f" refused_before={left_out}"
         log.log(
             level, "%s %s %d%s total=%.1fms [%s]",
             self.method, self.path, status, about, duration * 1e3, self.request_id,

@@ -6,16 +6,17 @@ the thread cannot keep up, rows are dropped and counted, never waited for.
 
 from __future__ import annotations
 
-import gzip
 import logging
+import os
 import queue
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 SCHEMA = "dynamo.request.trace.v1"
 BLOCK_SIZE = 64
 """Tokens of a prompt behind each hash in a row, whatever the workers' block size is."""
+GZIP = 31
+"""What zlib calls the format of gzip, with its largest window."""
 _NO_ROUTING = Routing()
 
 
@@ -115,7 +118,7 @@ class RequestTrace:
         self._thread.start()
 
     def ended(self, record: RequestRecord, status: int) -> None:
-        """Only requests with one prompt and one choice can be told apart in a row; others have none."""
+        """Write the row of a request. A row describes one prompt and one choice: requests with more have none."""
         deliveries = record.deliveries
         if len(deliveries) != 1:
             return
@@ -136,7 +139,10 @@ class RequestTrace:
         self._thread.join(timeout=5.0)
         for write in self._writers:
             if isinstance(write, RollingFile):
-                write.close()
+                try:
+                    write.close()
+                except OSError as error:
+                    log.error("request trace: cannot write the last row: %s", error)
 
     def _end(self, record: RequestRecord, status: int) -> TracedEnd:
         (delivery,) = record.deliveries
@@ -175,16 +181,16 @@ class RequestTrace:
         )
 
     def _write(self) -> None:
-        failed = False
+        failing = set[Callable[[bytes], None]]()
         while (line := self._waiting.get()) is not None:
             for write in self._writers:
                 try:
                     write(line)
-                    failed = False
+                    failing.discard(write)
                 except Exception as error:
-                    if not failed:
+                    if write not in failing:
                         log.error("request trace: cannot write a row: %s", error)
-                    failed = True
+                    failing.add(write)
 
 
 def _worker(delivery: Delivery) -> TracedWorker | None:
@@ -195,33 +201,60 @@ def _worker(delivery: Delivery) -> TracedWorker | None:
 
 
 class RollingFile:
-    """Lines appended to a file, which is set aside when it has grown large enough."""
+    """Lines appended to a file, which is set aside when it has grown large enough.
+
+    What could not be written, or only in part, is written first when the next line comes: a full disk loses lines
+    but leaves none that is cut, and no broken compressed file.
+    """
 
     def __init__(self, path: Path, roll_bytes: int, *, compressed: bool) -> None:
         self._path = path
         self._roll_bytes = roll_bytes
         self._compressed = compressed
-        self._file: BinaryIO | gzip.GzipFile = self._open()
+        self._unwritten = b""
+        self._fd: int | None = None
+        self._open()
         self._size = path.stat().st_size
 
     def __call__(self, line: bytes) -> None:
+        """Raises OSError when the line is lost, or is kept until the next one comes."""
+        if self._fd is None:
+            self._open()
+        self._write()
         if self._size and self._size + len(line) > self._roll_bytes:
-            self._file.close()
-            number = 1
-            while (aside := self._path.with_name(f"{self._path.name}.{number}")).exists():
-                number += 1
-            self._path.rename(aside)
-            self._file, self._size = self._open(), 0
-        self._file.write(line)
-        # Each row can be read at once, and a crash loses none that was written.
-        self._file.flush()
+            self._roll()
         self._size += len(line)
+        # Each row can be read at once, and a crash loses none that was written.
+        if self._compressed:
+            line = self._compressor.compress(line) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
+        self._write(line)
 
     def close(self) -> None:
-        self._file.close()
+        if self._fd is not None:
+            try:
+                self._write(self._compressor.flush() if self._compressed else b"")
+            finally:
+                os.close(self._fd)
+                self._fd = None
 
-    def _open(self) -> BinaryIO | gzip.GzipFile:
-        return gzip.open(self._path, "ab") if self._compressed else self._path.open("ab")
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._compressor = zlib.compressobj(wbits=GZIP)
+
+    def _roll(self) -> None:
+        self.close()
+        number = 1
+        while (aside := self._path.with_name(f"{self._path.name}.{number}")).exists():
+            number += 1
+        self._path.rename(aside)
+        self._size = 0
+        self._open()
+
+    def _write(self, data: bytes = b"") -> None:
+        assert self._fd is not None
+        self._unwritten += data
+        while self._unwritten:
+            self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
 
 
 def _file_sink(settings: TraceSinkSettings) -> Callable[[bytes], None]:

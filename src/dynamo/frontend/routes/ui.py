@@ -1,4 +1,4 @@
-"""GET /, /fleet and /ui/VERSION/NAME: the pages and the files it loads."""
+"""GET /, /fleet and /ui/VERSION/NAME: the pages and the files that they load."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ async def file(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse:
     found = pages.files.get(place["name"])
     if found is None:
         raise HttpError(404, f"Route not found: {call.request.method} {call.request.path}")
-    # Another version's address is that of a server beside this one: its page works with these files, for now.
+    # The page may come from a server of another version beside this one; it works with these files meanwhile.
     return found.answer(call.request, FOR_EVER if place["version"] == pages.version else REVALIDATE)

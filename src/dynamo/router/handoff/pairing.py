@@ -11,6 +11,9 @@ from dynamo.protocols.card import ModelCard, WorkerType
 TRANSFER = "kv_transfer"
 """In `runtime_data`: how the worker's engine hands prompts over. Workers without it are paired with any."""
 
+COMPUTES_PROMPTS = "computes_prompts"
+"""In `runtime_data` of a decode worker: false if it answers nothing without a prefill worker."""
+
 
 class Peer(Struct, frozen=True, kw_only=True):
     """One worker as pairing sees it."""

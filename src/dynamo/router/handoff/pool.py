@@ -9,7 +9,7 @@ from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.router.handoff.pairing import Peer, partners
+from dynamo.router.handoff.pairing import COMPUTES_PROMPTS, Peer, partners
 from dynamo.router.placement import Placement, Router
 from dynamo.runtime.instances import InstanceSet
 
@@ -62,6 +62,10 @@ class PrefillPool:
 
     def receives(self, decode_id: int) -> bool:
         return decode_id in self._decodes
+
+    def computes_prompts(self, decode_id: int) -> bool:
+        decode = self._decodes.get(decode_id)
+        return decode is None or decode.card.runtime_config.runtime_data.get(COMPUTES_PROMPTS) is not False
 
     def partners_of(self, decode_id: int) -> list[int]:
         """The prefill workers that can hand over to this decode worker now."""

@@ -28,6 +28,8 @@ class SplitView(Struct, frozen=True, kw_only=True):
     """Prefill workers that can hand over to this decode worker now."""
     pinned: bool = False
     """The client named the prefill worker."""
+    needed: bool = False
+    """The decode worker computes no prompts."""
     measuring: bool = False
     """Another request is being split to measure the costs."""
 
@@ -61,6 +63,8 @@ def decide(view: SplitView, costs: HandoffCosts, config: SplitConfig, now: float
         return verdict(False, "no_prefill")
     if view.pinned:
         return verdict(True, "pinned")
+    if view.needed:
+        return verdict(True, "needed")
     if config.policy == "never":
         return verdict(False, "never")
     if uncached < view.block_size:

@@ -152,6 +152,7 @@ class Split:
             block_size=card.kv_cache_block_size if card else 1,
             partners=len(partners) if pinned is None else int(pinned in partners),
             pinned=pinned is not None,
+            needed=not pool.computes_prompts(placement.instance_id),
             measuring=self._of.measuring is not None,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 from dynamo.runtime.discovery.base import Change, DiscoveryError, check_key
@@ -43,12 +43,16 @@ class FileDiscovery:
 
     async def get_prefix(self, prefix: str) -> dict[str, bytes]:
         self._refuse_unless_running()
-        await self._refresh()
+        try:
+            await self._refresh()
+        except OSError as why:
+            raise DiscoveryError(f"cannot read the discovery records in {self._folder.root}: {why.strerror}") from why
         return self._view.prefixed(prefix)
 
     async def watch(self, prefix: str) -> AsyncGenerator[Change, None]:
         self._refuse_unless_running()
-        await self._refresh()
+        with suppress(OSError):  # the next look, a moment later, may succeed
+            await self._refresh()
         async with aclosing(self._view.watch(prefix).changes()) as changes:
             async for change in changes:
                 yield change

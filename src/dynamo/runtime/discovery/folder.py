@@ -36,6 +36,8 @@ LARGEST_RECORD = 64 * 1024 * 1024
 LONGEST_NAME = 200  # of the 255 bytes most file systems allow
 STALE_AFTER = 3600.0  # seconds until a file left in tmp/ by a killed process is removed
 
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+"""With these a file cannot be looked at: they say nothing about whether it is there."""
 _LEASE = re.compile(r"[0-9a-f]{16}")
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO or a link someone put there must not block
 
@@ -132,7 +134,7 @@ class Folder:
                     self._remove_own(key)
 
     def scan(self) -> dict[str, bytes]:
-        """All live records, by key. Dead ones are removed on the way."""
+        """All live records, by key. Dead ones are removed on the way. Raises OSError if they cannot be looked at."""
         with self._mutex:
             alive: dict[str, bool] = {self.lease: True}
             live: dict[str, bytes] = {}
@@ -242,7 +244,9 @@ class Folder:
     def _is_held(self, lease: str) -> bool:
         try:
             fd = os.open(self._leases / lease, _READ)
-        except OSError:
+        except OSError as why:
+            if why.errno in _EXHAUSTED:
+                raise
             return False
         try:
             # Shared, so that two processes that check at once do not take each other for the owner.
@@ -278,9 +282,14 @@ class Folder:
 
     def _write_locked(self, key: str, value: bytes) -> None:
         unfinished = self._tmp / secrets.token_hex(8)
-        unfinished.write_bytes(msgspec.msgpack.encode(Record(key, self.lease, value)))
         place = self._records / file_name(key)
-        os.rename(unfinished, place)
+        try:
+            unfinished.write_bytes(msgspec.msgpack.encode(Record(key, self.lease, value)))
+            os.rename(unfinished, place)
+        except OSError:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
         if (stamp := _stamp(place)) is not None:
             self._stamps[key] = stamp
 
@@ -308,13 +317,15 @@ class Folder:
                     (self._leases / lease).unlink(missing_ok=True)
 
     def _listed(self) -> list[Record]:
+        self._listed_at, entries = -1, list[os.DirEntry[str]]()
         try:
             # Read before the listing: after a change during it the next check sees a difference.
-            self._listed_at = os.stat(self._records).st_mtime_ns
+            listed_at = os.stat(self._records).st_mtime_ns
             entries = list(os.scandir(self._records))
-        except OSError:
-            self._listed_at = -1
-            entries = []
+        except OSError as why:
+            if why.errno in _EXHAUSTED:
+                raise
+            listed_at = -1
         read: dict[str, tuple[Stamp, Record | None]] = {}
         for entry in entries:
             stamp = _stamp(entry.path)
@@ -328,7 +339,7 @@ class Folder:
                 if record is None and _stamp(entry.path) == stamp:
                     log.warning("ignoring %s: it is not a discovery record of this user", ascii(entry.path))
                 read[entry.name] = (stamp, record)
-        self._read = read
+        self._read, self._listed_at = read, listed_at
         return [record for _, record in read.values() if record]
 
     def _read_record(self, place: Path, stamp: Stamp | None) -> Record | None:
@@ -341,7 +352,9 @@ class Folder:
                     return None
                 record = _RECORD.decode(file.read(LARGEST_RECORD))
             check_key(record.key)
-        except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+        except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as why:
+            if isinstance(why, OSError) and why.errno in _EXHAUSTED:
+                raise
             return None
         return record if _LEASE.fullmatch(record.lease) and file_name(record.key) == place.name else None
 

@@ -61,7 +61,7 @@ class Conversations:
             raise _not_found(id)
 
     async def add(self, id: str, items: Sequence[InputItem]) -> list[Raw]:
-        """Returns them as they are kept."""
+        """Returns the items as they are kept."""
         kept = keep_items(items, uuid.uuid4().hex)
         await self.extend(id, kept)
         return kept

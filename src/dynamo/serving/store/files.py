@@ -8,15 +8,18 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ParamSpec, TypeVar
 
 import msgspec
 
-from dynamo.protocols.errors import HttpError, NotFound
+from dynamo.protocols.errors import CannotStore, HttpError, NotFound
 from dynamo.protocols.openai_files import FileObject
 from dynamo.serving.store.records import Records
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 KIND = "file"
 FOLDER = "files"
@@ -39,7 +42,7 @@ class Files:
         """Put the content in place; returns the id under which to `register` it, or to `discard` it."""
         id = new_id("file-")
         part = self.path(f"{id}.part")
-        file = await asyncio.to_thread(_created, part)
+        file = await _on_disk(_created, part)
         try:
             size = 0
             async for chunk in chunks:
@@ -47,11 +50,12 @@ class Files:
                 if size > self._size:
                     limit = f"{self._size >> 20} MB, the limit of --stored-files-mb"
                     raise HttpError(413, f"The file is larger than {limit}.")
-                await asyncio.to_thread(file.write, chunk)
-            await asyncio.to_thread(file.close)
+                await _on_disk(file.write, chunk)
+            await _on_disk(file.close)
             part.replace(self.path(id))
         finally:
-            file.close()
+            with contextlib.suppress(OSError):  # it writes what it buffers, which may just have failed
+                file.close()
             part.unlink(missing_ok=True)
         return id
 
@@ -62,7 +66,11 @@ class Files:
         """List a file whose content is in place, and drop the oldest ones if there are too many."""
         size = self.path(id).stat().st_size
         made = FileObject(id=id, bytes=size, created_at=int(time.time()), filename=filename, purpose=purpose)
-        await self._records.put(KIND, id, msgspec.json.encode(made))
+        try:
+            await self._records.put(KIND, id, msgspec.json.encode(made))
+        except CannotStore:
+            self.discard(id)
+            raise
         await self._trim(id)
         return made
 
@@ -120,6 +128,13 @@ def _delete_unknown(folder: Path, known: set[str]) -> None:
         # A newer one may be an upload to another process.
         if path.name not in known and path.stat().st_mtime < time.time() - LEFTOVER_SECONDS:
             path.unlink(missing_ok=True)
+
+
+async def _on_disk(call: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+    try:
+        return await asyncio.to_thread(call, *args, **named)
+    except OSError as error:
+        raise CannotStore(f"The server cannot write to its disk: {error.strerror}.") from error
 
 
 def _created(path: Path) -> BinaryIO:

@@ -33,7 +33,7 @@ class Records(Protocol):
         """Returns whether there was such a record."""
 
     async def all(self, kind: str, prefix: str = "") -> list[bytes]:
-        """Those whose ids begin with the prefix, in the order of their ids."""
+        """The records whose ids begin with the prefix, in the order of their ids."""
 
     async def close(self) -> None: ...
 
@@ -61,7 +61,7 @@ class OwnedRecords:
         return await self._records.all(kind, self._prefix + prefix)
 
     async def close(self) -> None:
-        """Nothing: the records below belong to all owners."""
+        """Does nothing: the records below belong to all owners."""
 
 
 class MemoryRecords:

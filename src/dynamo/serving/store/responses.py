@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from dynamo.protocols.errors import InvalidRequest, NotFound
+from dynamo.protocols.errors import CannotStore, InvalidRequest, NotFound
 from dynamo.protocols.openai_responses import InputItem, InputTokensRequest, ResponsesRequest
 from dynamo.protocols.responses_answers import ResponseObject
 from dynamo.serving.store.conversations import Conversations
@@ -134,6 +134,8 @@ class ResponseStore:
             if request.conversation_id is not None and complete:
                 made = [Raw(msgspec.json.encode(item)) for item in response.output]
                 await self._conversations.extend(request.conversation_id, [*said, *made])
+        except CannotStore as error:
+            log.error("response %s could not be stored: %s", response.id, error.message)
         except Exception:
             log.exception("response %s could not be stored", response.id)
 
@@ -144,7 +146,7 @@ class ResponseStore:
         return stored
 
     async def status(self, id: str) -> str | None:
-        """That of a stored response; None if it was deleted or dropped."""
+        """The status of a stored response; None if the response was deleted or dropped."""
         stored = await self._find(id)
         return None if stored is None else _state.decode(stored.response).status
 

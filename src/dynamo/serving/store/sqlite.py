@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from dynamo.protocols.errors import StartError
+from dynamo.protocols.errors import CannotStore, StartError
 from dynamo.serving.store.records import Change, Limits
 
 T = TypeVar("T")
@@ -96,14 +96,17 @@ class SqliteRecords:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        # IMMEDIATE: a transaction that reads before it writes must not find that another process wrote in between.
-        self._db.execute("BEGIN IMMEDIATE")
         try:
+            # IMMEDIATE: a transaction that reads before it writes must not find that another process wrote in between.
+            self._db.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
+            self._db.execute("COMMIT")
+        except BaseException as error:
+            if self._db.in_transaction:  # SQLite itself may have rolled back
+                self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError):
+                raise CannotStore(f"The server cannot write to its disk: {error}.") from error
             raise
-        self._db.execute("COMMIT")
 
     def _get(self, kind: str, id: str) -> bytes | None:
         row = self._db.execute("SELECT body FROM records WHERE kind = ? AND id = ?", (kind, id)).fetchone()
@@ -111,7 +114,10 @@ class SqliteRecords:
 
     def _put(self, kind: str, id: str, body: bytes) -> None:
         self._delete(kind, id)
-        self._db.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?)", (kind, id, time.time_ns(), len(body), body))
+        # Later than all others, also when the clock was set back.
+        (newest,) = self._db.execute("SELECT max(written) FROM records WHERE kind = ?", (kind,)).fetchone()
+        written = max(time.time_ns(), (newest or 0) + 1)
+        self._db.execute("INSERT INTO records VALUES (?, ?, ?, ?, ?)", (kind, id, written, len(body), body))
         limits = self._limits.get(kind)
         while limits and self._exceeds(kind, limits):
             oldest = "SELECT id FROM records WHERE kind = ? ORDER BY written LIMIT 1"

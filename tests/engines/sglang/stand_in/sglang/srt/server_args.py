@@ -42,7 +42,10 @@ class ServerArgs:
     kv_events_config: str | None = None
     enable_metrics: bool = False
     grammar_backend: str | None = None
+    kv_cache_dtype: str = "auto"
     disaggregation_mode: str = "null"
+    disaggregation_transfer_backend: str = "mooncake"
+    disaggregation_bootstrap_port: int = 8998
     json_model_override_args: str = "{}"
     log_level: str = "info"
 

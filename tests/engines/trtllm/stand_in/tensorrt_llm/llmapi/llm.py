@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import itertools
 from typing import Any, NamedTuple
@@ -22,6 +23,15 @@ class Logprob(NamedTuple):
     rank: int | None = None
 
 
+@dataclasses.dataclass
+class DisaggregatedParams:
+    request_type: str | None = None
+    first_gen_tokens: list[int] | None = None
+    ctx_request_id: int | None = None
+    opaque_state: bytes | None = None
+    draft_tokens: list[int] | None = None
+
+
 class CompletionOutput:
     def __init__(self) -> None:
         self.index = 0
@@ -29,6 +39,7 @@ class CompletionOutput:
         self.logprobs: list[Any] = []
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.disaggregated_params: DisaggregatedParams | None = None
         self._last = 0
 
     @property
@@ -164,8 +175,13 @@ class LLM:
     ) -> RequestOutput:
         if sampling_params.end_id is None and self.skip_tokenizer_init:
             raise ValueError("tokenizer is required to reset end_id if it is None")
-        self.asked.append({"inputs": inputs, "cache_salt": cache_salt, "params": sampling_params})
+        self.asked.append(
+            {"inputs": inputs, "cache_salt": cache_salt, "params": sampling_params, "split": disaggregated_params}
+        )
         result = RequestOutput(self, inputs, sampling_params, streaming)
+        if disaggregated_params is not None and disaggregated_params.request_type == "context_only":
+            held = DisaggregatedParams("context_only", [inputs[-1] + 1], 17, b"\x00state\xff")
+            result.outputs[0].disaggregated_params = held
         self.running.add(result)
         self.report()
         self.store(inputs)

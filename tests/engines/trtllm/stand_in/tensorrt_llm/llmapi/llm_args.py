@@ -36,4 +36,5 @@ class TorchLlmArgs:
         "max_num_tokens": 8192,
         "enable_iter_perf_stats": False,
         "cuda_graph_config": None,
+        "cache_transceiver_config": None,
     }
