@@ -1,6 +1,6 @@
 """The planner on a day-shaped load with bursts, simulated, beside the smallest fixed fleet that meets the targets.
 
-`python benchmarks/planner.py [--hours 1] [--peak 5] [--predictor arima]`: a day is compressed into `--hours`.
+`python benchmarks/planner.py [--hours 1] [--peak 5] [--shape day] [--seed 1]`: a day is compressed into `--hours`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,19 @@ from dynamo.simulate import SimulatedRequest, SimulationConfig
 SHARE = 0.95
 
 
-def day(hours: float, peak: float, seed: int = 1, bursts: int = 4) -> Iterator[SimulatedRequest]:
-    """Poisson arrivals: little at night, most in the evening, and bursts of half the peak on top."""
+def share_of_peak(shape: str, at: float) -> float:
+    """`day`: one wave; `office`: a quiet night, and two humps with lunch between them. `at` goes from 0 to 1."""
+    if shape == "day":
+        wave: float = (0.5 - 0.5 * math.cos(2 * math.pi * at)) ** 1.5
+        return 0.12 + 0.88 * wave
+    morning, afternoon = (
+        math.exp(-(((at - middle) / width) ** 2) / 2) for middle, width in ((0.42, 0.07), (0.63, 0.08))
+    )
+    return 0.08 + 0.92 * min(1.0, morning + 0.85 * afternoon)
+
+
+def day(hours: float, peak: float, seed: int = 1, bursts: int = 4, shape: str = "day") -> Iterator[SimulatedRequest]:
+    """Poisson arrivals, with bursts of half the peak on top."""
     rng = random.Random(seed)
     seconds = hours * 3600
     starts = [rng.uniform(0.05, 0.9) * seconds for _ in range(bursts)]
@@ -31,7 +42,7 @@ def day(hours: float, peak: float, seed: int = 1, bursts: int = 4) -> Iterator[S
         now += rng.expovariate(top)
         if now >= seconds:
             return
-        rate = peak * (0.12 + 0.88 * (0.5 - 0.5 * math.cos(2 * math.pi * now / seconds)) ** 1.5)
+        rate = peak * share_of_peak(shape, now / seconds)
         if any(start <= now < start + burst_seconds for start in starts):
             rate += peak / 2
         if rng.random() < rate / top:
@@ -55,11 +66,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--peak", type=float, default=5.0, help="requests per second")
+    parser.add_argument("--shape", default="day", choices=("day", "office"))
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--predictor", default="arima", choices=("constant", "arima", "kalman"))
     parser.add_argument("--startup", type=float, default=30.0, help="seconds that a worker takes to start")
     parser.add_argument("--ttft-ms", type=float, default=4000.0)
     parser.add_argument("--itl-ms", type=float, default=250.0)
-    parser.add_argument("--window", type=float, default=60.0, help="throughput_adjustment_interval_seconds")
+    parser.add_argument("--window", type=float, default=120.0, help="throughput_adjustment_interval_seconds")
     parser.add_argument("--fixed", type=int, default=0, help="try no smaller fixed fleet than this")
     parser.add_argument("--ticks", action="store_true", help="print every change")
     asked = parser.parse_args()
@@ -74,7 +87,10 @@ def main() -> None:
 
     def run(workers: int, fixed: bool) -> PlannedReport:
         return simulate_planned(
-            SimulationConfig(workers=workers, engine=engine), config, lambda: day(asked.hours, asked.peak), fixed=fixed
+            SimulationConfig(workers=workers, engine=engine),
+            config,
+            lambda: day(asked.hours, asked.peak, asked.seed, shape=asked.shape),
+            fixed=fixed,
         )
 
     begun = time.perf_counter()

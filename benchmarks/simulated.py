@@ -26,6 +26,7 @@ from conversations import seed_list
 from dynamo.engines.mocker import MockerArgs
 from dynamo.router.config import RoutingConfig
 from dynamo.simulate import SimulatedRequest, SimulationConfig, Synthetic, read_request_trace, simulate
+from dynamo.simulate.simulation import FRONTEND_MS
 from figures import percentile, table
 from processes import Stack
 from prompts import MODEL, make_model
@@ -97,7 +98,9 @@ def one(folder: Path, model: Path, workers: int, mode: str, requests: int, seed:
     rows = [msgspec.json.decode(line)["request"] for line in trace.read_bytes().splitlines()]
     ttft = [row["ttft_ms"] for row in rows]
     cached = sum(row["cached_tokens"] for row in rows) / sum(row["input_tokens"] for row in rows)
-    config = SimulationConfig(workers=workers, engine=ARGS, routing=RoutingConfig(mode=mode), seed=seed)
+    config = SimulationConfig(
+        workers=workers, engine=ARGS, routing=RoutingConfig(mode=mode), frontend_seconds=FRONTEND_MS / 1000, seed=seed
+    )
     report = simulate(config, lambda: read_request_trace(trace))
     assert report.ttft_ms
     assert report.completed == len(rows)

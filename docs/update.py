@@ -15,6 +15,7 @@ from dynamo.mocker.__main__ import MockerSettings
 from dynamo.model import AdapterConfig, FetchConfig, HubConfig, S3Config
 from dynamo.planner.__main__ import PlannerSettings
 from dynamo.replay.__main__ import ReplaySettings, TrafficSettings
+from dynamo.replay.plan import PlanSettings
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.run.help import help_text
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
@@ -42,6 +43,7 @@ TABLES = {
     "network": (NetworkSettings,),
     "planner": (PlannerSettings,),
     "replay": (TrafficSettings, ReplaySettings),
+    "plan": (PlanSettings,),
     "request trace": (TraceSettings, TraceSinkSettings),
     "router": (RouterSettings,),
     "standalone router": (StandaloneSettings,),

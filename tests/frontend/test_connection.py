@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from support.limits import few_files
 from support.serving import CHAT, Holding, Served, serving
+from support.waiting import PATIENCE
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -111,7 +112,8 @@ async def test_a_stream_over_http_1_0_ends_even_if_the_client_asks_to_keep_the_c
         body = json.dumps({**CHAT, "stream": True}).encode()
         writer.write(HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Connection: keep-alive\r\n")
         writer.write(b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
-        head, _, events = (await closed(reader)).partition(b"\r\n\r\n")
+        async with asyncio.timeout(PATIENCE):
+            head, _, events = (await closed(reader)).partition(b"\r\n\r\n")
         assert b"connection: keep-alive" not in head.lower()
         assert events.endswith(b"data: [DONE]\n\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import tempfile
 import threading
 import urllib.request
@@ -84,6 +85,8 @@ def test_a_stuck_engine_is_named_and_everything_else_is_answered_before(
         code, text = until_sync(lambda: "think_for_a" in (found := inspected(url))[1] and found)
         assert code == 3
         assert re.search(r"LOOP IS BLOCKED: .* it has not left\n  think_for_a_long_time  .*engine.py:1\d", text)
+        process.popen.send_signal(signal.SIGSTOP)
+        until_sync(lambda: "is stopped: state T" in inspected(pid)[1])
         process.popen.kill()
         asking.join(PATIENCE)
     assert inspected(pid)[0] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -37,10 +38,19 @@ def lines_until(process: subprocess.Popen[str], text: str) -> Iterator[str]:
     raise AssertionError(f"it ended without saying '{text}'")
 
 
-def test_the_aggregated_example_answers_and_drains(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("example", "last_worker"),
+    [
+        ("aggregated", "worker-1"),
+        pytest.param("disaggregated", "decode-1", marks=pytest.mark.chaos),
+        pytest.param("tiered", "worker", marks=pytest.mark.chaos),
+    ],
+)
+def test_an_example_answers_and_drains(tmp_path: Path, example: str, last_worker: str) -> None:
     port = free_port()
     file = tmp_path / "serve.yaml"
-    file.write_text((SOURCE.parent / "examples" / "aggregated.yaml").read_text().replace("8000", str(port)))
+    text = (SOURCE.parent / "examples" / f"{example}.yaml").read_text()
+    file.write_text(text.replace("8000", str(port)).replace("9090", str(free_port())))
     env = environment(tmp_path)
     del env["DYN_FILE_KV"]  # a deployment has a folder of its own
     process = subprocess.Popen(
@@ -48,7 +58,7 @@ def test_the_aggregated_example_answers_and_drains(tmp_path: Path) -> None:
     )
     try:
         said = list(lines_until(process, "all components are ready"))
-        assert any(line.startswith("worker-1 | worker for 'tiny'") for line in said)
+        assert any(re.match(f"{last_worker} +[|] worker for 'tiny'", line) for line in said)
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as client:
             # Each process is ready; that the frontend has heard of the workers comes a moment later.
             until_sync(lambda: client.models.list().data)

@@ -53,6 +53,31 @@ def test_a_slow_worker_makes_the_slowest_requests_slower() -> None:
     assert slowed.e2e_ms.p90 > 3 * usual.e2e_ms.p90
 
 
+def test_prefill_workers_keep_long_prompts_away_from_running_answers() -> None:
+    traffic = [
+        SimulatedRequest(at=0.01 * n, input_tokens=4096 if n % 4 == 0 else 64, output_tokens=48, label=str(n))
+        for n in range(80)
+    ]
+    config = structs.replace(CONFIG, engine=MockerArgs(num_gpu_blocks=4096), workers=4)
+    whole = simulate(config, lambda: traffic)
+    split = simulate(structs.replace(config, workers=2, prefill_workers=2), lambda: traffic)
+    assert (split.completed, split.failed, split.output_tokens) == (80, 0, 80 * 48)
+    assert sum(count for why, count in split.splits.items() if why.startswith("remote")) >= 20
+    assert whole.splits == {}
+    assert whole.itl_ms
+    assert split.itl_ms
+    assert split.itl_ms.p99 < whole.itl_ms.p99 / 3
+
+
+def test_prompts_stay_where_they_are_while_a_transfer_takes_longer_than_computing() -> None:
+    slow = structs.replace(CONFIG.engine, kv_transfer_bandwidth=0.5)
+    config = structs.replace(CONFIG, engine=slow, workers=2, prefill_workers=2)
+    traffic = [SimulatedRequest(at=0.5 * n, input_tokens=2048, output_tokens=4, label=str(n)) for n in range(40)]
+    report = simulate(config, lambda: traffic)
+    assert report.completed == 40
+    assert report.splits["local short"] > 35
+
+
 def test_an_incident_of_a_worker_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="no worker 9, only 3"):
         simulate(structs.replace(CONFIG, incidents=[Incident("kill", 0.0, 9)]), lambda: GROUPS)
@@ -81,3 +106,12 @@ def test_a_prompt_that_cannot_fit_is_counted_as_failed() -> None:
     report = simulate(CONFIG, lambda: [SimulatedRequest(at=0.0, input_tokens=10**6, output_tokens=8)])
     assert (report.completed, report.failed) == (0, 1)
     assert report.errors == {"InvalidArgument": 1}
+
+
+def test_the_time_of_a_frontend_is_added_to_the_time_to_the_first_token() -> None:
+    traffic = Synthetic(requests=3, input_tokens=128, output_tokens=4, interval=10.0)
+    reports = [simulate(SimulationConfig(frontend_seconds=seconds), lambda: traffic) for seconds in (0.0, 0.25)]
+    without, added = (report.ttft_ms for report in reports)
+    assert without
+    assert added
+    assert added.mean - without.mean == pytest.approx(250.0)

@@ -1,13 +1,20 @@
 """How much a worker sustains within a latency target, estimated from what live requests saw.
 
-In a queue, latency is `idle / (1 - load / limit)`: its reciprocal falls in a straight line with the load. The line is
-fitted to observations, so that no profiling is needed; the load is in tokens per second and worker.
+Both models hold while a jam builds up or is worked off, when what is finished says little about what arrives:
+
+- The time to the first token in a queue is `idle / (1 - load / limit)`: its reciprocal falls in a straight line with
+  the prompt tokens per second.
+- The time between tokens is that of a step, which grows with the requests in the batch, and prompts that are computed
+  between the tokens take a share of the time. The batch follows from what is measured: tokens per second times the time
+  between them.
+
+No profiling is needed; loads are those of one worker.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -18,14 +25,19 @@ from dynamo.planner.history import Observation
 _SPREAD = 1.5
 """Observations determine a line if the highest load is this many times the lowest."""
 _EXTRAPOLATED = 2.0
-"""The line is believed up to this many times the highest load that was seen."""
+"""A model is believed up to this many times the highest load that was seen."""
 _MISSES = 3
 """As many observations above a target are no accident."""
 _HALF_LIFE_SHARE = 0.25
 
 
-class Sampled(Struct, frozen=True):
-    load: float
+class WorkerSample(Struct, frozen=True):
+    """What one worker did on average in one interval, per second."""
+
+    prompts: float
+    """Prompt tokens."""
+    generated: float
+    """Output tokens."""
     latency: float
     weight: float
 
@@ -41,25 +53,60 @@ class LatencyLine(Struct, frozen=True):
     missed: float = math.inf
     """A load at which the target was missed."""
 
-    def sustained(self, target: float, tail: float) -> float:
-        """The load at which `idle + tail * (mean - idle)` reaches the target; 0 where even an idle worker misses it."""
+    def sustained(self, target: float, tail: float, input_tokens: float, output_tokens: float) -> float:
+        """Requests per second at which `idle + tail * (mean - idle)` is the target; 0 if an idle worker misses it."""
         allowed = self.idle + (target - self.idle) / tail
         if allowed <= self.idle:
-            return 0.0 if self.fitted else self.limit / 4
-        return min(self.limit * (1 - self.idle / allowed), _EXTRAPOLATED * self.seen, self.missed)
+            load = 0.0 if self.fitted else self.limit / 4
+        else:
+            load = min(self.limit * (1 - self.idle / allowed), _EXTRAPOLATED * self.seen, self.missed)
+        return load / input_tokens
+
+    def half_used(self, rate: float, input_tokens: float, output_tokens: float) -> bool:
+        """Whether so many requests per second are less than half of what it can do at all."""
+        return rate * input_tokens < self.limit / 2
 
 
-def fit(samples: Sequence[Sampled], least: int, target: float = math.inf) -> LatencyLine | None:
+class StepTime(Struct, frozen=True):
+    """Seconds between tokens: `(idle + per_request * batch) / (1 - per_prompt * prompt tokens per second)`."""
+
+    idle: float
+    per_request: float
+    per_prompt: float
+    """Seconds that a prompt token takes from those that wait for their next token."""
+    seen: float
+    """The highest rate of output tokens that was observed."""
+    fitted: bool = True
+
+    def sustained(self, target: float, tail: float, input_tokens: float, output_tokens: float) -> float:
+        """Requests per second at which `idle + tail * (mean - idle)` is the target; 0 if an idle worker misses it."""
+        allowed = self.idle + (target - self.idle) / tail
+        most = _EXTRAPOLATED * self.seen / output_tokens
+        if allowed <= self.idle:
+            return 0.0 if self.fitted else most / 8
+        # The batch is the rate times the time that its tokens take.
+        cost = allowed * self._per_second(input_tokens, output_tokens)
+        return min((allowed - self.idle) / cost, most) if cost else most
+
+    def half_used(self, rate: float, input_tokens: float, output_tokens: float) -> bool:
+        """Whether so many requests per second are less than half of what it can do at all."""
+        return rate * self._per_second(input_tokens, output_tokens) < 0.5
+
+    def _per_second(self, input_tokens: float, output_tokens: float) -> float:
+        return self.per_request * output_tokens + self.per_prompt * input_tokens
+
+
+def fit_ttft(samples: Sequence[WorkerSample], least: int, target: float = math.inf) -> LatencyLine | None:
     """None for fewer than `least` samples. Loads at which latency was above `target` are never believed to be fine."""
     if len(samples) < least:
         return None
     weight = sum(each.weight for each in samples)
-    x = sum(each.weight * each.load for each in samples) / weight
+    x = sum(each.weight * each.prompts for each in samples) / weight
     y = sum(each.weight / each.latency for each in samples) / weight
-    low, high = min(each.load for each in samples), max(each.load for each in samples)
+    low, high = min(each.prompts for each in samples), max(each.prompts for each in samples)
     if high >= _SPREAD * low:
-        xx = sum(each.weight * (each.load - x) ** 2 for each in samples)
-        xy = sum(each.weight * (each.load - x) * (1 / each.latency - y) for each in samples)
+        xx = sum(each.weight * (each.prompts - x) ** 2 for each in samples)
+        xy = sum(each.weight * (each.prompts - x) * (1 / each.latency - y) for each in samples)
         slope = -xy / xx
         if slope <= 0:
             return LatencyLine(1 / y, math.inf, high, missed=_missed(samples, target))
@@ -70,43 +117,74 @@ def fit(samples: Sequence[Sampled], least: int, target: float = math.inf) -> Lat
     return LatencyLine(1 / y / 2, 2 * x, high, fitted=False)
 
 
-def _missed(samples: Sequence[Sampled], target: float) -> float:
+def fit_step(samples: Sequence[WorkerSample], least: int) -> StepTime | None:
+    """None for fewer than `least` samples."""
+    if len(samples) < least:
+        return None
+    # Times the latency, both loads explain it in a straight line. Errors count in proportion to it: a jam, in which it
+    # is tens of times higher, must not decide alone.
+    rows = [
+        (each.generated * each.latency, each.prompts * each.latency, each.latency, each.weight / each.latency**2)
+        for each in samples
+    ]
+    weight = sum(row[3] for row in rows)
+    batch, prompts, latency = (sum(row[at] * row[3] for row in rows) / weight for at in range(3))
+    seen = max(each.generated for each in samples)
+    if max(row[0] for row in rows) < _SPREAD * min(row[0] for row in rows):
+        # As for the time to the first token: one load says nothing about others.
+        return StepTime(latency / 2, latency / 2 / batch, 0.0, seen, fitted=False)
+
+    def moment(one: int, other: int) -> float:
+        means = (batch, prompts, latency)
+        return sum(row[3] * (row[one] - means[one]) * (row[other] - means[other]) for row in rows)
+
+    bb, bp, pp, bl, pl = moment(0, 0), moment(0, 1), moment(1, 1), moment(0, 2), moment(1, 2)
+    determinant = bb * pp - bp * bp
+    per_request, per_prompt = bl / bb, 0.0
+    if determinant > 1e-6 * bb * pp:
+        per_request, per_prompt = (bl * pp - pl * bp) / determinant, (pl * bb - bl * bp) / determinant
+        # Neither makes a step shorter: what seems so is noise, and the other one explains all of it.
+        if per_prompt < 0:
+            per_request, per_prompt = bl / bb, 0.0
+        elif per_request < 0:
+            per_request, per_prompt = 0.0, pl / pp
+    per_request, per_prompt = max(0.0, per_request), max(0.0, per_prompt)
+    idle = latency - per_request * batch - per_prompt * prompts
+    if idle <= 0:
+        fastest = min(each.latency for each in samples)
+        return StepTime(fastest, max(0.0, latency - fastest) / batch, 0.0, seen)
+    return StepTime(idle, per_request, per_prompt, seen)
+
+
+def _missed(samples: Sequence[WorkerSample], target: float) -> float:
     """The upper quartile: while a jam is worked off, latency is high at loads that would be fine otherwise."""
-    missed = sorted(each.load for each in samples if each.latency > target)
+    missed = sorted(each.prompts for each in samples if each.latency > target)
     return missed[len(missed) * 3 // 4] if len(missed) >= _MISSES else math.inf
 
 
-def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, latency: str) -> list[Sampled]:
-    """`latency` is "ttft", which prompts cause, or "itl", which output tokens cause.
+def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, latency: str) -> list[WorkerSample]:
+    """`latency` is "ttft" or "itl".
 
     Intervals in which the number of workers changed are left out: the load per worker is unknown there.
     """
     recent = history[-config.capacity_samples :]
     half_life = max(1.0, _HALF_LIFE_SHARE * config.capacity_samples)
-    return [
-        Sampled(load / count, seconds, weight * 0.5 ** (age / half_life))
-        for age, (count, load, seconds, weight) in _measured(recent, role, latency)
-    ]
+    return list(_measured(recent, role, latency, half_life))
 
 
-def _measured(
-    recent: Sequence[Observation], role: Role, latency: str
-) -> Iterable[tuple[int, tuple[int, float, float, float]]]:
+def _measured(recent: Sequence[Observation], role: Role, latency: str, half_life: float) -> Iterator[WorkerSample]:
     newest = len(recent) - 1
+    length = 0.0
     for at, (before, now) in enumerate(pairwise(recent), 1):
         pool, earlier, traffic = now.pool(role), before.pool(role), now.traffic
         if pool is None or earlier is None or traffic is None or now.seconds <= 0:
             continue
-        count = pool.serving
-        if not count or count != earlier.serving:
+        # It is known of requests that ended, and while a jam builds up none may end.
+        length = traffic.input_tokens or length
+        count, seconds, weight = pool.serving, getattr(traffic, latency), traffic.first_tokens
+        if not count or count != earlier.serving or not seconds or weight <= 0:
             continue
-        if latency == "ttft":
-            seconds, load, weight = (
-                traffic.ttft,
-                traffic.first_tokens * (traffic.input_tokens or 0),
-                traffic.first_tokens,
-            )
-        else:
-            seconds, load, weight = traffic.itl, traffic.generated, traffic.first_tokens
-        if seconds and load > 0 and weight > 0:
-            yield newest - at, (count, load / now.seconds, seconds, weight)
+        prompts, generated = traffic.first_tokens * length, traffic.generated
+        if (prompts if latency == "ttft" else generated) > 0:
+            share = count * now.seconds
+            yield WorkerSample(prompts / share, generated / share, seconds, weight * 0.5 ** ((newest - at) / half_life))

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from dynamo.planner.capacity import LatencyLine, fit, samples
+from dynamo.planner.capacity import LatencyLine, StepTime, fit_step, fit_ttft, samples
 from dynamo.planner.config import PlannerConfig, Role
 from dynamo.planner.history import Observation, PoolSeen
 from dynamo.planner.predict import predict
@@ -30,6 +30,8 @@ _FULL = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
 _PREDICTED_FROM = 60
 """Observations from which demand is predicted."""
+_HORIZONS = (2, 4, 8, 12)
+"""Numbers of observations over which demand is averaged: a burst shows in the shortest, a slow rise in the longest."""
 _WORK_OFF_INTERVALS = 4.0
 """Requests that wait longer than the target allows are to be worked off within this many intervals."""
 _THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1), "load": (1.0, 0.1, 1.0, 0.6)}
@@ -50,7 +52,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
     input_tokens: float | None = None
     output_tokens: float | None = None
     ttft: LatencyLine | None = None
-    itl: LatencyLine | None = None
+    itl: StepTime | None = None
 
 
 class ScalingDecision(Struct, frozen=True, kw_only=True):
@@ -146,12 +148,14 @@ def _need_in_window(
     most = 0
     if sla:
         most = _need_for_rate(forecast.requests_per_second or 0.0, role, forecast, config, share=share)[0] or 0
-    for seen in reversed(history):
+    for at in range(len(history) - 1, -1, -1):
+        seen = history[at]
         pool = seen.pool(role)
         if seen.traffic is None or pool is None or pool.serving is None:
             return None
         if sla:
-            need, _ = _need_for_rate(_rate(seen), role, forecast, config, share=share)
+            rate = _certain_rate(history[max(0, at + 1 - _HORIZONS[-1]) : at + 1])
+            need, _ = _need_for_rate(rate, role, forecast, config, share=share)
         else:
             need, _ = _need_by_load(seen, role, config)
         if need is None:
@@ -169,8 +173,9 @@ def _need_for_rate(
     said = f"{rate:.2f} requests/s are expected"
     if not rate:
         return 0, said
+    tokens = forecast.input_tokens or 0.0, forecast.output_tokens or 0.0
     capacity = min(
-        (line.sustained(target, tail) / tokens for line, target, tail, tokens in _limits(role, forecast, config)),
+        (model.sustained(target, tail, *tokens) for model, target, tail in _limits(role, forecast, config)),
         default=None,
     )
     if not capacity:
@@ -178,19 +183,24 @@ def _need_for_rate(
     return math.ceil(rate / (share * capacity)), f"{said}, and one {role} worker sustains {capacity:.2f}"
 
 
-def _limits(role: Role, forecast: Forecast, config: PlannerConfig) -> Iterator[tuple[LatencyLine, float, float, float]]:
-    """What bounds the load of a worker: the line, the target in seconds, its tail, and the tokens of a request."""
-    if role in _ttft_roles(config) and forecast.ttft and forecast.input_tokens:
-        yield forecast.ttft, config.ttft_ms / 1000, TTFT_TAIL, forecast.input_tokens
-    if role == "decode" and forecast.itl and forecast.output_tokens:
-        yield forecast.itl, config.itl_ms / 1000, ITL_TAIL, forecast.output_tokens
+def _limits(
+    role: Role, forecast: Forecast, config: PlannerConfig
+) -> Iterator[tuple[LatencyLine | StepTime, float, float]]:
+    """What bounds the load of a worker: the model, the target in seconds, and its tail."""
+    if not forecast.input_tokens or not forecast.output_tokens:
+        return
+    if role in _ttft_roles(config) and forecast.ttft:
+        yield forecast.ttft, config.ttft_ms / 1000, TTFT_TAIL
+    if role == "decode" and forecast.itl:
+        yield forecast.itl, config.itl_ms / 1000, ITL_TAIL
 
 
 def _hopeless(rate: float, role: Role, forecast: Forecast, config: PlannerConfig) -> str | None:
     """Why more workers do not help, where each has only `rate` requests per second and misses a target even so."""
-    for line, target, _, tokens in _limits(role, forecast, config):
-        if line.fitted and line.idle >= target and rate * tokens < line.limit / 2:
-            return f"a worker without load would take {1000 * line.idle:.0f} ms, so more workers cannot help"
+    tokens = forecast.input_tokens or 0.0, forecast.output_tokens or 0.0
+    for model, target, _ in _limits(role, forecast, config):
+        if model.fitted and model.idle >= target and model.half_used(rate, *tokens):
+            return f"a worker without load would take {1000 * model.idle:.0f} ms, so more workers cannot help"
     return None
 
 
@@ -248,12 +258,14 @@ def _forecast(history: Sequence[Observation], config: PlannerConfig) -> Forecast
     steps = 1 + config.startup_seconds / config.load_adjustment_interval_seconds
     least = config.load_min_observations
     first, last = config.roles[0], config.roles[-1]
+    rates = [_rate(seen) for seen in known]
+    change = predict(rates, steps, config) - predict(rates, 0, config)
     return Forecast(
-        requests_per_second=predict([_rate(seen) for seen in known], steps, config),
+        requests_per_second=max(0.0, _certain_rate(known) + change),
         input_tokens=_mean_tokens(known, "input_tokens"),
         output_tokens=_mean_tokens(known, "output_tokens"),
-        ttft=fit(samples(history, first, config, "ttft"), least, config.ttft_ms / 1000),
-        itl=fit(samples(history, last, config, "itl"), least, config.itl_ms / 1000),
+        ttft=fit_ttft(samples(history, first, config, "ttft"), least, config.ttft_ms / 1000),
+        itl=fit_step(samples(history, last, config, "itl"), least),
     )
 
 
@@ -269,6 +281,22 @@ def _mean_tokens(known: Sequence[Observation], field: str) -> float | None:
 
 def _rate(seen: Observation) -> float:
     return seen.traffic.requests / seen.seconds if seen.traffic and seen.seconds > 0 else 0.0
+
+
+def _certain_rate(seen: Sequence[Observation]) -> float:
+    """Requests per second less one standard deviation of chance arrivals, over the horizon where that is most.
+
+    Five seconds with 20 requests may well have 25 the next time: workers that follow such noise go up with it at once,
+    and down only after a whole window.
+    """
+    requests = seconds = most = 0.0
+    for count, one in enumerate(reversed(seen[-_HORIZONS[-1] :]), 1):
+        if one.traffic:
+            requests += one.traffic.requests
+            seconds += one.seconds
+        if count in _HORIZONS and seconds > 0:
+            most = max(most, (requests - math.sqrt(requests)) / seconds)
+    return most
 
 
 def _late(seen: Observation, config: PlannerConfig) -> float:

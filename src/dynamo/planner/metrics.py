@@ -74,11 +74,12 @@ class PlannerMetrics:
         self._set("predicted_request_rate", forecast.requests_per_second)
         self._set("predicted_isl", forecast.input_tokens)
         self._set("predicted_osl", forecast.output_tokens)
-        for name, line, target, tail, tokens in (
-            ("prefill", forecast.ttft, config.ttft_ms, TTFT_TAIL, forecast.input_tokens),
-            ("decode", forecast.itl, config.itl_ms, ITL_TAIL, forecast.output_tokens),
+        tokens = forecast.input_tokens or 0.0, forecast.output_tokens or 0.0
+        for name, model, target, tail in (
+            ("prefill", forecast.ttft, config.ttft_ms, TTFT_TAIL),
+            ("decode", forecast.itl, config.itl_ms, ITL_TAIL),
         ):
-            capacity = line.sustained(target / 1000, tail) / tokens if line and tokens else None
+            capacity = model.sustained(target / 1000, tail, *tokens) if model and all(tokens) else None
             self._set(f"engine_{name}_capacity_requests_per_second", capacity)
 
     @property

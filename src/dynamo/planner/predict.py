@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dynamo.planner.config import PlannerConfig
 
-_LEVEL, _TREND, _DAMPING = 0.3, 0.1, 0.9
+_LEVEL, _TREND, _DAMPING = 0.3, 0.07, 0.9
 """Weights of the newest value and of the newest slope, and how much of the slope is left after each step."""
 
 

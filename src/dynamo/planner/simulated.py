@@ -7,7 +7,6 @@ import contextlib
 import random
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from typing import Any
 
 from msgspec import Struct
 
@@ -18,7 +17,8 @@ from dynamo.planner.parts import Measurement, PoolLoad, PoolOrder
 from dynamo.planner.planner import Planner
 from dynamo.simulate import virtual_time
 from dynamo.simulate.fleet import SimulatedWorker
-from dynamo.simulate.simulation import Measured, Simulation, SimulationConfig, simulated
+from dynamo.simulate.service_level import ServiceLevel
+from dynamo.simulate.simulation import Simulation, SimulationConfig, simulated
 from dynamo.simulate.traffic import SimulatedRequest
 
 
@@ -47,20 +47,6 @@ class PlannedReport(Struct, frozen=True, kw_only=True):
         """How often a step down followed one up, or the other way round."""
         steps = self.changes
         return sum((before > 0) != (after > 0) for before, after in pairwise(steps))
-
-
-class _ServiceLevel(Measured):
-    def __init__(self, ttft: float, itl: float) -> None:
-        super().__init__()
-        self._ttft, self._itl = ttft, itl
-        self.within = 0
-
-    def ended(self, request: Any) -> None:
-        first, more = len(self.ttft), len(self.tpot)
-        super().ended(request)
-        if len(self.ttft) > first:
-            slow = len(self.tpot) > more and self.tpot.last > self._itl
-            self.within += self.ttft.last <= self._ttft and not slow
 
 
 class SimulatedPool:
@@ -162,7 +148,7 @@ def simulate_planned(
 
     async def work() -> PlannedReport:
         async with simulated(simulation) as running:
-            level = running.measured = _ServiceLevel(planner.ttft_ms / 1000, planner.itl_ms / 1000)
+            level = running.measured = ServiceLevel(planner.ttft_ms / 1000, planner.itl_ms / 1000)
             pool = SimulatedPool(running)
             begun = asyncio.get_running_loop().time()
             made = Planner(planner, _Measurements(pool), pool, observer=lambda *both: seen.append(both))

@@ -28,7 +28,7 @@ from dynamo.settings.arguments import FlagParser
 from dynamo.simulate.incidents import Incident, read_incident
 from dynamo.simulate.page import as_page
 from dynamo.simulate.report import as_json, as_text
-from dynamo.simulate.simulation import SimulationConfig, simulate
+from dynamo.simulate.simulation import FRONTEND_MS, SimulationConfig, simulate
 from dynamo.simulate.synthetic import Synthetic
 from dynamo.simulate.traces import FORMATS
 from dynamo.simulate.traffic import SimulatedRequest, scaled
@@ -87,6 +87,8 @@ class ReplaySettings(Settings, frozen=True, kw_only=True):
     router_config: Annotated[str | None, Setting(
         "--router-config", help="router settings by the names of their flags, as JSON or the name of a file",
         metavar="JSON")] = None
+    frontend_ms: Annotated[float, Meta(ge=0, le=1e6), Setting(
+        "--frontend-ms", help="what a frontend adds to the time to the first token", metavar="MS")] = FRONTEND_MS
     incidents: Annotated[tuple[str, ...], Setting(
         "--incident", metavar="WHAT@SECONDS",
         help="kill:N, drain:N, slow:NxFACTOR (worker N) or join, at a time after the start; may be repeated")] = ()
@@ -115,8 +117,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         quiet = {} if flags["verbosity"] else {"DYN_LOG": "error"}
         configure_dynamo_logging(LogConfig.from_env(quiet | dict(os.environ), verbosity=flags["verbosity"]))
         asked = ReplaySettings.from_env({}, **given(flags, ReplaySettings))
-        runs = [_run(flags)]
-        runs += [_run(_without_tuples(flags) | _given_flags(shlex.split(each)), each) for each in asked.against]
+        runs = [simulation_of(flags)]
+        runs += [
+            simulation_of(_without_tuples(flags) | _given_flags(shlex.split(each)), each) for each in asked.against
+        ]
         for path in (asked.report_json, asked.report_html):
             if path and not Path(path).resolve().parent.is_dir():
                 raise ValueError(f"the folder of {path} does not exist")
@@ -150,7 +154,9 @@ def _without_tuples(flags: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flags.items() if name != "against"}
 
 
-def _run(flags: Mapping[str, Any], name: str = "") -> tuple[SimulationConfig, Callable[[], Iterable[SimulatedRequest]]]:
+def simulation_of(
+    flags: Mapping[str, Any], name: str = ""
+) -> tuple[SimulationConfig, Callable[[], Iterable[SimulatedRequest]]]:
     """One simulation as its flags describe it; a ValueError or InvalidArgument says what is wrong."""
     asked = ReplaySettings.from_env({}, **given(flags, ReplaySettings))
     routing_flags: dict[str, Any] = {"router_mode": "kv"} | given(flags, RoutingConfig)
@@ -169,6 +175,7 @@ def _run(flags: Mapping[str, Any], name: str = "") -> tuple[SimulationConfig, Ca
         engine=engine,
         routing=routing,
         concurrency=asked.concurrency,
+        frontend_seconds=asked.frontend_ms / 1000,
         incidents=[_incident(each) for each in asked.incidents],
         seed=asked.seed,
     )

@@ -12,7 +12,7 @@ from weakref import WeakSet
 import msgspec
 from msgspec import structs
 
-from dynamo.protocols.card import ModelCard
+from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
@@ -47,6 +47,7 @@ class StandaloneRouter:
         self._core: KvAwareRouter | None = None
         self._core_started = asyncio.Event()
         self._warned = False
+        self._named_decode = False
         self._deliveries: WeakSet[Delivery] = WeakSet()
         """Those under way. Weak references suffice: their streams and retries hold them."""
 
@@ -126,6 +127,10 @@ class StandaloneRouter:
         return {"block_size": self.block_size, "num_blocks": choice.prompt_blocks, "workers": rows}
 
     def _card_changed(self, instance_id: int, card: ModelCard) -> None:
+        if card.worker_type is WorkerType.Decode and not self._named_decode:
+            self._named_decode = True
+            log.warning("this router does not split requests: decode workers compute their prompts themselves; "
+                        "python -m dynamo.frontend sends prompts to prefill workers")  # fmt: skip
         if self._block_size is None:
             self._block_size = card.kv_cache_block_size
             self._start_core(self._block_size)

@@ -131,6 +131,8 @@ def _ask_socket(pid: int, request: InspectionRequest, folder: Path) -> Iterator[
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS + (request.seconds if request.what == "profile" else 0))
         try:
+            if _state(pid)[:1] in ("T", "t"):
+                raise InspectError(_silent(pid))
             open_folder(folder)  # refuses one of another user, who could answer anything
             connection.connect(str(socket_path(folder, pid)))
             connection.sendall(msgspec.json.encode(request) + b"\n")
@@ -148,15 +150,22 @@ def _ask_socket(pid: int, request: InspectionRequest, folder: Path) -> Iterator[
 
 def _silent(pid: int) -> str:
     """Why not even a thread of the process answers, as far as the system knows."""
-    try:
-        state = read_status(pid)["State"]
-    except (OSError, KeyError):
+    state = _state(pid)
+    if not state:
         return f"process {pid} has ended"
     if state[:1] in "Tt":
         return f"process {pid} is stopped: state {state}; continue it with kill -CONT {pid}"
     return (
         f"no thread of process {pid} answers: native code holds Python's lock, or the machine is overloaded ({state})"
     )
+
+
+def _state(pid: int) -> str:
+    """As /proc has it, like `S (sleeping)`; empty where it is not known."""
+    try:
+        return read_status(pid)["State"]
+    except (OSError, KeyError):
+        return ""
 
 
 def _ask_http(url: str, request: InspectionRequest, environ: Mapping[str, str]) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from dynamo import __version__
 from dynamo.run.grammar import Command, UsageError, parse
@@ -14,10 +15,12 @@ _USAGE = """\
 usage: dynamo run …              chat, serve, batch or work in one process: see dynamo run --help
        dynamo serve FILE.yaml    several processes on this machine: see dynamo serve --help
        dynamo top [URL]          watch a server's workers, requests and routing decisions
+       dynamo plan [TRACE] …     how many workers a traffic needs: see dynamo plan --help
+       dynamo profile URL        measure the engine behind a server, for simulations: see dynamo profile --help
        dynamo inspect [PROCESS]  look inside a running process: see dynamo inspect --help
        dynamo --version
 """
-_COMMANDS = ("run", "serve", "top", "inspect", "--version", "--help")
+_COMMANDS = ("run", "serve", "top", "inspect", "plan", "profile", "--version", "--help")
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -41,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def dynamo() -> None:
-    """Dispatch to `run` (that is `dynamo-run`), `serve` (several processes), `top` (a fleet) or `inspect`."""
+    """Dispatch to `run` (that is `dynamo-run`) and the other commands of `_USAGE`."""
     words = sys.argv[1:]
     match words:
         case ["run", *rest]:
@@ -55,6 +58,13 @@ def dynamo() -> None:
             from dynamo.run.top import top
 
             raise SystemExit(top(rest, os.environ))
+        case ["plan", *rest]:
+            # Above this room: simulations run what this room starts.
+            import_module("dynamo.replay.plan").main(rest)
+        case ["profile", *rest]:
+            from dynamo.run.profile import main as profile
+
+            profile(rest)
         case ["inspect", *rest]:
             from dynamo.run.inspect import inspect
 

@@ -63,7 +63,9 @@ class DistributedRuntime:
             event_plane=event_plane,
         )
         self.instance_id = new_instance_id()
-        self._own_status = Status(self.config.status) if status is None and self.config.status.on else None
+        asked = self.config.status
+        # Health checks take an endpoint out of rotation also where no port shows their outcome.
+        self._own_status = Status(asked) if status is None and (asked.on or asked.probes) else None
         self.status = status or self._own_status
         self.inspection = Inspection()
         if self._own_status:
@@ -94,7 +96,7 @@ class DistributedRuntime:
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        if self._own_status:
+        if self._own_status and self.config.status.on:
             # Imported here: only a process that reports its status needs an HTTP server.
             from dynamo.runtime.status.server import StatusServer
 

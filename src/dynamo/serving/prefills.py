@@ -24,6 +24,8 @@ class Prefills:
         self._config = config
         self._pools: dict[str, PrefillPool] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._misfits: set[int] = set()
+        """Prefill workers that were named in the log."""
 
     def pool(self, model: str) -> PrefillPool:
         pool = self._pools.get(model)
@@ -46,28 +48,34 @@ class Prefills:
         peer = Peer(instance_id=member.instance_id, namespace=member.endpoint.namespace, card=card)
         pool = self.pool(card.name)
         if card.takes_requests:
+            if card.worker_type is not WorkerType.Decode:
+                return
             pool.put_decode(peer)
+            self._name_misfits([peer], pool.prefills())
             return
         if not card.prefills:
             return
         if pool.card_of(peer.instance_id) is None:
-            self._say(pool, peer)
+            log.info("prefill worker %x of '%s' joined", peer.instance_id, peer.card.name)
         pool.put_prefill(peer, member.instance)
+        self._name_misfits(pool.decodes(), [peer])
         if pool.router is None:
             pool.router = make_router(self._config, card, pool.instances, self._runtime, pool.runtime_of)
             pool.router.start()
 
-    def _say(self, pool: PrefillPool, peer: Peer) -> None:
-        """One line for a worker that joins, with the reason if a decode worker cannot continue from it."""
-        reasons = {why for decode in pool.decodes() if (why := mismatch(decode, peer)) is not None}
-        if reasons:
-            log.warning(
-                "prefill worker %x of '%s' cannot hand over to the decode workers: it has %s; "
-                "they compute their prompts themselves",
-                peer.instance_id, peer.card.name, ", ".join(sorted(reasons)),
-            )  # fmt: skip
-        else:
-            log.info("prefill worker %x of '%s' joined", peer.instance_id, peer.card.name)
+    def _name_misfits(self, decodes: list[Peer], prefills: list[Peer]) -> None:
+        """One line for each prefill worker that a decode worker cannot continue from, whichever joined first."""
+        for peer in prefills:
+            if peer.instance_id in self._misfits:
+                continue
+            reasons = {why for decode in decodes if (why := mismatch(decode, peer)) is not None}
+            if reasons:
+                self._misfits.add(peer.instance_id)
+                log.warning(
+                    "prefill worker %x of '%s' cannot hand over to the decode workers: it has %s; "
+                    "they compute their prompts themselves",
+                    peer.instance_id, peer.card.name, ", ".join(sorted(reasons)),
+                )  # fmt: skip
 
     def _remove(self, member: Member, card: ModelCard) -> None:
         pool = self._pools.get(card.name)
@@ -77,6 +85,7 @@ class Prefills:
             pool.remove_decode(member.instance_id)
             return
         pool.remove_prefill(member.instance_id)
+        self._misfits.discard(member.instance_id)
         if not len(pool):
             log.info("the last prefill worker of '%s' left: decode workers compute their prompts", card.name)
             self._close_router(pool)

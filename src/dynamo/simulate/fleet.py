@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
+from typing import Literal
 
 from msgspec import structs
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.profile import timing_for
 from dynamo.engines.mocker.timing import Timing
-from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType
+from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
+from dynamo.router.handoff.pairing import TRANSFER
 from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId, RuntimeConfig
 from dynamo.runtime.network import Local
 from dynamo.worker.life import registered
 
 MODEL = "simulated"
 ENDPOINT = EndpointId("simulated", "backend", "generate")
+PREFILL_ENDPOINT = EndpointId("simulated", "prefill", "generate")
+
+Role = Literal["agg", "prefill", "decode"]
 
 
 class VariableTiming:
@@ -79,7 +85,9 @@ class SimulatedWorker:
     async def _serve(self, found: asyncio.Event) -> None:
         try:
             await self.engine.start()
-            async with registered(Endpoint(self.runtime, ENDPOINT), self.engine, _card(self._args)):
+            endpoint = PREFILL_ENDPOINT if self._args.disaggregation_mode == "prefill" else ENDPOINT
+            card = _card(self._args, self.engine.transfer)
+            async with registered(Endpoint(self.runtime, endpoint), self.engine, card):
                 found.set()
                 await self.runtime.wait_for_shutdown()
             await self.engine.close()
@@ -90,17 +98,19 @@ class SimulatedWorker:
 class SimulatedFleet:
     """The workers of one simulation, which join and leave while it runs."""
 
-    def __init__(self, args: MockerArgs, *, timing: Callable[[], Timing] | None = None) -> None:
+    def __init__(self, args: MockerArgs, *, timing: Callable[[MockerArgs], Timing] | None = None) -> None:
         self.args = structs.replace(args, startup_time=None)
         self.startup_time = args.startup_time or 0.0
         self.local = Local()
         self.config = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1e9)
         self.workers: list[SimulatedWorker] = []
-        self._timing = timing or (lambda: timing_for(args))
+        self.request_numbers = count(1)
+        self._timing = timing or timing_for
 
-    async def join(self, count: int = 1) -> None:
-        """Add workers, which are ready when this returns."""
-        workers = [SimulatedWorker(self.config, self.local, self.args, self._timing()) for _ in range(count)]
+    async def join(self, count: int = 1, role: Role | None = None) -> None:
+        """Add workers, of the role that the arguments name if it is not given; they are ready when this returns."""
+        args = self.args if role is None else structs.replace(self.args, disaggregation_mode=role)
+        workers = [SimulatedWorker(self.config, self.local, args, self._timing(args)) for _ in range(count)]
         for worker in workers:
             await worker.start()
         self.workers += workers
@@ -117,10 +127,11 @@ class SimulatedFleet:
         return sum(worker.engine.busy_seconds for worker in self.workers)
 
 
-def _card(args: MockerArgs) -> ModelCard:
+def _card(args: MockerArgs, transfer: str) -> ModelCard:
     return ModelCard(
         name=MODEL,
         model_type=ModelType.Backend.value,
+        worker_type=args.worker_type,
         context_length=args.max_model_len,
         kv_cache_block_size=args.block_size,
         runtime_config=ModelRuntimeConfig(
@@ -128,5 +139,6 @@ def _card(args: MockerArgs) -> ModelCard:
             max_num_seqs=args.max_num_seqs,
             max_num_batched_tokens=args.max_num_batched_tokens,
             data_parallel_size=args.dp_size,
+            runtime_data={} if args.worker_type is WorkerType.Aggregated else {TRANSFER: transfer},
         ),
     )

@@ -18,7 +18,7 @@ tr + tr { border-top: 1px solid color-mix(in srgb, currentColor 15%, transparent
 svg { width: 100%; height: auto; margin: 1rem 0 2rem; }
 text { fill: currentColor; font: 13px system-ui, sans-serif; }
 """
-_COLOURS = ("#3366cc", "#dd7722", "#2a9d55", "#aa3377", "#777777")
+COLOURS = ("#3366cc", "#dd7722", "#2a9d55", "#aa3377", "#777777")
 _ROW, _LEFT, _WIDTH = 22, 170, 760
 
 
@@ -29,9 +29,13 @@ def as_page(*reports: FleetReport) -> str:
     plots = _plot("Time to first token, ms", names, [report.ttft_ms for report in reports])
     plots += _plot("Time between tokens, ms", names, [report.itl_ms for report in reports])
     plots += _plot("Whole request, ms", names, [report.e2e_ms for report in reports])
+    return page("Simulation", f"{plots}<table><tr>{head}</tr>{table}</table>")
+
+
+def page(title: str, body: str) -> str:
     return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>Simulation</title><style>{_STYLE}</style>"
-        f"<h1>Simulation</h1>{plots}<table><tr>{head}</tr>{table}</table></html>\n"
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>"
+        f"<h1>{title}</h1>{body}</html>\n"
     )
 
 
@@ -49,7 +53,7 @@ def _plot(title: str, names: Sequence[str], found: Sequence[Percentiles | None])
             bars.append(
                 f'<text x="0" y="{y + 15:g}">{escape(label[:24])}</text>'
                 f'<rect x="{_LEFT}" y="{y:g}" width="{width:.1f}" height="{_ROW - 5}" rx="3" '
-                f'fill="{_COLOURS[number % len(_COLOURS)]}"/>'
+                f'fill="{COLOURS[number % len(COLOURS)]}"/>'
                 f'<text x="{_LEFT + width + 8:.1f}" y="{y + 15:g}">{value:,.1f}</text>'
             )
     height = 3 * (len(figures) + 0.6) * _ROW + 40

@@ -15,7 +15,10 @@ class FleetReport(Struct, frozen=True, kw_only=True):
     name: str
     router_mode: str
     workers: int
-    """At the start."""
+    """At the start; those that compute prompts for them are counted apart."""
+    prefill_workers: int = 0
+    splits: dict[str, int] = {}
+    """Requests by who computed the prompt, and why."""
     completed: int
     failed: int
     errors: dict[str, int]
@@ -51,6 +54,8 @@ class FleetReport(Struct, frozen=True, kw_only=True):
 _LINES: Sequence[tuple[str, Callable[[FleetReport], str]]] = (
     ("router", lambda r: r.router_mode),
     ("workers at the start", lambda r: str(r.workers)),
+    ("prefill workers", lambda r: str(r.prefill_workers)),
+    ("prompts computed elsewhere", lambda r: f"{sum(n for why, n in r.splits.items() if 'remote' in why):,}"),
     ("requests completed", lambda r: f"{r.completed:,}"),
     ("requests failed", lambda r: f"{r.failed:,}" + (f" ({_errors(r)})" if r.errors else "")),
     ("moved to another worker", lambda r: f"{r.migrations:,}"),
@@ -86,7 +91,11 @@ def rows(reports: Sequence[FleetReport]) -> list[list[str]]:
 def as_text(*reports: FleetReport) -> str:
     """One column per report."""
     head = [["", *(report.name or "simulation" for report in reports)]] if len(reports) > 1 else []
-    lines = head + rows(reports)
+    return aligned(head + rows(reports))
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join(
         "  ".join(

@@ -91,14 +91,16 @@ async def test_a_prompt_shorter_than_a_block_stays_at_the_decode_worker() -> Non
         assert side.reasons == {(False, "short"): 1}
 
 
-async def test_workers_with_other_blocks_are_not_paired(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("first", ["decode", "prefill"])
+async def test_workers_with_other_blocks_are_not_paired(caplog: pytest.LogCaptureFixture, first: str) -> None:
     async with SplitStack() as side:
-        await side.mocker("decode")
-        await side.mocker("prefill", block_size=32)
+        blocks = {"decode": 16, "prefill": 32}
+        for mode in sorted(blocks, key=lambda mode: mode != first):
+            await side.mocker(mode, block_size=blocks[mode])
         await side.ready()
         assert len((await side.ask(long()))[0].ids) == 8
         assert side.reasons == {(False, "no_prefill"): 1}
-        assert "blocks of 32 tokens, not 16" in caplog.text
+        assert caplog.text.count("blocks of 32 tokens, not 16") == 1
 
 
 async def test_a_client_may_name_the_prefill_worker_and_one_that_is_gone_is_not_missed() -> None:

@@ -291,6 +291,24 @@ async def test_an_idle_endpoint_is_tried_and_believed(worker: Start) -> None:
         assert (await one.metrics())[one.named("requests_total")] == 0, "they are not requests of anybody"
 
 
+async def test_an_endpoint_is_tried_also_where_no_port_shows_its_health() -> None:
+    tried = asyncio.Event()
+
+    async def handler(request: Any) -> AsyncIterator[Any]:
+        tried.set()
+        yield "hello"
+
+    network = RuntimeConfig.from_env({}, discovery_backend="memory")
+    config = structs.replace(network, status=StatusConfig(probes=True))
+    async with DistributedRuntime(config=config) as runtime, aiohttp.ClientSession() as http:
+        one = Worker(runtime, http, "")
+        await one.serve(handler, health_check_payload=PAYLOAD)
+        async with asyncio.timeout(PATIENCE):
+            await tried.wait()
+        runtime.shutdown()
+        await asyncio.gather(*one.tasks)
+
+
 @pytest.mark.parametrize(
     "answer", [{"event": "error", "comment": ["no"]}, {"token_ids": [], "finish_reason": "error: no"}]
 )

@@ -33,7 +33,7 @@ def _shapes(folder: Path) -> dict[str, Any]:
         try:
             with file.open("rb") as read:
                 size = int.from_bytes(read.read(8), "little")
-                header = json.loads(read.read(size)) if size <= _LARGEST_HEADER else None
+                header: Any = json.loads(read.read(size)) if size <= _LARGEST_HEADER else None
             shapes |= {name: about["shape"] for name, about in header.items() if name != "__metadata__"}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidArgument(f"{file} is no safetensors file: {error}") from None

@@ -52,6 +52,9 @@ class PrefillPool:
         self._decodes.pop(instance_id, None)
         self._partners.pop(instance_id, None)
 
+    def prefills(self) -> list[Peer]:
+        return list(self._prefills.values())
+
     def decodes(self) -> list[Peer]:
         return list(self._decodes.values())
 

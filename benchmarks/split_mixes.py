@@ -1,0 +1,122 @@
+"""For which traffic do prefill and decode workers beat as many aggregated ones? Simulated, in virtual time.
+
+usage: python benchmarks/split_mixes.py [--workers 100] [--seconds 30] [--mix NAME]…
+
+Short requests run beside long prompts. Every mix is simulated three times with the same arrivals: on aggregated
+workers, on half as many prefill and decode workers with the rule that measures, and on these with every prompt split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import random
+import sys
+from collections.abc import Iterator
+
+from msgspec import Struct, structs
+
+from dynamo.engines.mocker import MockerArgs
+from dynamo.router.config import RoutingConfig
+from dynamo.settings.split import SplitConfig
+from dynamo.simulate import FleetReport, SimulatedRequest, SimulationConfig, virtual_time
+from dynamo.simulate.simulation import Simulation, simulated
+from figures import table
+
+
+class Requests(Struct, frozen=True):
+    """Of one kind: tokens, and how many arrive each second per worker of the fleet."""
+
+    input_tokens: int
+    output_tokens: int
+    rate: float
+
+    def arriving(self, kind: str, workers: int, seconds: float) -> Iterator[SimulatedRequest]:
+        chance, now, number = random.Random(kind), 0.0, 0
+        while (now := now + chance.expovariate(self.rate * workers)) < seconds:
+            number += 1
+            yield SimulatedRequest(
+                at=now, input_tokens=self.input_tokens, output_tokens=self.output_tokens, label=f"{kind} {number}"
+            )
+
+
+class Mix(Struct, frozen=True):
+    short: Requests
+    long: Requests
+    bandwidth: float = 64.0
+
+
+MIXES = {
+    "8k prompts": Mix(Requests(128, 128, 2.0), Requests(8192, 64, 1.5)),
+    "8k prompts, rare": Mix(Requests(128, 128, 2.0), Requests(8192, 64, 0.2)),
+    "2k prompts": Mix(Requests(128, 128, 2.0), Requests(2048, 64, 4.0)),
+    "512-token prompts": Mix(Requests(128, 128, 2.0), Requests(512, 64, 6.0)),
+    "8k prompts, long answers": Mix(Requests(128, 512, 2.0), Requests(8192, 512, 1.0)),
+    "8k prompts, more than half the workers can compute": Mix(Requests(128, 128, 2.0), Requests(8192, 64, 3.5)),
+    "8k prompts, 2 GB/s": Mix(Requests(128, 128, 2.0), Requests(8192, 64, 1.5), 2.0),
+}
+ALWAYS = SplitConfig(policy="always")
+
+
+def run(mix: Mix, workers: int, seconds: float, split: SplitConfig | None) -> tuple[FleetReport, FleetReport]:
+    """Reports on the short and on the long requests."""
+    engine = MockerArgs(num_gpu_blocks=16384, kv_transfer_bandwidth=mix.bandwidth)
+    config = SimulationConfig(workers=workers, engine=engine, routing=RoutingConfig(mode="kv"))
+    if split is not None:
+        routing = structs.replace(config.routing, conditional_disagg_config=split)
+        config = structs.replace(config, workers=workers // 2, prefill_workers=workers // 2, routing=routing)
+
+    async def work() -> tuple[FleetReport, FleetReport]:
+        async with simulated(config) as short:
+            long = Simulation(config, short.fleet, short.router, short.splitter)
+            begun = asyncio.get_running_loop().time()
+            await asyncio.gather(
+                short.replay(mix.short.arriving("short", workers, seconds)),
+                long.replay(mix.long.arriving("long", workers, seconds)),
+            )
+            return short.report(begun, 0.0), long.report(begun, 0.0)
+
+    random.seed(1)
+    return virtual_time.run(work())
+
+
+def row(name: str, fleet: str, short: FleetReport, long: FleetReport) -> list[str]:
+    assert short.itl_ms
+    assert short.ttft_ms
+    assert long.ttft_ms
+    assert not short.failed + long.failed
+    remote = sum(count for why, count in short.splits.items() if why.startswith("remote"))
+    reasons = heapq.nlargest(2, short.splits.items(), key=lambda each: each[1])
+    return [
+        name, fleet, f"{short.itl_ms.p99:.1f}", f"{short.ttft_ms.mean:.0f}", f"{short.ttft_ms.p99:.0f}",
+        f"{long.ttft_ms.mean:.0f}", f"{long.ttft_ms.p99:.0f}",
+        f"{100 * remote / max(1, sum(short.splits.values())):.0f} %" if short.splits else "",
+        ", ".join(f"{count} {why}" for why, count in reasons),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--mix", action="append", choices=MIXES, dest="mixes")
+    asked = parser.parse_args()
+    half = asked.workers // 2
+    fleets = {
+        f"{asked.workers} aggregated": None,
+        f"{half} + {half}": SplitConfig(),
+        f"{half} + {half}, always": ALWAYS,
+    }
+    head = ["mix", "workers", "ITL p99 of short, ms", "TTFT of short, ms", "p99", "TTFT of long, ms", "p99", "split",
+            "reasons"]  # fmt: skip
+    rows = []
+    for name in asked.mixes or MIXES:
+        for fleet, split in fleets.items():
+            rows.append(row(name, fleet, *run(MIXES[name], asked.workers, asked.seconds, split)))
+            print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+    print(table(head, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""How many workers a traffic needs: a search over simulations for the smallest fleet that meets the targets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+import msgspec
+from msgspec import Struct, structs
+
+from dynamo.simulate import virtual_time
+from dynamo.simulate.page import COLOURS, page
+from dynamo.simulate.report import FleetReport, aligned
+from dynamo.simulate.service_level import ServiceLevel
+from dynamo.simulate.simulation import SimulationConfig, simulated
+from dynamo.simulate.traffic import SimulatedRequest
+
+Traffic = Callable[[], Iterable[SimulatedRequest]]
+
+
+class Targets(Struct, frozen=True, kw_only=True):
+    ttft_ms: float
+    itl_ms: float
+    share: float = 0.95
+    """Of the requests that should meet both."""
+
+
+class PlannedFleet(Struct, frozen=True, kw_only=True):
+    """One fleet that was simulated."""
+
+    settings: str
+    workers: int
+    share_within: float
+    enough: bool
+    report: FleetReport
+
+
+class FleetPlan(Struct, frozen=True, kw_only=True):
+    targets: Targets
+    fleets: tuple[PlannedFleet, ...]
+    """By settings, then by number of workers."""
+
+    @property
+    def best(self) -> PlannedFleet | None:
+        """The fewest workers that are enough; of several settings, the one with the shortest mean TTFT."""
+        enough = [each for each in self.fleets if each.enough]
+        return min(enough, key=lambda each: (each.workers, _mean_ttft(each)), default=None)
+
+
+def plan_fleet(
+    settings: Sequence[SimulationConfig],
+    traffic: Traffic,
+    targets: Targets,
+    most: int,
+    progress: Callable[[PlannedFleet], None] = lambda fleet: None,
+) -> FleetPlan:
+    """For each of the settings, the fewest workers up to `most` that meet the targets, and one fewer."""
+    found: list[PlannedFleet] = []
+    for config in settings:
+        tried: dict[int, PlannedFleet] = {}
+
+        def enough(workers: int, config: SimulationConfig = config, tried: dict[int, PlannedFleet] = tried) -> bool:
+            if workers not in tried:
+                tried[workers] = _try(structs.replace(config, workers=workers), traffic, targets)
+                progress(tried[workers])
+            return tried[workers].enough
+
+        high = 1
+        while not enough(high) and high < most:
+            high = min(2 * high, most)
+        low = high // 2 if tried[high].enough else most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        found += (tried[workers] for workers in sorted(tried))
+    return FleetPlan(targets=targets, fleets=tuple(found))
+
+
+def _try(config: SimulationConfig, traffic: Traffic, targets: Targets) -> PlannedFleet:
+    wall = time.perf_counter()
+
+    async def work() -> PlannedFleet:
+        async with simulated(config) as simulation:
+            level = simulation.measured = ServiceLevel(targets.ttft_ms / 1000, targets.itl_ms / 1000)
+            begun = asyncio.get_running_loop().time()
+            await simulation.replay(traffic())
+            return PlannedFleet(
+                settings=config.name,
+                workers=config.workers,
+                share_within=level.share_within,
+                enough=level.share_within >= targets.share,
+                report=simulation.report(begun, time.perf_counter() - wall),
+            )
+
+    random.seed(config.seed)
+    return virtual_time.run(work())
+
+
+def _mean_ttft(fleet: PlannedFleet) -> float:
+    return fleet.report.ttft_ms.mean if fleet.report.ttft_ms else 0.0
+
+
+def plan_rows(plan: FleetPlan) -> list[list[str]]:
+    head = [
+        "settings",
+        "workers",
+        "within targets",
+        "TTFT p50, ms",
+        "p99",
+        "ITL p50, ms",
+        "p99",
+        "worker-hours",
+        "cached",
+    ]
+    rows = [head]
+    for fleet in plan.fleets:
+        report = fleet.report
+        times = [
+            f"{getattr(found, figure):,.0f}" if found else "-"
+            for found in (report.ttft_ms, report.itl_ms)
+            for figure in ("p50", "p99")
+        ]
+        share = f"{100 * fleet.share_within:.1f} %" + (" ✓" if fleet.enough else "  ")
+        rows.append(
+            [fleet.settings, str(fleet.workers), share, *times, f"{report.worker_hours:,.2f}",
+             f"{100 * report.prefix_reuse:.0f} %"]
+        )  # fmt: skip
+    return rows
+
+
+def answer(plan: FleetPlan) -> str:
+    targets = plan.targets
+    wanted = f"{100 * targets.share:g} % of requests within TTFT {targets.ttft_ms:g} ms and ITL {targets.itl_ms:g} ms"
+    if best := plan.best:
+        return f"{best.workers} workers with {best.settings}: {wanted}"
+    most = max(fleet.workers for fleet in plan.fleets)
+    return f"no fleet of up to {most} workers has {wanted}"
+
+
+def plan_text(plan: FleetPlan) -> str:
+    return f"{aligned(plan_rows(plan))}\n\n{answer(plan)}"
+
+
+def plan_json(plan: FleetPlan) -> bytes:
+    """Without the time that simulating took: the same input gives the same bytes."""
+    shown = msgspec.to_builtins(plan)
+    for fleet in shown["fleets"]:
+        del fleet["report"]["wall_seconds"]
+    shown["workers"] = plan.best.workers if plan.best else None
+    shown["settings"] = plan.best.settings if plan.best else None
+    return msgspec.json.format(msgspec.json.encode(shown), indent=2) + b"\n"
+
+
+def plan_page(plan: FleetPlan) -> str:
+    head, *rows = plan_rows(plan)
+    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    table = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return page("Plan", f"<p>{escape(answer(plan))}</p>{_frontier(plan)}<table><tr>{cells}</tr>{table}</table>")
+
+
+def _frontier(plan: FleetPlan) -> str:
+    """The share within the targets by number of workers, one line per settings."""
+    left, top, width, height = 60, 30, 640, 240
+    most = max(fleet.workers for fleet in plan.fleets)
+
+    def place(workers: float, share: float) -> tuple[float, float]:
+        return left + width * workers / most, top + height * (1 - share)
+
+    parts = []
+    for share in (0.0, 0.5, plan.targets.share, 1.0):
+        x, y = place(0, share)
+        parts.append(
+            f'<line x1="{x:g}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity=".3"/>'
+        )
+        parts.append(f'<text x="0" y="{y + 4:.1f}">{100 * share:g} %</text>')
+    for number, name in enumerate(dict.fromkeys(fleet.settings for fleet in plan.fleets)):
+        colour = COLOURS[number % len(COLOURS)]
+        points = [place(fleet.workers, fleet.share_within) for fleet in plan.fleets if fleet.settings == name]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in points]
+        parts.append(
+            f'<text x="{left + 170 * number}" y="{top + height + 40}" fill="{colour}">● {escape(name[:24])}</text>'
+        )
+    for workers in sorted({fleet.workers for fleet in plan.fleets}):
+        parts.append(f'<text x="{place(workers, 0)[0] - 4:.1f}" y="{top + height + 18}">{workers}</text>')
+    title = "Share of requests within the targets, by number of workers"
+    return (
+        f'<svg viewBox="0 0 760 {top + height + 50}" role="img" aria-label="{title}">'
+        f'<text x="0" y="16" font-weight="bold">{title}</text>{"".join(parts)}</svg>'
+    )

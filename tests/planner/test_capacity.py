@@ -1,0 +1,45 @@
+"""What a worker sustains, from observations of a worker whose times are known."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dynamo.planner.capacity import WorkerSample, fit_step
+
+IDLE, PER_REQUEST, PER_PROMPT = 0.05, 0.004, 2e-4
+INPUT, OUTPUT = 1000.0, 100.0
+
+
+def sample(batch: float, prompts: float) -> WorkerSample:
+    """Steps of a worker with so many requests in its batch, which computes so many prompt tokens per second beside."""
+    latency = (IDLE + PER_REQUEST * batch) / (1 - PER_PROMPT * prompts)
+    return WorkerSample(prompts=prompts, generated=batch / latency, latency=latency, weight=1.0)
+
+
+def calm() -> list[WorkerSample]:
+    rng = random.Random(1)
+    return [sample(rng.uniform(2, 15), rng.uniform(100, 800)) for _ in range(30)]
+
+
+def test_the_time_of_a_step_is_told_apart_from_the_prompts_that_interrupt_it() -> None:
+    model = fit_step(calm(), 5)
+    assert model
+    assert (model.idle, model.per_request, model.per_prompt) == pytest.approx((IDLE, PER_REQUEST, PER_PROMPT))
+
+
+def test_what_is_sustained_is_the_rate_at_which_a_steady_worker_reaches_the_target() -> None:
+    model = fit_step(calm(), 5)
+    assert model
+    rate = model.sustained(0.12, 1.0, INPUT, OUTPUT)
+    assert sample(rate * OUTPUT * 0.12, rate * INPUT).latency == pytest.approx(0.12)
+
+
+def test_a_jam_does_not_change_what_is_sustained() -> None:
+    """Its batch is large because requests piled up, not because so many arrive."""
+    before = fit_step(calm(), 5)
+    after = fit_step([*calm(), *(sample(batch, 4000.0) for batch in (40, 50, 60, 60, 55, 45))], 5)
+    assert before
+    assert after
+    assert after.sustained(0.12, 1.1, INPUT, OUTPUT) == pytest.approx(before.sustained(0.12, 1.1, INPUT, OUTPUT))
