@@ -55,13 +55,13 @@ def test_a_slow_worker_makes_the_slowest_requests_slower() -> None:
 
 def test_prefill_workers_keep_long_prompts_away_from_running_answers() -> None:
     traffic = [
-        SimulatedRequest(at=0.01 * n, input_tokens=4096 if n % 4 == 0 else 64, output_tokens=48, label=str(n))
-        for n in range(80)
+        SimulatedRequest(at=0.02 * n, input_tokens=4096 if n % 4 == 0 else 64, output_tokens=48, label=str(n))
+        for n in range(160)
     ]
     config = structs.replace(CONFIG, engine=MockerArgs(num_gpu_blocks=4096), workers=4)
     whole = simulate(config, lambda: traffic)
     split = simulate(structs.replace(config, workers=2, prefill_workers=2), lambda: traffic)
-    assert (split.completed, split.failed, split.output_tokens) == (80, 0, 80 * 48)
+    assert (split.completed, split.failed, split.output_tokens) == (160, 0, 160 * 48)
     assert sum(count for why, count in split.splits.items() if why.startswith("remote")) >= 20
     assert whole.splits == {}
     assert whole.itl_ms

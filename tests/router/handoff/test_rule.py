@@ -53,10 +53,16 @@ def test_a_prompt_is_split_when_computing_it_takes_longer_than_handing_it_over(
 def test_costs_are_measured_by_one_request_at_a_time_and_again_when_they_are_old() -> None:
     nothing = HandoffCosts()
     assert verdict(nothing, prompt_tokens=100) == (True, "measuring")
-    assert verdict(nothing, prompt_tokens=100, measuring=True) == (False, "short")
-    assert verdict(nothing, prompt_tokens=5000, measuring=True) == (True, "measuring")
+    assert verdict(nothing, prompt_tokens=100, measuring=True) == (False, "unmeasured")
+    assert verdict(nothing, prompt_tokens=5000, measuring=True) == (False, "unmeasured")
     assert verdict(now=STALE_SECONDS, prompt_tokens=100) == (True, "measuring")
     assert verdict(now=STALE_SECONDS, prompt_tokens=100, measuring=True) == (False, "short")
+
+
+def test_a_prompt_much_longer_than_all_that_were_measured_is_measured_first() -> None:
+    assert verdict(prompt_tokens=4000) == (True, "worth")
+    assert verdict(prompt_tokens=4001) == (True, "measuring")
+    assert verdict(prompt_tokens=4001, measuring=True) == (False, "unmeasured")
 
 
 @pytest.mark.parametrize(

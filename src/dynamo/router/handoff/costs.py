@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _MEMORY = 0.98
 """The weight of a sample shrinks by this with each later one: about the last 50 count."""
+_REACH = 2.0
+"""A line says nothing about prompts that are longer than its longest sample by more than this factor."""
 STALE_SECONDS = 30.0
 """A cost without a sample for this long is measured again, so that one bad moment does not decide for ever."""
 
@@ -19,16 +21,22 @@ class LineFit:
         self.samples = 0
         self.latest = float("-inf")
         """When the last sample came."""
+        self._longest = 0
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, tokens: int, seconds: float, now: float) -> None:
         self.samples += 1
         self.latest = now
+        self._longest = max(self._longest, tokens)
         self._weight = self._weight * _MEMORY + 1.0
         self._x = self._x * _MEMORY + tokens
         self._y = self._y * _MEMORY + seconds
         self._xx = self._xx * _MEMORY + tokens * tokens
         self._xy = self._xy * _MEMORY + tokens * seconds
+
+    def reaches(self, tokens: int) -> bool:
+        """Whether the samples say something about so many tokens."""
+        return 0 < self.samples and tokens <= _REACH * self._longest
 
     def seconds(self, tokens: int) -> float | None:
         """The expected time; None without a sample."""
@@ -49,12 +57,13 @@ class HandoffCosts:
     """Of one model, over all its workers."""
 
     def __init__(self) -> None:
-        # Of few samples both guesses favour a split of long prompts, which then shows the truth.
         self.prefill = LineFit(proportion=True)
         """By tokens that the prefill worker had to compute, where it had nothing else to compute."""
         self.transfer = LineFit(proportion=False)
         """By tokens of the prompt: from the prefill worker's answer to the first token at the decode worker."""
 
+    def known(self, prompt_tokens: int) -> bool:
+        return bool(self.prefill.samples) and self.transfer.reaches(prompt_tokens)
+
     def fresh(self, now: float) -> bool:
-        """Whether both are known, and the second still holds."""
-        return bool(self.prefill.samples) and now - self.transfer.latest < STALE_SECONDS
+        return now - self.transfer.latest < STALE_SECONDS

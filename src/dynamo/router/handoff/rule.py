@@ -73,11 +73,11 @@ def decide(view: SplitView, costs: HandoffCosts, config: SplitConfig, now: float
         return verdict(True, "always")
     if config.policy != "measured":
         return verdict(*_by_thresholds(view, uncached, config))
-    if not view.measuring and not costs.fresh(now):
+    known = costs.known(view.prompt_tokens)
+    if not view.measuring and not (known and costs.fresh(now)):
         return verdict(True, "measuring")
-    if prefill is None or transfer is None:
-        long = uncached >= config.eff_isl_threshold
-        return verdict(long, "measuring" if long else "short")
+    if not known or prefill is None or transfer is None:
+        return verdict(False, "unmeasured")
     if prefill <= transfer:
         whole = costs.prefill.seconds(view.prompt_tokens)
         return verdict(False, "cached" if whole is not None and whole > transfer else "short")

@@ -84,6 +84,8 @@ class Split:
         self._prefill: Prefill | None = None
         self._answered_at: float | None = None
         self._prompt_tokens = 0
+        self._ahead = 0
+        """Prompt tokens that the decode worker had to compute when the prefill worker answered."""
         self._failure = "failed"
         self._local: tuple[int, int] | None = None
         """The decode worker and the tokens that it computes itself."""
@@ -121,8 +123,11 @@ class Split:
     def computed(self) -> None:
         """The decode worker has produced a token: what was offered was taken, or will not be."""
         if self._answered_at is not None:
-            now = self._of.clock()
-            self._of.costs.transfer.add(self._prompt_tokens, now - self._answered_at, now)
+            now, costs = self._of.clock(), self._of.costs
+            # The first token waited for these too. What is left may be too short, which more splits then correct; a
+            # time that includes them would end the splits that keep prompts away from the decode worker.
+            waited = costs.prefill.seconds(self._ahead) if self._ahead else 0.0
+            costs.transfer.add(self._prompt_tokens, max(0.0, now - self._answered_at - (waited or 0.0)), now)
         self.end()
 
     def end(self) -> None:
@@ -171,7 +176,7 @@ class Split:
                 placement = await self._of.pool.place(asked, allowed, request_id=context.id(), pinned=pinned)
                 tried.add(placement.instance_id)
                 self._prefill = Prefill(self._of, placement, tokens)
-                return await self._continue_from(self._prefill, request, asked, context)
+                return await self._continue_from(self._prefill, decode_id, request, asked, context)
             except DynamoException as error:
                 if isinstance(error, ResourceExhausted):
                     self._failure = "busy"
@@ -185,7 +190,12 @@ class Split:
         return None
 
     async def _continue_from(
-        self, prefill: Prefill, request: PreprocessedRequest, asked: PreprocessedRequest, context: Context
+        self,
+        prefill: Prefill,
+        decode_id: int,
+        request: PreprocessedRequest,
+        asked: PreprocessedRequest,
+        context: Context,
     ) -> PreprocessedRequest:
         worker = prefill.placement.instance_id
         routing = structs.replace(request.routing or Routing(), prefill_worker_id=worker)
@@ -197,6 +207,7 @@ class Split:
         await prefill.send(asked, context)
         result = await prefill.answered()
         self._answered_at, self._prompt_tokens = self._of.clock(), len(request.token_ids)
+        self._ahead = self._of.pool.waiting(decode_id)
         return structs.replace(request, prefill_result=result, routing=routing)
 
     def _note(self, placement: Placement, verdict: SplitVerdict, context: Context) -> None:
