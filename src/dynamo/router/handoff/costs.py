@@ -36,7 +36,7 @@ class LineFit:
 
     def reaches(self, tokens: int) -> bool:
         """Whether the samples say something about so many tokens."""
-        return 0 < self.samples and tokens <= _REACH * self._longest
+        return tokens <= _REACH * self._longest
 
     def seconds(self, tokens: int) -> float | None:
         """The expected time; None without a sample."""
