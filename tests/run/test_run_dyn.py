@@ -30,7 +30,7 @@ def test_a_server_finds_workers_that_join_and_outlives_those_that_leave(tmp_path
                 assert first.end() == 0
                 assert ask(url, "m", "still here?") == "still here?"
                 assert second.end() == 0
-        server.line_with("model 'm' is gone")
+        server.line_with("model 'm' has no worker")
         assert server.end() == 0
 
 

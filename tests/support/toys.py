@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec import structs
 
 import dynamo.model
 from dynamo.frontend.config import FrontendConfig
@@ -204,7 +205,8 @@ class Live:
         await self._stack.aclose()
 
     def _runtime(self) -> DistributedRuntime:
-        return DistributedRuntime(config=RuntimeConfig.in_process({}), local=self.local)
+        config = structs.replace(RuntimeConfig.in_process({}), graceful_shutdown_timeout=1.0)
+        return DistributedRuntime(config=config, local=self.local)
 
     async def serve(
         self, handler: Handler, card: ModelCard | None, endpoint: str = "toy.backend.generate", **others: Handler

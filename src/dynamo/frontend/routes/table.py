@@ -230,7 +230,7 @@ ROUTES: tuple[HttpRoute[Any], ...] = (
     HttpRoute(
         "POST", "/inspect", inspect_process.inspect_process, InspectionRequest, access=Access.ADMIN,
         summary="Tasks, streams, stacks or a profile of this process, as `dynamo inspect` shows them (lines of JSON)",
-        statuses=(400, 401, 403, 413, 415),
+        statuses=(400, 401, 403, 413, 415), streams=True, stream_type=NDJSON,
     ),
     HttpRoute(
         "GET", "/fleet/events", fleet.events, access=Access.ADMIN,
