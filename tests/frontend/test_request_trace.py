@@ -43,7 +43,7 @@ async def test_each_request_has_a_row_that_names_no_word_of_it(tmp_path: Path) -
         await stack.chat(messages=messages, max_tokens=5, headers={"x-request-id": "mine"})
         async with await stack.chat(messages=messages, max_tokens=7, stream=True) as answer:
             await answer.read()
-        await stack.chat(messages=messages, n=2)
+        await stack.chat(messages=messages, n=2, max_tokens=3)
         await stack.http.get(f"{stack.url}/v1/models")
     text = (tmp_path / "trace.jsonl").read_text()
     assert "pelican" not in text
