@@ -177,7 +177,8 @@ async def samples(session: aiohttp.ClientSession, url: str, query: str) -> list[
 async def ask_forever(session: aiohttp.ClientSession, port: int, number: int) -> None:
     for turn in range(1_000_000):
         model = "tiny" if turn % 10 else "no such model"
-        text = f"Tell me about number {number} and {turn % 7}, please. " * 8
+        # Every other prompt is new: those that a decode worker has cached are not split.
+        text = f"Tell me about number {number} and {turn if turn % 2 else turn % 7}, please. " * 8
         body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 12, "ignore_eos": True}
         async with session.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body) as answer:
             await answer.read()

@@ -11,6 +11,7 @@ import pytest
 
 from support.running import run, running
 from support.services import Etcd, Nats
+from support.waiting import until_sync
 
 
 def ask(url: str, model: str, text: str) -> str | None:
@@ -57,9 +58,12 @@ def test_a_worker_that_takes_text_tells_how_often_its_requests_may_move(tmp_path
     with running(tmp_path, "in=http", "out=dyn", "--http-port", "0") as server:
         url = server.url()
         with running(tmp_path, "in=dyn://pool", "out=echo", "--model-name", "m", "--migration-limit", "3"):
-            server.line_with("model 'm' can be served")
-            with urllib.request.urlopen(f"{url}/metrics") as metrics:
-                assert b'dynamo_frontend_model_migration_limit{model="m"} 3' in metrics.read()
+
+            def limit_is_shown() -> bool:
+                with urllib.request.urlopen(f"{url}/metrics") as metrics:
+                    return b'dynamo_frontend_model_migration_limit{model="m"} 3' in metrics.read()
+
+            until_sync(limit_is_shown)
 
 
 @pytest.mark.parametrize("plane", ["tcp", "nats"])
