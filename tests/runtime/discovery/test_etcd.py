@@ -259,10 +259,14 @@ async def test_compaction_between_reading_and_watching_costs_only_another_readin
 
 
 class Proxy:
-    """Stands before etcd; `freeze` leaves its open connections open and says nothing on them any more."""
+    """Stands before etcd; `freeze` leaves its open connections open and says nothing on them any more.
 
-    def __init__(self, target: int) -> None:
+    It does so from the beginning with the first `silent` connections.
+    """
+
+    def __init__(self, target: int, silent: int = 0) -> None:
         self.target = target
+        self.silent = silent
         self._links: list[tuple[asyncio.Task[None], asyncio.StreamWriter]] = []
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -285,6 +289,9 @@ class Proxy:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
         self._writers += [writer, far_writer]
+        if self.silent:
+            self.silent -= 1
+            return
         self._links.append((asyncio.create_task(self._copy(reader, far_writer)), far_writer))
         self._links.append((asyncio.create_task(self._copy(far_reader, writer)), writer))
 
@@ -309,6 +316,13 @@ async def test_a_watch_whose_connection_died_silently_is_resumed(shared_etcd: Et
         proxy.freeze()
         await worker.put("b", b"1")
         assert await changes_until(changes, Put("b", b"1")) == [Put("b", b"1")]
+
+
+async def test_an_etcd_that_is_slow_to_answer_keeps_no_process_from_starting(shared_etcd: Etcd) -> None:
+    async with Proxy(shared_etcd.port, silent=1) as proxy:
+        async with joined(f"http://127.0.0.1:{proxy.port}", ttl=2, prefix="slow/") as worker:
+            await worker.put("a", b"1")
+        assert proxy.silent == 0
 
 
 async def test_the_next_endpoint_serves_when_one_is_gone(shared_etcd: Etcd) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 
 from dynamo.runtime.discovery.base import Change, DiscoveryError, check_key
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
-from dynamo.runtime.discovery.etcd.gateway import Gateway, Outage, Refused, TlsFailure
+from dynamo.runtime.discovery.etcd.gateway import Gateway, NoAnswer, Outage, Refused, TlsFailure
 from dynamo.runtime.discovery.etcd.messages import RangeAnswer, range_end
 from dynamo.runtime.discovery.etcd.registration import Registration
 from dynamo.runtime.discovery.etcd.watch import EtcdWatch, readable
 
 __all__ = ["EtcdConfig", "EtcdDiscovery"]
+
+STARTING_TRIES = 5
+"""An etcd that is slow to answer, on a busy machine, does not keep a process from starting."""
 
 
 class EtcdDiscovery:
@@ -29,8 +33,8 @@ class EtcdDiscovery:
         self._gateway.open()
         try:
             # Reading first: a lease is granted to anyone, even where the keys are forbidden.
-            await self._read("", limit=1)
-            await self._registration.start()
+            await _answered(partial(self._read, "", limit=1))
+            await _answered(self._registration.start)
         except BaseException as why:
             await self._gateway.close()
             if isinstance(why, Outage | Refused):
@@ -94,3 +98,14 @@ class EtcdDiscovery:
                 " grant it a role that may"
             )
         return f"etcd at {where} refuses: {text}"
+
+
+async def _answered(call: Callable[[], Awaitable[object]]) -> None:
+    """Try again where etcd is there but does not answer in time."""
+    for _ in range(STARTING_TRIES - 1):
+        try:
+            await call()
+            return
+        except NoAnswer:
+            continue
+    await call()

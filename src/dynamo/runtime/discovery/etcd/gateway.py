@@ -40,6 +40,10 @@ class TlsFailure(Outage):
     """The endpoint answers, but the TLS handshake fails."""
 
 
+class NoAnswer(Outage):
+    """The endpoint can be reached, but does not answer in time."""
+
+
 class Refused(Exception):
     """etcd answered, and the answer is no."""
 
@@ -249,7 +253,7 @@ def _outage(why: Exception) -> Outage:
             number = why.os_error.errno
             return Outage(os.strerror(number) if number and number > 0 else str(why.os_error))
         case TimeoutError():
-            return Outage("no answer in time")
+            return NoAnswer("no answer in time")
     return Outage(str(why) or type(why).__name__)
 
 
