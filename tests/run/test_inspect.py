@@ -86,7 +86,8 @@ def test_a_stuck_engine_is_named_and_everything_else_is_answered_before(
         assert code == 3
         assert re.search(r"LOOP IS BLOCKED: .* it has not left\n  think_for_a_long_time  .*engine.py:1\d", text)
         process.popen.send_signal(signal.SIGSTOP)
-        until_sync(lambda: "is stopped: state T" in inspected(pid)[1])
+        until_sync(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T"))
+        assert "is stopped: state T" in inspected(pid)[1]
         process.popen.kill()
         asking.join(PATIENCE)
     assert inspected(pid)[0] == 1
