@@ -286,7 +286,8 @@ class VllmEngine:
 
     async def clear_cache(self) -> bool:
         assert self._llm is not None
-        if not await self._llm.reset_prefix_cache():
+        # Without the connector's part, blocks in host memory would outlive it: those of a replaced adapter too.
+        if not await self._llm.reset_prefix_cache(reset_connector=True):
             return False
         await self._announce_cleared()
         return True
