@@ -102,7 +102,7 @@ class SplitStack:
 
     def __init__(self, config: RoutingConfig = ALWAYS) -> None:
         self._local = Local()
-        self._config = config
+        self.config = config
         self.runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=self._local)
         self.models = Models(self.runtime, config, HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
         self._stack = AsyncExitStack()

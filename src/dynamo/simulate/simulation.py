@@ -19,12 +19,12 @@ from dynamo.router.backoff import Backoff
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery import Delivery
 from dynamo.router.factory import make_router
+from dynamo.router.handoff.prefills import Prefills
 from dynamo.router.handoff.split import Splitter
 from dynamo.router.placement import Router
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime
 from dynamo.runtime.membership import Membership
-from dynamo.serving.prefills import Prefills
 from dynamo.simulate import virtual_time
 from dynamo.simulate.fleet import ENDPOINT, MODEL, SimulatedFleet
 from dynamo.simulate.incidents import Incident
