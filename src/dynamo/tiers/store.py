@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from dynamo.protocols.kv import KvChange, Tier
+from dynamo.protocols.kv import KvChange, Tier, TierReport
 from dynamo.tiers.costs import PrefillCost, TierCosts
 from dynamo.tiers.folder import FolderTier
 from dynamo.tiers.memory import MemoryTier
@@ -163,6 +163,24 @@ class TierStore:
         while self._changes:
             changes.append(self._changes.popleft())
         return changes
+
+    def reports(self) -> list[TierReport]:
+        """What each tier holds and has done, for people who look at the fleet."""
+        held = {Tier.Host: self.memory, Tier.Disk: self.folder}
+        return [
+            TierReport(
+                tier=tier,
+                used=costs.worthwhile(self.prefill),
+                bytes=where.used,
+                limit_bytes=where.limit,
+                hits=costs.hits,
+                misses=costs.misses,
+                restored_tokens=costs.restored_tokens,
+                saved_seconds=round(costs.saved_seconds, 3),
+            )
+            for tier, costs in self.costs.items()
+            if (where := held[tier]) is not None
+        ]
 
     def clear(self) -> None:
         """Forget everything, without a change for each block; the files are removed by and by."""

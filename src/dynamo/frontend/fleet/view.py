@@ -1,4 +1,4 @@
-"""The state of the fleet as one JSON document: models, workers, running requests, decisions, migrations.
+"""The state of the fleet as one JSON document: models, workers, running requests, decisions, hand-offs, migrations.
 
 Every table is an object by key, and no value is null, so that changes can be sent as merge patches. Worker ids are
 text: they have 64 bits, which browsers' numbers do not.
@@ -13,13 +13,16 @@ from time import perf_counter
 from typing import Any
 
 from dynamo import __version__
+from dynamo.frontend.fleet.handoffs import handoff_rows, split_counts
 from dynamo.frontend.fleet.merge_patch import Document
+from dynamo.frontend.fleet.planner_feed import PlannerFeed
+from dynamo.frontend.fleet.prefix_table import PrefixTable
 from dynamo.frontend.measure.request_record import RequestRecord, RunningRequests
 from dynamo.frontend.measure.stages import DISPATCH
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.decision import Decision
-from dynamo.router.placement import RankStatus
+from dynamo.router.placement import RankStatus, TierStatus
 from dynamo.runtime.membership import Member
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
@@ -38,14 +41,27 @@ LONGEST_NAME = 200
 class FleetView:
     """Reads the state when asked, and does nothing in between. It remembers the decisions it has shown."""
 
-    def __init__(self, models: Models, requests: RunningRequests) -> None:
+    def __init__(self, models: Models, requests: RunningRequests, planners: PlannerFeed, prefixes: PrefixTable) -> None:
         self._models = models
         self._requests = requests
+        self._planners = planners
+        self._prefixes = prefixes
         self._decisions: deque[tuple[int, Document]] = deque(maxlen=MOST_DECISIONS)
         self._numbered = 0
         self._last_decisions: dict[str, Decision] = {}
         self._epoch = time.time() - perf_counter()
         """What turns the clock of the measurements into seconds since 1970."""
+
+    def open(self) -> None:
+        """Someone begins to look."""
+        self._planners.start()
+
+    def want_prefixes(self, wanted: bool) -> None:
+        """Whether any viewer asks for the cached prefixes."""
+        if wanted:
+            self._prefixes.start()
+        else:
+            self._prefixes.stop()
 
     def document(self) -> Document:
         served = self._models.served()
@@ -58,10 +74,15 @@ class FleetView:
             "requests": {record.request_id: self._request(record) for record in self._requests.oldest(MOST_REQUESTS)},
             "decisions": {str(number): row for number, row in self._decisions},
             "migrations": self._migrations(),
+            "handoffs": handoff_rows(served),
+            "planners": self._planners.rows(),
+            "prefixes": self._prefixes.rows,
         }
 
     def forget(self) -> None:
-        """The last viewer has left: hold on to no decision."""
+        """The last viewer has left: hold on to nothing."""
+        self._planners.stop()
+        self._prefixes.stop()
         self._decisions.clear()
         self._last_decisions.clear()
 
@@ -84,18 +105,21 @@ class FleetView:
                 "overlap_blocks": stats.overlap_blocks,
                 "known_blocks": router.known_blocks,
             }
+            if splits := split_counts(model):
+                rows[model.name]["splits"] = splits
         return rows
 
     def _worker_rows(self, served: list[ServedModel]) -> Document:
         statuses: dict[tuple[str, int], list[RankStatus]] = {}
         for model in served:
-            for status in model.router.status():
+            prefill = model.splitter.pool.router if model.splitter else None
+            for status in [*model.router.status(), *(prefill.status() if prefill else ())]:
                 statuses.setdefault((model.name, status.worker.worker_id), []).append(status)
         rows: Document = {}
         for member in self._models.workers():
             assert member.card
             about = _about(member, member.card, self._models.health(member))
-            ranks = statuses.get((member.card.name, member.instance_id)) if member.card.takes_requests else None
+            ranks = statuses.get((member.card.name, member.instance_id))
             for status in ranks or [RankStatus(WorkerRank(member.instance_id), 0)]:
                 # A process may serve several endpoints under one id.
                 rows[f"{member.endpoint.path}/{_key(status.worker)}"] = about | self._load(status)
@@ -115,6 +139,7 @@ class FleetView:
             cached_blocks=status.cached_blocks,
             ttft_ms=round(last.time_to_first_token_seconds * 1000, 1) if last else None,
             itl_ms=round(last.inter_token_latency_seconds * 1000, 2) if last else None,
+            tiers={one.tier.value: _tier(one) for one in status.tiers} or None,
         )
 
     def _request(self, record: RequestRecord) -> Document:
@@ -214,9 +239,26 @@ def _about(member: Member, card: ModelCard, health: str) -> Document:
         health=health,
         address=instance.address if instance and instance.address else None,
         device=instance.device_type if instance else None,
+        version=instance.version[:LONGEST_NAME] if instance and instance.version else None,
         total_blocks=runtime.total_kv_blocks,
         max_requests=runtime.max_num_seqs,
     )
+
+
+def _tier(status: TierStatus) -> Document:
+    report = status.report
+    if report is None:
+        return {"blocks": status.blocks}
+    return {
+        "blocks": status.blocks,
+        "bytes": report.bytes,
+        "limit_bytes": report.limit_bytes,
+        "used": report.used,
+        "hits": report.hits,
+        "misses": report.misses,
+        "restored_tokens": report.restored_tokens,
+        "saved_seconds": report.saved_seconds,
+    }
 
 
 def _stage(record: RequestRecord) -> str:

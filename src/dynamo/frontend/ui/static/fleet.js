@@ -3,6 +3,7 @@
 import { key } from "./api.js";
 import { $, brief, el, icon } from "./dom.js";
 import { Decisions } from "./fleet-decisions.js";
+import { Handoffs, Planners, Prefixes, Tiers } from "./fleet-parts.js";
 import { amount, clock, duration, name, Rows, setText, shortWorker, text } from "./fleet-rows.js";
 import { FleetStream } from "./fleet-stream.js";
 
@@ -27,6 +28,7 @@ const workers = new Rows(body("workers"), [
   text((row) => amount(row.cached_blocks), "number"),
   text((row) => duration(row.ttft_ms), "number"),
   text((row) => duration(row.itl_ms), "number"),
+  name((row) => row.version, (version) => brief(version, 24), ""),
 ]);
 const requests = new Rows(body("requests"), [
   name((_, id) => id, (id) => brief(id, 13), "id"),
@@ -47,6 +49,7 @@ const migrations = new Rows(body("migrations"), [
 ]);
 const age = (started) => duration(Math.max(1, Math.round(Date.now() / 1000 - started)) * 1000).replace(".0 ", " ");
 const decisions = new Decisions($("decisions"));
+const parts = [new Planners(), new Tiers(), new Prefixes((open) => stream.ask(open)), new Handoffs()];
 
 function showHealth(cell, row) {
   const badge = cell.firstChild ?? cell.appendChild(el("span"));
@@ -83,6 +86,7 @@ function draw() {
   requests.show(running);
   migrations.show(moved);
   decisions.show(Object.entries(fleet.decisions).filter(wanted));
+  for (const part of parts) part.show(fleet, wanted, all);
   $("no-workers").hidden = all.length > 0;
   $("no-decisions").hidden = $("decisions").children.length > 0;
   $("requests").hidden = !running.length;
