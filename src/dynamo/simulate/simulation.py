@@ -190,9 +190,13 @@ class Simulation:
         start = self._loop.time()
         incidents = [asyncio.create_task(incident.happen(self.fleet, start)) for incident in self.config.incidents]
         send = self._at_its_times if self.config.concurrency is None else self._as_answers_end
-        await send(traffic, start)
-        for task in incidents:
-            task.cancel()
+        try:
+            await send(traffic, start)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # such as a row of a trace that cannot be read
+        finally:
+            for task in incidents:
+                task.cancel()
         for outcome in await asyncio.gather(*incidents, return_exceptions=True):
             if isinstance(outcome, Exception):
                 raise outcome
