@@ -48,7 +48,7 @@ export class Tiers {
   constructor() {
     this.rows = new Rows(body("tiers"), [
       name((row) => row.worker, shortWorker, "id"),
-      text((row) => row.tier),
+      text((row) => brief(row.tier, 20)),
       ["", (cell, row) => {
         const badge = cell.firstChild ?? cell.appendChild(el("span"));
         setText(badge, row.used === undefined ? "–" : row.used ? "on" : "off");

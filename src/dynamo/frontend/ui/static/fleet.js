@@ -20,7 +20,7 @@ const body = (id) => $(id).querySelector("tbody");
 const workers = new Rows(body("workers"), [
   name((row) => `${row.worker_id}/${row.rank}`, shortWorker, "id"),
   name((row) => row.model),
-  text((row) => row.role + (row.rank ? `, rank ${row.rank}` : "")),
+  text((row) => brief(row.role, 20) + (row.rank ? `, rank ${row.rank}` : "")),
   ["", showHealth],
   text((row) => amount(row.requests), "number"),
   ["", showBlocks],
@@ -33,7 +33,7 @@ const workers = new Rows(body("workers"), [
 const requests = new Rows(body("requests"), [
   name((_, id) => id, (id) => brief(id, 13), "id"),
   name((row) => row.model, (model) => brief(model, 24)),
-  text((row) => row.stage + (row.migrations ? ` (moved ${row.migrations}×)` : "")),
+  text((row) => brief(row.stage, 20) + (row.migrations ? ` (moved ${row.migrations}×)` : "")),
   text((row) => row.workers.map(shortWorker).join(", ") || "–"),
   text((row) => amount(row.input_tokens), "number"),
   text((row) => amount(row.output_tokens), "number"),
@@ -44,7 +44,7 @@ const migrations = new Rows(body("migrations"), [
   name((row) => row.request_id, (id) => brief(id, 13), "id"),
   text((row) => shortWorker(row.source)),
   text((row) => (row.target ? shortWorker(row.target) : "–")),
-  text((row) => row.outcome),
+  text((row) => brief(row.outcome, 40)),
   text((row) => duration(row.ms), "number"),
 ]);
 const age = (started) => duration(Math.max(1, Math.round(Date.now() / 1000 - started)) * 1000).replace(".0 ", " ");
@@ -53,7 +53,7 @@ const parts = [new Planners(), new Tiers(), new Prefixes((open) => stream.ask(op
 
 function showHealth(cell, row) {
   const badge = cell.firstChild ?? cell.appendChild(el("span"));
-  setText(badge, row.health);
+  setText(badge, brief(row.health, 20));
   badge.className = `health ${row.health}`;
 }
 
