@@ -97,10 +97,9 @@ def compare(sides: Sequence[str], place: Path, options: argparse.Namespace) -> N
         started: list[Served | Alone] = []
         for group in ([side for side in sides if side not in later], later):
             begun = time.monotonic()
-            new = [
-                running.enter_context((Alone if side in ("offline", "async") else Served)(side, place, options))
-                for side in group
-            ]
+            new = [made(side, place, options) for side in group]
+            for each in new:
+                running.enter_context(each)
             for each in new:
                 each.wait()
                 say(f"{each.side}: ready {time.monotonic() - begun:.0f} s after its start")
@@ -109,6 +108,10 @@ def compare(sides: Sequence[str], place: Path, options: argparse.Namespace) -> N
             for clients in options.counts:
                 for each in started:
                     each.measure(clients, turn)
+
+
+def made(side: str, place: Path, options: argparse.Namespace) -> Served | Alone:
+    return (Alone if side in ("offline", "async") else Served)(side, place, options)
 
 
 def _config(shape: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ PUBLISHER = "dynamo-direct"
 _END = (-1).to_bytes(8, "big", signed=True)
 
 
-@config  # type: ignore[untyped-decorator]
+@config
 class DirectEvents(KVEventsConfig):  # type: ignore[misc]
     """Chooses this publisher, also in a process that gets this configuration pickled: there it is registered first."""
 

@@ -26,7 +26,7 @@ from dynamo.engines.vllm import handoff
 from dynamo.engines.vllm.adapters import VllmAdapters
 from dynamo.engines.vllm.arguments import EngineArguments
 from dynamo.engines.vllm.connector import worker_type
-from dynamo.engines.vllm.controls import vllm_controls
+from dynamo.engines.vllm.controls import VllmControls
 from dynamo.engines.vllm.environment import installed
 from dynamo.engines.vllm.intake import Intake
 from dynamo.engines.vllm.layout import Announcement
@@ -276,7 +276,7 @@ class VllmEngine:
 
     def controls(self) -> Mapping[str, Control]:
         assert self._llm is not None
-        return vllm_controls(self._llm, self.clear_cache, self._announce_cleared, self._die)
+        return VllmControls(self._llm, self.clear_cache, self._announce_cleared, self._die).table()
 
     async def load_adapter(self, name: str, folder: Path) -> int:
         return await self._adapters.load(name, folder)
