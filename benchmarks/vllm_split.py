@@ -32,6 +32,8 @@ from processes import free_port
 FLAGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "16")
 ROLES = ("prefill", "prefill", "decode", "decode")
 LEASE = 30.0
+STOPPED = 10.0
+"""Seconds for which a worker is stopped, at least."""
 
 
 class Worker:
@@ -208,12 +210,14 @@ async def disturb(fleet: Fleet, count: int) -> str:
 
     async def stopped(load: Load) -> None:
         first.signal(signal.SIGSTOP)
+        await asyncio.sleep(STOPPED)
         await load.more(part)
         first.signal(signal.SIGCONT)
 
     async def cut(load: Load) -> None:
         """The engine alone stops: the worker still answers, and transfers from its engine hang."""
         second.signal_engine(signal.SIGSTOP)
+        await asyncio.sleep(STOPPED)
         await load.more(part)
         second.signal_engine(signal.SIGCONT)
 
