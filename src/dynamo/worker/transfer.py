@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from msgspec import structs
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from dynamo.engines.base import Engine, EngineTransfer
+from dynamo.engines.base import Engine, EngineTransfer, Running
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import Context
@@ -129,6 +129,7 @@ class Fetch:
     """
 
     __slots__ = ("_given_up", "_outlet", "_running", "_timer")
+    _running: Running
 
     def __init__(
         self, engine: TransferEngine, request: PreprocessedRequest, continued: PreprocessedRequest, context: Context,
