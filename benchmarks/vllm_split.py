@@ -1,11 +1,12 @@
 """Two prefill and two decode workers of vLLM with NIXL: are answers the same, what stays behind, does anyone notice?
 
-    PYTHON benchmarks/vllm_split.py identical [--requests 100] [--networks file+tcp,etcd+tcp,file+nats,etcd+nats]
-    PYTHON benchmarks/vllm_split.py cancel [--requests 1000]
-    PYTHON benchmarks/vllm_split.py break [--requests 200]      workers are killed, stopped and drained under load
+    PYTHON benchmarks/vllm_split.py identical [--networks file+tcp,etcd+tcp,file+nats,etcd+nats]
+    PYTHON benchmarks/vllm_split.py cancel
+    PYTHON benchmarks/vllm_split.py break       workers are killed, stopped and drained under load
 
 PYTHON is that of `tests/engines/install`; every vLLM needs 2 GB and a minute to start. Several shows may be named, for
-one set of workers. NIXL takes TCP between the workers, as between machines; --ucx-tls chooses otherwise.
+one set of workers, each with the number of its requests: `cancel=200 break=60`. NIXL takes TCP
+between the workers, as between machines; --ucx-tls chooses otherwise.
 """
 
 from __future__ import annotations
@@ -247,17 +248,17 @@ async def run(names: list[str], network: Network, folder: Path, options: argpars
         began = time.monotonic()
         await fleet.start()
         print(f"{network.name}: ready after {time.monotonic() - began:.0f} s", flush=True)
-        for name in names:
+        for asked_for in names:
+            name, _, wanted = asked_for.partition("=")
             show, count = SHOWS[name]
             began = time.monotonic()
-            found = await show(fleet, options.requests or count)
+            found = await show(fleet, int(wanted or count))
             print(f"{network.name}, {name}: {found}; took {time.monotonic() - began:.0f} s", flush=True)
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shows", nargs="+", choices=SHOWS)
-    parser.add_argument("--requests", type=int)
+    parser.add_argument("shows", nargs="+", metavar="SHOW[=REQUESTS]", help=f"of {', '.join(SHOWS)}")
     parser.add_argument("--networks", default="file+tcp", help="how processes reach each other, one run each")
     parser.add_argument("--ucx-tls", default="tcp,self")
     options = parser.parse_args()
