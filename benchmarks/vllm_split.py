@@ -1,11 +1,12 @@
 """Two prefill and two decode workers of vLLM with NIXL: are answers the same, what stays behind, does anyone notice?
 
-    PYTHON benchmarks/vllm_split.py identical [--requests 100] [--networks file+tcp,etcd+tcp,file+nats,etcd+nats]
-    PYTHON benchmarks/vllm_split.py cancel [--requests 1000]
-    PYTHON benchmarks/vllm_split.py break [--requests 200]      workers are killed, stopped and drained under load
+    PYTHON benchmarks/vllm_split.py identical [--networks file+tcp,etcd+tcp,file+nats,etcd+nats]
+    PYTHON benchmarks/vllm_split.py cancel
+    PYTHON benchmarks/vllm_split.py break       workers are killed, stopped and drained under load
 
 PYTHON is that of `tests/engines/install`; every vLLM needs 2 GB and a minute to start. Several shows may be named, for
-one set of workers. NIXL takes TCP between the workers, as between machines; --ucx-tls chooses otherwise.
+one set of workers, each with the number of its requests: `cancel=200 break=60`. NIXL takes TCP
+between the workers, as between machines; --ucx-tls chooses otherwise.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from processes import free_port
 FLAGS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "64M", "--max-num-seqs", "16")
 ROLES = ("prefill", "prefill", "decode", "decode")
 LEASE = 30.0
+STOPPED = 10.0
+"""Seconds for which a worker is stopped, at least."""
 
 
 class Worker:
@@ -96,22 +99,22 @@ class Fleet:
     async def total(self, worker: Worker, name: str) -> float:
         return sum(await self.split.metrics(worker.status, f"^{name}"))
 
-    async def clear(self) -> None:
+    async def clear(self) -> int:
+        """How many workers had no block in use, and forgot what was cached."""
         async with self._http.post(f"{self.whole.url}/clear_kv_blocks") as answer:
             answer.raise_for_status()
+            return len((await answer.json())["cleared_workers"])
 
     async def until_free(self) -> float:
-        """Seconds until nothing is held; vLLM frees what was not fetched with a step after its lease."""
+        """Seconds until no block is in use and no record open; what was not fetched is freed after vLLM's lease."""
         began = time.monotonic()
         while True:
-            # Each worker makes a step.
-            await self.clear()
-            held = [await self.total(worker, "vllm:kv_cache_usage_perc") for worker in self.workers]
+            cleared = await self.clear()
             records = [await self.total(each, "dynamo_component_handoff_open_records") for each in self.of("prefill")]
-            if not any(held) and not any(records):
+            if cleared == len(self.workers) and not any(records):
                 return time.monotonic() - began
             if time.monotonic() - began > 10 * LEASE:
-                raise SystemExit(f"blocks stay behind: {held} of each cache, {records} records")
+                raise SystemExit(f"blocks stay behind: {cleared} workers cleared, {records} records")
             await asyncio.sleep(1)
 
 
@@ -208,12 +211,14 @@ async def disturb(fleet: Fleet, count: int) -> str:
 
     async def stopped(load: Load) -> None:
         first.signal(signal.SIGSTOP)
+        await asyncio.sleep(STOPPED)
         await load.more(part)
         first.signal(signal.SIGCONT)
 
     async def cut(load: Load) -> None:
         """The engine alone stops: the worker still answers, and transfers from its engine hang."""
         second.signal_engine(signal.SIGSTOP)
+        await asyncio.sleep(STOPPED)
         await load.more(part)
         second.signal_engine(signal.SIGCONT)
 
@@ -243,17 +248,17 @@ async def run(names: list[str], network: Network, folder: Path, options: argpars
         began = time.monotonic()
         await fleet.start()
         print(f"{network.name}: ready after {time.monotonic() - began:.0f} s", flush=True)
-        for name in names:
+        for asked_for in names:
+            name, _, wanted = asked_for.partition("=")
             show, count = SHOWS[name]
             began = time.monotonic()
-            found = await show(fleet, options.requests or count)
+            found = await show(fleet, int(wanted or count))
             print(f"{network.name}, {name}: {found}; took {time.monotonic() - began:.0f} s", flush=True)
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shows", nargs="+", choices=SHOWS)
-    parser.add_argument("--requests", type=int)
+    parser.add_argument("shows", nargs="+", metavar="SHOW[=REQUESTS]", help=f"of {', '.join(SHOWS)}")
     parser.add_argument("--networks", default="file+tcp", help="how processes reach each other, one run each")
     parser.add_argument("--ucx-tls", default="tcp,self")
     options = parser.parse_args()

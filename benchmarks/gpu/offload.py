@@ -111,7 +111,8 @@ async def notes(http: aiohttp.ClientSession, url: str, prompt: list[int]) -> Any
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "nvext": {"extra_fields": ["routing"]}}
     async with http.post(f"{url}/v1/completions", json=body) as answer:
         answer.raise_for_status()
-        return (await answer.json())["nvext"]["routing"]
+        chosen = (await answer.json())["nvext"]["routing"][0]["chosen"]
+    return {name: chosen[name] for name in ("overlap_blocks", "host_blocks", "cached_blocks", "prefill_tokens")}
 
 
 def offload_metrics(page: str) -> dict[str, float]:

@@ -27,10 +27,12 @@ def write_weights(model: Path) -> None:
             if len(shape) == 1:
                 tensors[name] = torch.ones(shape, dtype=dtype)
             else:
-                tensors[name] = (0.02 * torch.randn(shape, generator=generator, device=device)).to(dtype).cpu()
+                tensors[name] = (0.02 * torch.randn(shape, generator=generator, device=device, dtype=dtype)).cpu()
         file = f"part-{number:03}.safetensors"
         save_file(tensors, model / file)
         index |= dict.fromkeys(tensors, file)
+    if device == "cuda":
+        torch.cuda.empty_cache()
     (model / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 

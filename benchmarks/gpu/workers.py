@@ -18,7 +18,8 @@ from msgspec import Struct
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from gpu.compare import SHAPES, _config, environment, padded, say, versions
+from gpu.compare import SHAPES, _config, environment, padded, say
+from gpu.measured import versions
 from gpu.random_weights import write_weights
 from processes import Stack, fetch, free_port, metric_total
 from prompts import MODEL, make_model

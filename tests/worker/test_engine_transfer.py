@@ -15,7 +15,7 @@ from dynamo.protocols.engine import EngineOutput, PrefillResult, PreprocessedReq
 from dynamo.protocols.errors import ProtocolError
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
-from dynamo.worker.transfer import LeasedPrefills
+from dynamo.worker.transfer import LeasedPrefills, continuing_handler
 from support.asking import asking
 from support.sinks import Kept
 from support.splitting import SplitStack
@@ -179,3 +179,39 @@ def test_a_prompt_whose_scores_are_wanted_is_computed_where_they_are_read() -> N
     result = PrefillResult(disaggregated_params={"kv_transfer_params": WHERE})
     with pytest.raises(ProtocolError, match="scores"):
         handoff.continuing(structs.replace(asking(PROMPT, prompt_logprobs=1), prefill_result=result))
+
+
+class HangingEngine(ConnectorEngine):
+    """Its transfers never end."""
+
+    def generate(self, request: PreprocessedRequest, sink: Sink) -> OneAnswer:
+        return HangingAnswer(self, request, sink) if request.kv_transfer_params else OneAnswer(self, request, sink)
+
+
+class HangingAnswer(OneAnswer):
+    async def _run(self) -> None:
+        self._engine.asked.append(self._request.kv_transfer_params)
+        await asyncio.Event().wait()
+
+
+def continued() -> PreprocessedRequest:
+    return structs.replace(
+        asking(PROMPT), prefill_result=PrefillResult(disaggregated_params={"kv_transfer_params": WHERE})
+    )
+
+
+async def test_a_prompt_whose_transfer_hangs_is_computed_when_its_lease_has_ended() -> None:
+    engine, sink = HangingEngine({}), Kept()
+    continuing_handler(engine, lease=0.01)(continued(), Context(), sink)  # type: ignore[arg-type]
+    await sink.done
+    assert sink.ids == [7]
+    assert engine.asked == [WHERE, None]
+
+
+async def test_a_client_that_leaves_while_a_transfer_hangs_ends_the_request() -> None:
+    engine, sink, context = HangingEngine({}), Kept(), Context()
+    continuing_handler(engine)(continued(), context, sink)  # type: ignore[arg-type]
+    await until(lambda: engine.asked)
+    context.kill()
+    await sink.done
+    assert engine.asked == [WHERE]

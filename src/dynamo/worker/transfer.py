@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from msgspec import structs
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from dynamo.engines.base import Engine, EngineTransfer
+from dynamo.engines.base import Engine, EngineTransfer, Running
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import Context
@@ -101,19 +101,83 @@ class LeaseSink:
             self._outlet.end()
 
 
-def continuing_handler(engine: TransferEngine) -> Handler:
+def continuing_handler(engine: TransferEngine, *, lease: float = LEASE_SECONDS) -> Handler:
     """Of a decode worker: what it cannot continue from, it computes."""
 
     def handle(request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
         if request.prefill_result is not None or request.bootstrap_info is not None:
             try:
-                request = engine.continuing(request)
+                continued = engine.continuing(request)
             except DynamoException as error:
                 log.warning("request %s: computing the prompt here: %s", context.id(), error.message)
                 request = structs.replace(request, prefill_result=None, bootstrap_info=None)
+            else:
+                if request.prefill_result is not None:
+                    Fetch(engine, request, continued, context, outlet, lease)
+                    return
+                request = continued
         running = engine.generate(request, outlet)
         context.on_stop(lambda _: running.abort())
         if context.is_stopped():
             running.abort()
 
     return handle
+
+
+class Fetch:
+    """Between a decode engine that fetches a prompt and the reader.
+
+    A transfer from a process that hangs never ends, and engines wait for it. A prompt without a token when the offer's
+    lease has ended may be gone in any case: the engine computes it.
+    """
+
+    __slots__ = ("_given_up", "_outlet", "_running", "_timer")
+    _running: Running
+
+    def __init__(
+        self, engine: TransferEngine, request: PreprocessedRequest, continued: PreprocessedRequest, context: Context,
+        outlet: Outlet, lease: float,
+    ) -> None:  # fmt: skip
+        self._outlet = outlet
+        self._given_up = False
+
+        def give_up() -> None:
+            log.warning("request %s: its prompt did not come within %g s: computing it here", context.id(), lease)
+            self._given_up = True
+            self._running.abort()
+            self._running = engine.generate(structs.replace(request, prefill_result=None), outlet)
+
+        self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(lease, give_up)
+        self._running = engine.generate(continued, self)
+        context.on_stop(lambda _: self._abort())
+        if context.is_stopped():
+            self._abort()
+
+    def _abort(self) -> None:
+        self._came()
+        self._running.abort()
+
+    def _came(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def tokens(self, ids: list[int]) -> None:
+        if self._timer is not None:
+            self._came()
+        self._outlet.tokens(ids)
+
+    def item(self, value: Any) -> None:
+        self._came()
+        if not self._given_up:
+            self._outlet.item(value)
+
+    def end(self) -> None:
+        self._came()
+        if not self._given_up:
+            self._outlet.end()
+
+    def fail(self, error: DynamoException) -> None:
+        self._came()
+        if not self._given_up:
+            self._outlet.fail(error)

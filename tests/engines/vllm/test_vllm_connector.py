@@ -124,16 +124,17 @@ class CoreCalls:
         self.calls.append(("abort", ids))
 
     async def reset(self, **asked: bool) -> bool:
+        """Blocks that another engine has fetched are in use until the next step."""
         self.calls.append(("reset", asked))
-        return True
+        return len(self.calls) > 1
 
 
-async def test_clearing_the_cache_reaches_what_a_connector_keeps() -> None:
+async def test_clearing_the_cache_reaches_what_a_connector_keeps_and_waits_for_what_was_fetched() -> None:
     core = CoreCalls()
     llm = SimpleNamespace(reset_prefix_cache=core.reset, engine_core=SimpleNamespace(engine_ranks_managed=[]))
     sockets = TemporaryDirectory()
     engine = VllmEngine(arguments(), sockets)
     engine._llm = llm
     assert await engine.clear_cache()
-    assert core.calls == [("reset", {"reset_connector": True})]
+    assert core.calls == 2 * [("reset", {"reset_connector": True})]
     sockets.cleanup()

@@ -276,7 +276,7 @@ class VllmEngine:
 
     def controls(self) -> Mapping[str, Control]:
         assert self._llm is not None
-        return VllmControls(self._llm, self.clear_cache, self._announce_cleared, self._die).table()
+        return VllmControls(self._llm, self.clear_cache, self._step_all, self._die).table()
 
     async def load_adapter(self, name: str, folder: Path) -> int:
         return await self._adapters.load(name, folder)
@@ -287,12 +287,16 @@ class VllmEngine:
     async def clear_cache(self) -> bool:
         assert self._llm is not None
         # Without the connector's part, blocks in host memory would outlive it: those of a replaced adapter too.
-        if not await self._llm.reset_prefix_cache(reset_connector=True):
-            return False
-        await self._announce_cleared()
-        return True
+        cleared = await self._llm.reset_prefix_cache(reset_connector=True)
+        if not cleared and not self._requests:
+            # vLLM frees blocks that other engines have fetched, or not fetched in time, only with its next step.
+            await self._step_all()
+            cleared = await self._llm.reset_prefix_cache(reset_connector=True)
+        if cleared:
+            await self._step_all()
+        return bool(cleared)
 
-    async def _announce_cleared(self) -> None:
+    async def _step_all(self) -> None:
         """vLLM publishes the event of a cleared cache only with its next step."""
         assert self._llm is not None
         for rank in self._llm.engine_core.engine_ranks_managed:
