@@ -76,7 +76,7 @@ def _flags(words: Sequence[str]) -> dict[str, Any]:
 
 def _given_flags(words: Sequence[str]) -> dict[str, Any]:
     """Only what these words set."""
-    return {name: value for name, value in _flags(words).items() if value not in (None, 0)}
+    return {name: value for name, value in _flags(words).items() if value is not None and name != "verbosity"}
 
 
 def _without_tuples(flags: Mapping[str, Any]) -> dict[str, Any]:
