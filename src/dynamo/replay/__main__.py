@@ -6,6 +6,7 @@ The router, the delivery and the workers' scheduler are the ones that serve; onl
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import shlex
 import sys
@@ -97,4 +98,7 @@ def _shown(make: Callable[[], Iterable[SimulatedRequest]], name: str) -> Iterabl
 
 
 if __name__ == "__main__":
+    gc.freeze()
+    # Simulations leave hardly any cycles behind, and have millions of objects to look through for them.
+    gc.set_threshold(100_000, 50, 1000)
     main()
