@@ -37,6 +37,15 @@ def test_two_fleets_are_compared_and_written_as_json_and_as_a_page(
     assert "<svg" in page.read_text()
 
 
+def test_prefill_workers_are_simulated_beside_decode_workers(tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    split = ("--num-prefill-workers", "1", "--num-decode-workers", "2", "--prefill-engine-args", '{"speedup_ratio": 2}')
+    main([*MADE_UP, *split, "--report-json", str(report)])
+    found = msgspec.json.decode(report.read_bytes())
+    assert (found["prefill_workers"], found["workers"], found["completed"]) == (1, 2, 20)
+    assert sum(found["splits"].values()) == 20
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -49,6 +58,7 @@ def test_two_fleets_are_compared_and_written_as_json_and_as_a_page(
         ((*MADE_UP, "--extra-engine-args", "/no/file"), "--extra-engine-args: "),
         ((*MADE_UP, "--router-config", '{"nope": 1}'), "--router-config: "),
         ((*MADE_UP, "--router-mode", "cleverest"), "--router-mode must be one of"),
+        ((*MADE_UP, "--num-decode-workers", "2"), "--num-decode-workers needs --num-prefill-workers"),
         ((*MADE_UP, "--report-json", "/no/folder/r.json"), "the folder of /no/folder/r.json does not exist"),
     ],
 )

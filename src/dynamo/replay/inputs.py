@@ -36,12 +36,14 @@ def simulation_of(
         routing = RoutingConfig.from_env({}, **routing_flags)
     except TypeError as error:
         raise ValueError(f"--router-config: {error}") from None
-    engine, about = engine_of(_object(asked.extra_engine_args, "--extra-engine-args"))
+    workers, engine, prefill_engine, about = _fleet(asked)
     frontend_ms = next(ms for ms in (asked.frontend_ms, about.frontend_ms, FRONTEND_MS) if ms is not None)
     config = SimulationConfig(
-        name=name or f"{routing.mode}, {asked.workers} workers",
-        workers=asked.workers,
+        name=name or f"{routing.mode}, {_size(workers, asked.prefill_workers)} workers",
+        workers=workers,
+        prefill_workers=asked.prefill_workers,
         engine=engine,
+        prefill_engine=prefill_engine,
         routing=routing,
         concurrency=asked.concurrency,
         frontend_seconds=frontend_ms / 1000,
@@ -50,6 +52,28 @@ def simulation_of(
     )
     traffic = _traffic(flags, TrafficSettings.from_env({}, **given(flags, TrafficSettings)), asked.seed)
     return config, partial(_of_model, traffic, about.model, engine.planner_profile_data) if about.model else traffic
+
+
+def _fleet(asked: ReplaySettings) -> tuple[int, MockerArgs, MockerArgs | None, About]:
+    """How many workers decode or do everything, their arguments, those of prefill workers, and what a profile says."""
+    split = {"--num-decode-workers": asked.decode_workers, "--decode-engine-args": asked.decode_engine_args,
+             "--prefill-engine-args": asked.prefill_engine_args}  # fmt: skip
+    useless = [flag for flag, value in split.items() if value is not None and not asked.prefill_workers]
+    if useless:
+        raise ValueError(f"{useless[0]} needs --num-prefill-workers")
+    source = ("--extra-engine-args", asked.extra_engine_args)
+    decode = ("--decode-engine-args", asked.decode_engine_args) if asked.decode_engine_args else source
+    engine, about = engine_of(_object(decode[1], decode[0]))
+    prefill = None
+    if asked.prefill_engine_args:
+        prefill, _ = engine_of(_object(asked.prefill_engine_args, "--prefill-engine-args"))
+    elif asked.decode_engine_args and asked.prefill_workers:
+        prefill, _ = engine_of(_object(asked.extra_engine_args, "--extra-engine-args"))
+    return asked.decode_workers or asked.workers, engine, prefill, about
+
+
+def _size(workers: int, prefill_workers: int) -> str:
+    return f"{prefill_workers}+{workers}" if prefill_workers else f"{workers}"
 
 
 def engine_of(args: Mapping[str, Any]) -> tuple[MockerArgs, About]:

@@ -73,6 +73,16 @@ class ReplaySettings(SimulationSettings, frozen=True, kw_only=True):
     replay_mode: Annotated[Literal["offline"], Setting(
         "--replay-mode", help="offline: in virtual time")] = "offline"
     workers: Annotated[int, Meta(ge=1, le=100_000), Setting("--num-workers", help="workers at the start")] = 1
+    prefill_workers: Annotated[int, Meta(ge=0, le=100_000), Setting(
+        "--num-prefill-workers", help="further workers that compute prompts; the others decode then")] = 0
+    decode_workers: Annotated[int | None, Meta(ge=1, le=100_000), Setting(
+        "--num-decode-workers", help="another name of --num-workers beside prefill workers")] = None
+    prefill_engine_args: Annotated[str | None, Setting(
+        "--prefill-engine-args", help="arguments of prefill workers in place of --extra-engine-args",
+        metavar="JSON")] = None
+    decode_engine_args: Annotated[str | None, Setting(
+        "--decode-engine-args", help="arguments of decode workers in place of --extra-engine-args",
+        metavar="JSON")] = None
     concurrency: Annotated[int | None, Meta(ge=1), Setting(
         "--replay-concurrency", help="requests under way at once; the trace's times do not count then",
         default="as they arrive")] = None

@@ -16,7 +16,9 @@ from msgspec import structs
 
 from dynamo.engines.mocker import MockerArgs, ProfileTiming
 from dynamo.engines.mocker.fit_profile import fit_decode, profile_from, write_profile
+from dynamo.engines.mocker.fit_steps import fit_steps, read_steps
 from dynamo.engines.mocker.profile import About, Profile
+from dynamo.protocols.errors import InvalidArgument
 from dynamo.run.served_engine import ProfileError, ServedEngine
 from dynamo.runtime.process import fail
 
@@ -35,7 +37,8 @@ _ENGINE = {
 
 def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="dynamo profile", description=__doc__)
-    parser.add_argument("url", help="an OpenAI-compatible server that takes prompts of token ids")
+    parser.add_argument("url", help="an OpenAI-compatible server that takes prompts of token ids, or a file of "
+                                    "recorded steps: forward pass metrics, one JSON object per line")  # fmt: skip
     parser.add_argument("--model", help="which of its models; needed if it has several")
     parser.add_argument("--output", default="profile.npz", help="the file to write (profile.npz)")
     parser.add_argument("--max-tokens", type=int, default=4096, help="longest prompt that is sent (4096)")
@@ -47,14 +50,24 @@ def main(words: Sequence[str]) -> None:
         raise fail(f"the folder of {asked.output} does not exist", code=2)
     url = asked.url if "://" in asked.url else f"http://{asked.url}"
     try:
-        profile = asyncio.run(_measure(url.rstrip("/"), asked.model, asked.max_tokens, asked.max_requests))
+        if Path(asked.url).is_file():
+            profile = _from_steps(Path(asked.url), asked.model or "")
+        else:
+            profile = asyncio.run(_measure(url.rstrip("/"), asked.model, asked.max_tokens, asked.max_requests))
         write_profile(profile, Path(asked.output))
-    except (ProfileError, OSError, aiohttp.ClientError, msgspec.MsgspecError) as error:
+    except (ProfileError, InvalidArgument, OSError, aiohttp.ClientError, msgspec.MsgspecError) as error:
         raise fail(f"{error or type(error).__name__}") from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     print(f"written to {asked.output}: simulate with --extra-engine-args '{{\"planner_profile_data\": "
           f"\"{asked.output}\"}}'")  # fmt: skip
+
+
+def _from_steps(path: Path, model: str) -> Profile:
+    fitted = fit_steps(list(read_steps(path)), model)
+    for kind, error in fitted.errors.items():
+        print(f"{kind} steps that were not used for the fit are predicted with a mean error of {100 * error:.1f} %")
+    return fitted.profile
 
 
 async def _measure(url: str, model: str | None, longest: int, most: int) -> Profile:

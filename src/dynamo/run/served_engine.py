@@ -48,6 +48,8 @@ class _Event(Struct):
 class ServedEngine:
     """Sends prompts of token ids to /v1/completions and measures when their tokens come."""
 
+    clock = staticmethod(time.perf_counter)
+
     def __init__(self, http: aiohttp.ClientSession, url: str, model: str, longest: int, step_tokens: int) -> None:
         self._http, self._url, self.model = http, url, model
         self._longest = longest
@@ -57,7 +59,7 @@ class ServedEngine:
         self._decode_event = msgspec.json.Decoder(_Event).decode
 
     async def token_times(self, prompt: int | list[int], answer: int, seen: list[float] | None = None) -> list[float]:
-        """When each token came, by the clock of `time.perf_counter`, in `seen` as they come.
+        """When each token came, by `clock`, in `seen` as they come.
 
         Instead of token ids a number may be given: of tokens of a prompt that begins like no other.
         """
@@ -78,7 +80,7 @@ class ServedEngine:
         return times
 
     def _read(self, data: bytes, times: list[float]) -> None:
-        now = time.perf_counter()
+        now = self.clock()
         event = self._decode_event(data)
         if event.error is not None:
             raise ProfileError(f"{self._url} answers {data[:300].decode(errors='replace')}")
@@ -88,12 +90,12 @@ class ServedEngine:
 
     async def first_token(self, tokens: int) -> float:
         """Milliseconds to the first token of a prompt that has the server for itself."""
-        sent = time.perf_counter()
+        sent = self.clock()
         return 1000 * ((await self.token_times(tokens, 1))[0] - sent)
 
     async def prefill(self, tokens: int) -> PrefillTime:
-        begun, times = time.perf_counter(), list[float]()
-        while len(times) < _REPEATS.start or (len(times) < _REPEATS.stop and time.perf_counter() - begun < _ENOUGH):
+        begun, times = self.clock(), list[float]()
+        while len(times) < _REPEATS.start or (len(times) < _REPEATS.stop and self.clock() - begun < _ENOUGH):
             times.append(await self.first_token(tokens))
         return PrefillTime(tokens, statistics.median(times))
 
@@ -136,7 +138,7 @@ class ServedEngine:
                 await self._all_got(answers, 3, running)
                 step = _pace(answers[0][-3:])
                 await asyncio.sleep(self._random.random() * step)
-                sent = time.perf_counter()
+                sent = self.clock()
                 first = (await self.token_times(tokens, 1))[0]
                 probes.append((sent, first))
             await self._all_got(answers, 3, running)

@@ -104,7 +104,14 @@ class SimulatedWorker:
 class SimulatedFleet:
     """The workers of one simulation, which join and leave while it runs."""
 
-    def __init__(self, args: MockerArgs, *, timing: Callable[[MockerArgs], Timing] | None = None) -> None:
+    def __init__(
+        self,
+        args: MockerArgs,
+        *,
+        prefill_args: MockerArgs | None = None,
+        timing: Callable[[MockerArgs], Timing] | None = None,
+    ) -> None:
+        self._prefill_args = structs.replace(prefill_args or args, startup_time=None)
         self.args = structs.replace(args, startup_time=None)
         self.startup_time = args.startup_time or 0.0
         self.local = Local()
@@ -115,7 +122,9 @@ class SimulatedFleet:
 
     async def join(self, count: int = 1, role: Role | None = None) -> None:
         """Add workers, of the role that the arguments name if it is not given; they are ready when this returns."""
-        args = self.args if role is None else structs.replace(self.args, disaggregation_mode=role)
+        args = self._prefill_args if role == "prefill" else self.args
+        if role is not None:
+            args = structs.replace(args, disaggregation_mode=role)
         workers = [SimulatedWorker(self.config, self.local, args, self._timing(args)) for _ in range(count)]
         for worker in workers:
             await worker.start()

@@ -41,6 +41,8 @@ class SimulationConfig(Struct, frozen=True, kw_only=True):
     prefill_workers: int = 0
     """Further workers that compute prompts; the others are decode workers then."""
     engine: MockerArgs = MockerArgs()
+    prefill_engine: MockerArgs | None = None
+    """Of the prefill workers, if it is not the same."""
     routing: RoutingConfig = RoutingConfig(mode="kv")
     concurrency: int | None = None
     """Requests under way at once; the times of the trace then do not count."""
@@ -293,7 +295,7 @@ async def _sleep_until(when: float, loop: asyncio.AbstractEventLoop) -> None:
 @asynccontextmanager
 async def simulated(config: SimulationConfig) -> AsyncIterator[Simulation]:
     """A fleet that has started, with its router. Runs on a `VirtualTimeLoop`."""
-    fleet = SimulatedFleet(config.engine)
+    fleet = SimulatedFleet(config.engine, prefill_args=config.prefill_engine)
     runtime = DistributedRuntime(config=fleet.config, local=fleet.local)
     await runtime.start()
     cards: asyncio.Future[ModelCard] = asyncio.get_running_loop().create_future()

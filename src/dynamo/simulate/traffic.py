@@ -40,14 +40,18 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
         )
 
     def token_ids(self) -> array[int]:
-        tokens: array[int] = array("I")
-        for block_id in self.block_ids:
-            # Equal tokens are as good as any: what a block of a prompt is called depends on all blocks before it.
-            tokens += array("I", (block_id % _TOKEN_IDS,)) * self.block_size
-        if (rest := self.input_tokens - len(tokens)) > 0:
+        # Equal tokens are as good as any: what a block of a prompt is called depends on all blocks before it.
+        parts = [_packed(block_id) * self.block_size for block_id in self.block_ids]
+        if (rest := self.input_tokens - len(parts) * self.block_size) > 0:
             # A trace names whole blocks only, or none; the rest of a prompt is its own.
-            tokens += array("I", (xxhash.xxh32_intdigest(self.label.encode()),)) * rest
-        return tokens[: self.input_tokens]
+            parts.append(_packed(xxhash.xxh32_intdigest(self.label.encode())) * rest)
+        tokens: array[int] = array("I")
+        tokens.frombytes(b"".join(parts)[: tokens.itemsize * self.input_tokens])
+        return tokens
+
+
+def _packed(token_id: int) -> bytes:
+    return array("I", (token_id % _TOKEN_IDS,)).tobytes()
 
 
 def scaled(requests: Iterable[SimulatedRequest], copies: int, speedup: float = 1.0) -> Iterator[SimulatedRequest]:
