@@ -114,7 +114,7 @@ def day(load: LoadShape) -> Iterator[SimulatedRequest]:
             )
 
 
-class Bench:
+class LoadRuns:
     """Runs of one load."""
 
     def __init__(self, load: LoadShape, asked: argparse.Namespace) -> None:
@@ -174,19 +174,19 @@ def show_ticks(report: PlannedReport) -> None:
 
 
 def show_one(asked: argparse.Namespace) -> None:
-    bench = Bench(LoadShape(hours=asked.hours, peak=asked.peak, seed=asked.seed, shape=asked.shape), asked)
+    runs = LoadRuns(LoadShape(hours=asked.hours, peak=asked.peak, seed=asked.seed, shape=asked.shape), asked)
     begun = time.perf_counter()
-    planned = bench.run(2)
+    planned = runs.run(2)
     print(line(f"planner, {asked.predictor}", planned), f"({time.perf_counter() - begun:.0f} s)", flush=True)
     print(
         f"  {min(planned.workers)} to {max(planned.workers)} workers, {len(planned.changes)} changes, "
-        f"{planned.reversals} reversals for {bench.load.changes} changes of load"
+        f"{planned.reversals} reversals for {runs.load.changes} changes of load"
     )
     if asked.ticks:
         show_ticks(planned)
-    workers, fixed = bench.fixed(asked.fixed)
+    workers, fixed = runs.fixed(asked.fixed)
     print(line(f"{workers} workers", fixed), flush=True)
-    oracle = bench.oracle()
+    oracle = runs.oracle()
     print(line("oracle", oracle))
     print(f"saved of a fixed fleet: planner {saved(planned, fixed):.0f} %, oracle {saved(oracle, fixed):.0f} %")
 
@@ -199,12 +199,12 @@ def show_all(asked: argparse.Namespace) -> None:
     print("| shape | seed | within both targets | saved | oracle saves | fixed | reversals | changes of load |")
     print("|---|---|---|---|---|---|---|---|")
     for shape, seed in LOADS[asked.loads]:
-        bench = Bench(LoadShape(hours=asked.hours, peak=asked.peak, seed=seed, shape=shape), asked)
-        planned, (workers, fixed), oracle = bench.run(2), bench.fixed(asked.fixed or 5), bench.oracle()
+        runs = LoadRuns(LoadShape(hours=asked.hours, peak=asked.peak, seed=seed, shape=shape), asked)
+        planned, (workers, fixed), oracle = runs.run(2), runs.fixed(asked.fixed or 5), runs.oracle()
         print(
             f"| {shape} | {seed} | {100 * planned.share_within_targets:.1f} % | {saved(planned, fixed):.0f} % "
             f"| {saved(oracle, fixed):.0f} % ({100 * oracle.share_within_targets:.1f} %) | {workers} "
-            f"({100 * fixed.share_within_targets:.1f} %) | {planned.reversals} | {bench.load.changes} |",
+            f"({100 * fixed.share_within_targets:.1f} %) | {planned.reversals} | {runs.load.changes} |",
             flush=True,
         )
 

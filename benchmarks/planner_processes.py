@@ -35,7 +35,7 @@ INPUT, OUTPUT = 400, 60
 TTFT, ITL = 2.0, 0.1
 
 
-class Outcome(Struct):
+class StreamedAnswer(Struct):
     """Of one request, in seconds; `tokens` is what came."""
 
     sent: float
@@ -99,8 +99,8 @@ async def deployed(folder: Path, workers: int, speedup: float) -> AsyncIterator[
             yield supervisor, f"http://127.0.0.1:{port}"
 
 
-async def ask(client: openai.AsyncOpenAI, rng: random.Random, outputs: int) -> Outcome:
-    outcome = Outcome(sent=time.monotonic())
+async def ask(client: openai.AsyncOpenAI, rng: random.Random, outputs: int) -> StreamedAnswer:
+    outcome = StreamedAnswer(sent=time.monotonic())
     try:
         stream = await client.completions.create(
             model="tiny", prompt=[rng.randrange(10, 250) for _ in range(INPUT)], max_tokens=outputs, stream=True,
@@ -166,7 +166,7 @@ async def run_scale_downs(asked: argparse.Namespace, folder: Path) -> None:
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
         done = asyncio.Event()
 
-        async def user(number: int) -> list[Outcome]:
+        async def user(number: int) -> list[StreamedAnswer]:
             rng, outcomes = random.Random(number), []
             while not done.is_set():
                 outcomes.append(await ask(client, rng, rng.randrange(20, 200)))

@@ -261,3 +261,15 @@ def test_a_load_at_which_the_target_was_missed_is_not_believed_to_be_fine() -> N
     line = decide(jammed, SLA).forecast.itl
     assert line
     assert line.sustained(0.05, 1.2, 100.0, 10.0) <= 11.0  # requests per second and worker, where 0.2 s were seen
+
+
+def test_a_jam_that_new_workers_cannot_help_does_not_make_workers_look_slow() -> None:
+    """What waits stays where it was sent: the mean of eight workers shows long waits at half the load."""
+    jam = [
+        structs.replace(seen(24 + at, 20.0, 8), traffic=structs.replace(traffic(20.0, 8, waiting=200.0), ttft=30.0))
+        for at in range(24)
+    ]
+    before, after_it = decide(LEARNED, SLA).forecast.ttft, decide([*LEARNED, *jam], SLA).forecast.ttft
+    assert before
+    assert after_it
+    assert after_it.sustained(0.5, 3.0, 100.0, 10.0) == pytest.approx(before.sustained(0.5, 3.0, 100.0, 10.0), rel=0.01)
