@@ -145,7 +145,7 @@ def _page(
             raise SourceError(f"{name} is {value}")
         if model is None or labels.get("model", model) == model:
             page[name, frozenset(labels.items())] = value
-    served = {name for _, labels, _ in known if (name := labels.get("model"))}
+    served = {labels["model"] for _, labels, _ in known if labels.get("model")}
     if served and model is not None and model not in served:
         raise SourceError(f"the frontend has no model '{model}', only {', '.join(sorted(served))}")
     if not page and not empty_allowed:
