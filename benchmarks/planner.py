@@ -1,6 +1,7 @@
-"""The planner on a day-shaped load with bursts, simulated, beside the smallest fixed fleet that meets the targets.
+"""The planner on day-shaped loads with bursts, simulated, beside fixed fleets and a schedule that knows the future.
 
-`python benchmarks/planner.py [--hours 1] [--peak 5] [--shape day] [--seed 1]`: a day is compressed into `--hours`.
+`planner.py --shape day --seed 1`: one load; a day is compressed into `--hours`. `planner.py tuning` and `planner.py
+held-out`: a table of all loads of that set. The planner's rules were chosen with the first set alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from itertools import pairwise
+
+from msgspec import Struct
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.planner.config import PlannerConfig
@@ -17,34 +21,89 @@ from dynamo.planner.simulated import PlannedReport, simulate_planned
 from dynamo.simulate import SimulatedRequest, SimulationConfig
 
 SHARE = 0.95
+LOADS = {
+    "tuning": [(shape, seed) for shape in ("day", "office") for seed in (1, 2, 3, 4, 5, 6)],
+    "held-out": [
+        ("day", 101), ("day", 102), ("office", 101), ("office", 102), ("evening", 101), ("evening", 102),
+        ("shifts", 101), ("shifts", 102),
+    ],
+}  # fmt: skip
+_BURSTS = 4
+_TICK = 5.0
 
 
 def share_of_peak(shape: str, at: float) -> float:
-    """`day`: one wave; `office`: a quiet night, and two humps with lunch between them. `at` goes from 0 to 1."""
+    """`at` goes from 0 to 1.
+
+    `day`: one wave. `office`: a quiet night, and two humps with lunch between them. `evening`: it rises all day, and
+    falls within two hours. `shifts`: three levels with edges of a quarter of an hour.
+    """
     if shape == "day":
         wave: float = (0.5 - 0.5 * math.cos(2 * math.pi * at)) ** 1.5
         return 0.12 + 0.88 * wave
+    if shape == "evening":
+        return 0.1 + 0.9 * (at / 0.85 if at < 0.85 else max(0.0, 1 - (at - 0.85) / 0.08))
+    if shape == "shifts":
+        level = 0.15
+        for edge, change in ((0.25, 0.45), (0.55, 0.4), (0.8, -0.85)):
+            level += change * min(1.0, max(0.0, (at - edge) / 0.01))
+        return level
     morning, afternoon = (
         math.exp(-(((at - middle) / width) ** 2) / 2) for middle, width in ((0.42, 0.07), (0.63, 0.08))
     )
     return 0.08 + 0.92 * min(1.0, morning + 0.85 * afternoon)
 
 
-def day(hours: float, peak: float, seed: int = 1, bursts: int = 4, shape: str = "day") -> Iterator[SimulatedRequest]:
-    """Poisson arrivals, with bursts of half the peak on top."""
-    rng = random.Random(seed)
-    seconds = hours * 3600
-    starts = [rng.uniform(0.05, 0.9) * seconds for _ in range(bursts)]
-    burst_seconds = seconds / 60
+class LoadShape(Struct, frozen=True, kw_only=True):
+    """A day in `hours`, with four bursts of half the peak, each as long as 24 minutes of the day."""
+
+    hours: float
+    peak: float
+    """Requests per second."""
+    seed: int
+    shape: str
+
+    @property
+    def seconds(self) -> float:
+        return 3600 * self.hours
+
+    def bursts(self) -> list[float]:
+        rng = random.Random(self.seed)
+        return [rng.uniform(0.05, 0.9) * self.seconds for _ in range(_BURSTS)]
+
+    def rate(self, at: float) -> float:
+        rate = self.peak * share_of_peak(self.shape, min(1.0, at / self.seconds))
+        if any(start <= at < start + self.seconds / 60 for start in self.bursts()):
+            rate += self.peak / 2
+        return rate
+
+    @property
+    def changes(self) -> int:
+        """How often the load begins to rise or to fall, by more than a tenth of the peak."""
+        turns, direction, extreme = 0, 0, self.rate(0.0)
+        for at in range(1, 2001):
+            rate = self.rate(at / 2000 * self.seconds)
+            if direction and (rate - extreme) * direction >= 0:
+                extreme = rate
+            elif abs(rate - extreme) > self.peak / 10:
+                direction, extreme = (1 if rate > extreme else -1), rate
+                turns += 1
+        return turns
+
+
+def day(load: LoadShape) -> Iterator[SimulatedRequest]:
+    """Poisson arrivals."""
+    rng = random.Random(load.seed)
+    starts = [rng.uniform(0.05, 0.9) * load.seconds for _ in range(_BURSTS)]
     now = number = 0.0
-    top = 1.6 * peak
+    top = 1.6 * load.peak
     while True:
         now += rng.expovariate(top)
-        if now >= seconds:
+        if now >= load.seconds:
             return
-        rate = peak * share_of_peak(shape, now / seconds)
-        if any(start <= now < start + burst_seconds for start in starts):
-            rate += peak / 2
+        rate = load.peak * share_of_peak(load.shape, now / load.seconds)
+        if any(start <= now < start + load.seconds / 60 for start in starts):
+            rate += load.peak / 2
         if rng.random() < rate / top:
             number += 1
             yield SimulatedRequest(
@@ -55,6 +114,52 @@ def day(hours: float, peak: float, seed: int = 1, bursts: int = 4, shape: str = 
             )
 
 
+class LoadRuns:
+    """Runs of one load."""
+
+    def __init__(self, load: LoadShape, asked: argparse.Namespace) -> None:
+        self.load = load
+        self._engine = MockerArgs(
+            num_gpu_blocks=4096, block_size=64, max_num_seqs=64, speedup_ratio=0.1, startup_time=asked.startup
+        )
+        self._config = PlannerConfig(
+            optimization_target="sla", ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, max_gpu_budget=32,
+            load_predictor=asked.predictor, startup_seconds=asked.startup, environment="virtual",
+            throughput_adjustment_interval_seconds=asked.window, scale_down_step=4,
+        )  # fmt: skip
+
+    def run(self, workers: int, **how: object) -> PlannedReport:
+        fleet = SimulationConfig(workers=workers, engine=self._engine)
+        return simulate_planned(fleet, self._config, lambda: day(self.load), **how)  # type: ignore[arg-type]
+
+    def fixed(self, first: int = 1) -> tuple[int, PlannedReport]:
+        """The smallest fleet that meets the targets."""
+        for workers in range(max(1, first), 64):
+            report = self.run(workers, fixed=True)
+            if report.share_within_targets >= SHARE:
+                return workers, report
+        raise RuntimeError("no fleet of up to 63 workers meets the targets")
+
+    def schedule(self, sustained: float) -> list[int]:
+        """Workers at each tick, with the rate of every moment known; a worker begins to start in time."""
+        ahead = self._config.startup_seconds
+        return [
+            max(1, math.ceil(max(self.load.rate(at), self.load.rate(at + ahead)) / sustained))
+            for at in (_TICK * tick for tick in range(math.ceil(self.load.seconds / _TICK)))
+        ]
+
+    def oracle(self) -> PlannedReport:
+        """The schedule with the fewest workers that meets the targets, among several loads per worker."""
+        report = None
+        for sustained in (0.87, 0.82, 0.77, 0.72):
+            plan = self.schedule(sustained)
+            report = self.run(plan[0], schedule=plan)
+            if report.share_within_targets >= SHARE:
+                break
+        assert report
+        return report
+
+
 def line(name: str, report: PlannedReport) -> str:
     return (
         f"{name:<22} {100 * report.share_within_targets:6.2f} % within targets, "
@@ -62,56 +167,64 @@ def line(name: str, report: PlannedReport) -> str:
     )
 
 
+def show_ticks(report: PlannedReport) -> None:
+    for at, (before, decision) in enumerate(pairwise(report.decisions), 1):
+        if decision.decode and before.decode and decision.decode.workers != before.decode.workers:
+            print(f"  {_TICK * at:6.0f} s {decision.decode.workers:3} {decision.decode.reason}")
+
+
+def show_one(asked: argparse.Namespace) -> None:
+    runs = LoadRuns(LoadShape(hours=asked.hours, peak=asked.peak, seed=asked.seed, shape=asked.shape), asked)
+    begun = time.perf_counter()
+    planned = runs.run(2)
+    print(line(f"planner, {asked.predictor}", planned), f"({time.perf_counter() - begun:.0f} s)", flush=True)
+    print(
+        f"  {min(planned.workers)} to {max(planned.workers)} workers, {len(planned.changes)} changes, "
+        f"{planned.reversals} reversals for {runs.load.changes} changes of load"
+    )
+    if asked.ticks:
+        show_ticks(planned)
+    workers, fixed = runs.fixed(asked.fixed)
+    print(line(f"{workers} workers", fixed), flush=True)
+    oracle = runs.oracle()
+    print(line("oracle", oracle))
+    print(f"saved of a fixed fleet: planner {saved(planned, fixed):.0f} %, oracle {saved(oracle, fixed):.0f} %")
+
+
+def saved(report: PlannedReport, fixed: PlannedReport) -> float:
+    return 100 * (1 - report.worker_seconds / fixed.worker_seconds)
+
+
+def show_all(asked: argparse.Namespace) -> None:
+    print("| shape | seed | within both targets | saved | oracle saves | fixed | reversals | changes of load |")
+    print("|---|---|---|---|---|---|---|---|")
+    for shape, seed in LOADS[asked.loads]:
+        runs = LoadRuns(LoadShape(hours=asked.hours, peak=asked.peak, seed=seed, shape=shape), asked)
+        planned, (workers, fixed), oracle = runs.run(2), runs.fixed(asked.fixed or 5), runs.oracle()
+        print(
+            f"| {shape} | {seed} | {100 * planned.share_within_targets:.1f} % | {saved(planned, fixed):.0f} % "
+            f"| {saved(oracle, fixed):.0f} % ({100 * oracle.share_within_targets:.1f} %) | {workers} "
+            f"({100 * fixed.share_within_targets:.1f} %) | {planned.reversals} | {runs.load.changes} |",
+            flush=True,
+        )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("loads", nargs="?", choices=tuple(LOADS))
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--peak", type=float, default=5.0, help="requests per second")
-    parser.add_argument("--shape", default="day", choices=("day", "office"))
+    parser.add_argument("--shape", default="day", choices=("day", "office", "evening", "shifts"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--predictor", default="arima", choices=("constant", "arima", "kalman"))
     parser.add_argument("--startup", type=float, default=30.0, help="seconds that a worker takes to start")
     parser.add_argument("--ttft-ms", type=float, default=4000.0)
     parser.add_argument("--itl-ms", type=float, default=250.0)
-    parser.add_argument("--window", type=float, default=120.0, help="throughput_adjustment_interval_seconds")
+    parser.add_argument("--window", type=float, default=90.0, help="throughput_adjustment_interval_seconds")
     parser.add_argument("--fixed", type=int, default=0, help="try no smaller fixed fleet than this")
     parser.add_argument("--ticks", action="store_true", help="print every change")
     asked = parser.parse_args()
-    engine = MockerArgs(
-        num_gpu_blocks=4096, block_size=64, max_num_seqs=64, speedup_ratio=0.1, startup_time=asked.startup
-    )
-    config = PlannerConfig(
-        optimization_target="sla", ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, max_gpu_budget=32,
-        load_predictor=asked.predictor, startup_seconds=asked.startup, environment="virtual",
-        throughput_adjustment_interval_seconds=asked.window,
-    )  # fmt: skip
-
-    def run(workers: int, fixed: bool) -> PlannedReport:
-        return simulate_planned(
-            SimulationConfig(workers=workers, engine=engine),
-            config,
-            lambda: day(asked.hours, asked.peak, asked.seed, shape=asked.shape),
-            fixed=fixed,
-        )
-
-    begun = time.perf_counter()
-    planned = run(2, fixed=False)
-    print(line(f"planner, {asked.predictor}", planned), f"({time.perf_counter() - begun:.0f} s)", flush=True)
-    print(
-        f"  {min(planned.workers)} to {max(planned.workers)} workers, {len(planned.changes)} changes, "
-        f"{planned.reversals} reversals"
-    )
-    if asked.ticks:
-        for at, decision in enumerate(planned.decisions):
-            if decision.decode and (not at or decision.decode.workers != planned.workers[at - 1]):
-                print(f"  {5 * at:6} s {decision.decode.workers:3} {decision.decode.reason}")
-    workers = max(1, asked.fixed)
-    while True:
-        fixed = run(workers, fixed=True)
-        print(line(f"{workers} workers", fixed), flush=True)
-        if fixed.share_within_targets >= SHARE:
-            break
-        workers += 1
-    print(f"the planner uses {100 * (1 - planned.worker_seconds / fixed.worker_seconds):.0f} % fewer worker-seconds")
+    (show_all if asked.loads else show_one)(asked)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ dynamo_frontend_worker_active_prefill_tokens{{dp_rank="0",worker_id="1",worker_t
 """
 
 
+STARTED = {"__name__": "dynamo_frontend_requests_started_total", "model": "tiny", "instance": "a"}
+
+
 def page(started: int = 0, tokens: int = 0, ttft: float = 0.0) -> bytes:
     return PAGE.format(started=started, tokens=tokens, ttft=ttft).encode()
 
@@ -79,6 +82,12 @@ async def test_an_outage_is_missing_data_and_no_zero_after_it() -> None:
         await source.read()
 
 
+@pytest.mark.parametrize("parse", [parse_page, lambda _, model: parse_answer(answered((STARTED, 60.0)), model)])
+def test_a_model_that_the_frontend_does_not_have_is_named_and_missing_data(parse: Any) -> None:
+    with pytest.raises(SourceError, match="the frontend has no model 'other', only tiny"):
+        parse(page(10), "other")
+
+
 def test_a_frontend_that_was_started_again_is_missing_data() -> None:
     assert measurement(parse_page(page(10)), parse_page(page(3))) is None
 
@@ -102,10 +111,9 @@ def answered(*samples: tuple[dict[str, str], float]) -> bytes:
 
 
 async def test_prometheus_gives_the_same_measurements_scaled_to_the_interval() -> None:
-    started = {"__name__": "dynamo_frontend_requests_started_total", "model": "tiny", "instance": "a"}
     workers = {"__name__": "dynamo_frontend_model_workers", "model": "tiny", "worker_type": "decode", "instance": "a"}
-    both = answered((started, 60.0), (workers, 2.0), (workers | {"instance": "b"}, 2.0))
-    seen = measurement(parse_answer(answered((started, 0.0))), parse_answer(both), 5 / 60)
+    both = answered((STARTED, 60.0), (workers, 2.0), (workers | {"instance": "b"}, 2.0))
+    seen = measurement(parse_answer(answered((STARTED, 0.0))), parse_answer(both), 5 / 60)
     assert seen
     assert seen.traffic.requests == pytest.approx(5.0)
     assert seen.pools["decode"].serving == 2  # two frontends see the same workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -17,6 +18,7 @@ from support.services import free_port
 from support.stack import Stack
 
 PROGRAM = [sys.executable, "-m", "dynamo.planner"]
+HOLDS = "saw no metrics; workers stay at 1: the metrics are missing, so it holds"
 
 
 @pytest.mark.parametrize(
@@ -33,11 +35,11 @@ def test_a_wrong_configuration_is_refused_in_one_line(tmp_path: Path, words: lis
     assert done.stderr.count(b"\n") == 1
 
 
-async def test_requests_under_way_survive_a_scale_down(tmp_path: Path) -> None:
+async def test_requests_under_way_survive_three_scale_downs(tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "serve.yaml").write_text(f"""
 components:
-  worker: {{kind: mocker, replicas: 2, flags: {{model-path: tiny, speedup-ratio: 0.5}}}}
+  worker: {{kind: mocker, replicas: 4, flags: {{model-path: tiny, speedup-ratio: 0.5}}}}
   frontend: {{flags: {{http-port: {port}, router-mode: kv, migration-limit: 0}}}}
 """)
     config = {
@@ -65,8 +67,32 @@ components:
         async with client:
             answered = await asyncio.gather(*(ask() for _ in range(4)))
         assert {length for lengths in answered for length in lengths} == {60}
-        assert any("workers go from 2 to 1" in line for line in planner.lines)
+        for step in ("from 4 to 3", "from 3 to 2", "from 2 to 1"):
+            assert any(f"workers go {step}" in line for line in planner.lines)
         async with aclosing(documents(f"http://127.0.0.1:{port}", None)) as states:
             fleet = await anext(fleet async for fleet in states if fleet["planners"])
         [row] = fleet["planners"].values()
         assert any("workers go from 2 to 1" in sentence["text"] for sentence in row["sentences"])
+
+
+async def test_a_frontend_that_is_paused_and_killed_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text("components: {worker: {kind: mocker, flags: {model-path: tiny}}}\n")
+    async with Stack(tmp_path, {"DYN_LOG": "info"}) as stack:
+        frontend = await stack.frontend("--router-mode", "kv")
+        config = {
+            "deployment": str(tmp_path / "serve.yaml"),
+            "frontend_url": frontend.url,
+            "load_adjustment_interval_seconds": 0.2,
+        }
+        planner = await stack.python("-m", "dynamo.planner", "--config", json.dumps(config))
+        await planner.line("saw 0.0 requests/s; workers stay at 1")
+        frontend.process.signal(signal.SIGSTOP)
+        await planner.line(HOLDS)
+        await planner.line("does not answer within")
+        paused = len(planner.lines)
+        frontend.process.signal(signal.SIGCONT)
+        await planner.line("saw 0.0 requests/s; workers stay at 1", after=paused)
+        frontend.process.signal(signal.SIGKILL)
+        await planner.line(HOLDS, after=paused)
+        await planner.line("Cannot connect", after=paused)
+        assert not any("workers go" in line for line in planner.lines)

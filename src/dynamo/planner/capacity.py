@@ -20,7 +20,8 @@ from itertools import pairwise
 from msgspec import Struct
 
 from dynamo.planner.config import PlannerConfig, Role
-from dynamo.planner.history import Observation
+from dynamo.planner.demand import rate_of
+from dynamo.planner.history import Observation, TrafficSeen
 
 _SPREAD = 1.5
 """Observations determine a line if the highest load is this many times the lowest."""
@@ -29,6 +30,8 @@ _EXTRAPOLATED = 2.0
 _MISSES = 3
 """As many observations above a target are no accident."""
 _HALF_LIFE_SHARE = 0.25
+_BLOCK = 3
+"""Observations that are looked at together: in a single one, prompts and the steps they delay fall apart."""
 
 
 class WorkerSample(Struct, frozen=True):
@@ -163,28 +166,72 @@ def _missed(samples: Sequence[WorkerSample], target: float) -> float:
 
 
 def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, latency: str) -> list[WorkerSample]:
-    """`latency` is "ttft" or "itl".
+    """`latency` is "ttft" or "itl". Where there are enough calm observations, those in a jam are left out.
 
-    Intervals in which the number of workers changed are left out: the load per worker is unknown there.
+    Requests that wait stay where they were sent: while a jam is worked off, some workers have too much and others
+    nothing, and their mean says little about one of them.
     """
     recent = history[-config.capacity_samples :]
     half_life = max(1.0, _HALF_LIFE_SHARE * config.capacity_samples)
-    return list(_measured(recent, role, latency, half_life))
+    found: list[WorkerSample] = []
+    for block, target in ((_BLOCK, config.ttft_ms / 1000), (1, config.ttft_ms / 1000), (1, math.inf)):
+        found = list(_measured(recent, role, latency, half_life, target, block))
+        if len(found) >= config.load_min_observations:
+            break
+    return found
 
 
-def _measured(recent: Sequence[Observation], role: Role, latency: str, half_life: float) -> Iterator[WorkerSample]:
+def late(seen: Observation, target: float) -> float:
+    """Requests that wait beyond those that may, at this rate, without missing the target."""
+    return max(0.0, seen.traffic.waiting - rate_of(seen) * target) if seen.traffic else 0.0
+
+
+def _measured(
+    recent: Sequence[Observation], role: Role, latency: str, half_life: float, target: float, most: int
+) -> Iterator[WorkerSample]:
+    """Means of `most` observations each."""
     newest = len(recent) - 1
-    length = 0.0
+    length, block = 0.0, _Block()
     for at, (before, now) in enumerate(pairwise(recent), 1):
         pool, earlier, traffic = now.pool(role), before.pool(role), now.traffic
-        if pool is None or earlier is None or traffic is None or now.seconds <= 0:
-            continue
         # It is known of requests that ended, and while a jam builds up none may end.
-        length = traffic.input_tokens or length
-        count, seconds, weight = pool.serving, getattr(traffic, latency), traffic.first_tokens
-        if not count or count != earlier.serving or not seconds or weight <= 0:
+        length = (traffic and traffic.input_tokens) or length
+        if (
+            pool is None or earlier is None or traffic is None or now.seconds <= 0
+            or not pool.serving or pool.serving != earlier.serving
+            or late(before, target) or late(now, target) or (traffic.ttft or 0.0) > target
+        ):  # fmt: skip
+            block = _Block()
             continue
-        prompts, generated = traffic.first_tokens * length, traffic.generated
-        if (prompts if latency == "ttft" else generated) > 0:
-            share = count * now.seconds
-            yield WorkerSample(prompts / share, generated / share, seconds, weight * 0.5 ** ((newest - at) / half_life))
+        block.add(traffic, pool.serving * now.seconds, length, latency)
+        if block.observations >= most:
+            if sample := block.sample(0.5 ** ((newest - at) / half_life)):
+                yield sample
+            block = _Block()
+
+
+class _Block:
+    """Observations in a row with the same number of workers."""
+
+    def __init__(self) -> None:
+        self.observations = 0
+        self._share = self._prompts = self._generated = self._first = self._weight = self._latency = 0.0
+
+    def add(self, traffic: TrafficSeen, share: float, length: float, latency: str) -> None:
+        seconds: float | None = getattr(traffic, latency)
+        weight = traffic.first_tokens if latency == "ttft" else traffic.generated - traffic.first_tokens
+        self.observations += 1
+        self._share += share
+        self._prompts += traffic.first_tokens * length
+        self._generated += traffic.generated
+        self._first += traffic.first_tokens
+        if seconds and weight > 0:
+            self._weight += weight
+            self._latency += weight * seconds
+
+    def sample(self, age: float) -> WorkerSample | None:
+        if not (self._weight and self._first and self._prompts and self._generated):
+            return None
+        return WorkerSample(
+            self._prompts / self._share, self._generated / self._share, self._latency / self._weight, self._first * age
+        )

@@ -75,7 +75,7 @@ class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     startup_seconds: Annotated[float, Meta(ge=0, le=1e6)] = 30.0
     """What a worker takes to start: demand is predicted this far ahead."""
     load_min_observations: Annotated[int, Meta(ge=1, le=10_000)] = 5
-    load_scaling_down_sensitivity: Annotated[float, Meta(gt=0, le=100)] = 85.0
+    load_scaling_down_sensitivity: Annotated[float, Meta(gt=0, le=100)] = 95.0
     """Per cent of their capacity up to which the remaining workers may be used after a scale-down."""
     capacity_samples: Annotated[int, Meta(ge=2, le=100_000)] = 360
     """Observations from which the capacity of a worker is estimated."""

@@ -12,8 +12,9 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from dynamo.planner.capacity import LatencyLine, StepTime, fit_step, fit_ttft, samples
+from dynamo.planner.capacity import LatencyLine, StepTime, fit_step, fit_ttft, late, samples
 from dynamo.planner.config import PlannerConfig, Role
+from dynamo.planner.demand import Demand, demand_of, rate_of
 from dynamo.planner.history import Observation, PoolSeen
 from dynamo.planner.predict import predict
 
@@ -24,14 +25,20 @@ State = Literal[
 
 TTFT_TAIL = 3.0
 """Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
-ITL_TAIL = 1.2
-"""The mean time between the tokens of one request differs less from request to request."""
+ITL_TAIL = 1.5
+"""The mean time between the tokens of a request differs less; this is also the room for a rise that begins."""
 _FULL = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
 _PREDICTED_FROM = 60
 """Observations from which demand is predicted."""
-_HORIZONS = (2, 4, 8, 12)
-"""Numbers of observations over which demand is averaged: a burst shows in the shortest, a slow rise in the longest."""
+_MOST = 16
+"""Observations from which demand is estimated, at most."""
+_SETTLED = 1 / 3
+"""A scale-down needs that demand has not changed for this share of its window."""
+_CHANCE = 1.5
+"""Standard deviations of demand that the workers left by a scale-down must have room for."""
+_CHANGE = 0.15
+"""Demand is predicted to change by at most this share of it: what a burst begins with does not go on for long."""
 _WORK_OFF_INTERVALS = 4.0
 """Requests that wait longer than the target allows are to be worked off within this many intervals."""
 _THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1), "load": (1.0, 0.1, 1.0, 0.6)}
@@ -48,6 +55,7 @@ class PoolDecision(Struct, frozen=True, kw_only=True):
 class Forecast(Struct, frozen=True, kw_only=True):
     """What a decision expects; None where there is no data."""
 
+    demand: Demand = Demand()
     requests_per_second: float | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None
@@ -128,41 +136,55 @@ def _need_now(
     if config.optimization_target != "sla":
         return _need_by_load(now, role, config)
     seconds = _WORK_OFF_INTERVALS * config.load_adjustment_interval_seconds
-    late = _late(now, config) / seconds if role in _ttft_roles(config) else 0.0
-    rate = (forecast.requests_per_second or 0.0) + late
+    waiting = late(now, config.ttft_ms / 1000) if role in _ttft_roles(config) else 0.0
+    rate = (forecast.requests_per_second or 0.0) + waiting / seconds
     need, why = _need_for_rate(rate, role, forecast, config, share=1.0)
     pool = now.pool(role)
-    if pool and pool.serving and not pool.starting and (missed := _missed(history[-2:], role, config)):
-        if hopeless := _hopeless(_rate(now) / pool.serving, role, forecast, config):
+    # Where the models know what is needed, a miss is theirs only if it lasts longer than workers take to start.
+    patience = 2 if need is None else 2 + math.ceil(config.startup_seconds / config.load_adjustment_interval_seconds)
+    recent = history[-patience:]
+    if (
+        pool and pool.serving and not pool.starting and len(recent) == patience
+        and _same_workers(recent, role) and (missed := _missed(recent, role, config))
+    ):  # fmt: skip
+        if hopeless := _hopeless(rate_of(now) / pool.serving, role, forecast, config):
             return None, f"{missed}; {hopeless}"
         return max(need or 0, pool.serving + 1), missed
     return need, why
 
 
+def _same_workers(recent: Sequence[Observation], role: Role) -> bool:
+    return len({pool.serving if (pool := seen.pool(role)) else None for seen in recent}) == 1
+
+
 def _need_in_window(
     history: Sequence[Observation], role: Role, forecast: Forecast, config: PlannerConfig
 ) -> int | None:
-    """The most that was needed at any time of the window, with room to spare; None where a part of it is unknown."""
-    sla = config.optimization_target == "sla"
+    """What the whole window needed, with room to spare; None where a part of it is unknown."""
+    window = _window(history, role, config)
+    if window is None:
+        return None
+    if config.optimization_target != "sla":
+        return max(_need_by_load(seen, role, config)[0] for seen in window)
+    demand = demand_of(window, len(window))
     share = config.load_scaling_down_sensitivity / 100
-    most = 0
-    if sla:
-        most = _need_for_rate(forecast.requests_per_second or 0.0, role, forecast, config, share=share)[0] or 0
+    rate = max(demand.rate + _CHANCE * demand.deviation, forecast.requests_per_second or 0.0)
+    need = _need_for_rate(rate, role, forecast, config, share=share)[0]
+    pool = history[-1].pool(role)
+    # One worker too many may be chance, and is taken away after the whole window; more of them after a part of it.
+    least = 1.0 if pool and need == pool.wanted - 1 else _SETTLED
+    return need if demand.observations >= least * len(window) else None
+
+
+def _window(history: Sequence[Observation], role: Role, config: PlannerConfig) -> Sequence[Observation] | None:
+    """The observations of the time that a scale-down needs; None where one is missing."""
     for at in range(len(history) - 1, -1, -1):
         seen = history[at]
         pool = seen.pool(role)
         if seen.traffic is None or pool is None or pool.serving is None:
             return None
-        if sla:
-            rate = _certain_rate(history[max(0, at + 1 - _HORIZONS[-1]) : at + 1])
-            need, _ = _need_for_rate(rate, role, forecast, config, share=share)
-        else:
-            need, _ = _need_by_load(seen, role, config)
-        if need is None:
-            return None
-        most = max(most, need)
         if history[-1].at - seen.at + seen.seconds >= config.throughput_adjustment_interval_seconds:
-            return most
+            return history[at:]
     return None
 
 
@@ -258,10 +280,13 @@ def _forecast(history: Sequence[Observation], config: PlannerConfig) -> Forecast
     steps = 1 + config.startup_seconds / config.load_adjustment_interval_seconds
     least = config.load_min_observations
     first, last = config.roles[0], config.roles[-1]
-    rates = [_rate(seen) for seen in known]
-    change = predict(rates, steps, config) - predict(rates, 0, config)
+    demand = demand_of(known, _MOST)
+    rates = [rate_of(seen) for seen in known[-demand.observations :]]
+    most = _CHANGE * demand.rate
+    change = min(most, max(-most, predict(rates, steps, config) - predict(rates, 0, config)))
     return Forecast(
-        requests_per_second=max(0.0, _certain_rate(known) + change),
+        demand=demand,
+        requests_per_second=max(0.0, demand.rate + change),
         input_tokens=_mean_tokens(known, "input_tokens"),
         output_tokens=_mean_tokens(known, "output_tokens"),
         ttft=fit_ttft(samples(history, first, config, "ttft"), least, config.ttft_ms / 1000),
@@ -277,31 +302,6 @@ def _mean_tokens(known: Sequence[Observation], field: str) -> float | None:
     ]
     weight = sum(requests for _, requests in pairs)
     return sum(tokens * requests for tokens, requests in pairs) / weight if weight else None
-
-
-def _rate(seen: Observation) -> float:
-    return seen.traffic.requests / seen.seconds if seen.traffic and seen.seconds > 0 else 0.0
-
-
-def _certain_rate(seen: Sequence[Observation]) -> float:
-    """Requests per second less one standard deviation of chance arrivals, over the horizon where that is most.
-
-    Five seconds with 20 requests may well have 25 the next time: workers that follow such noise go up with it at once,
-    and down only after a whole window.
-    """
-    requests = seconds = most = 0.0
-    for count, one in enumerate(reversed(seen[-_HORIZONS[-1] :]), 1):
-        if one.traffic:
-            requests += one.traffic.requests
-            seconds += one.seconds
-        if count in _HORIZONS and seconds > 0:
-            most = max(most, (requests - math.sqrt(requests)) / seconds)
-    return most
-
-
-def _late(seen: Observation, config: PlannerConfig) -> float:
-    """Requests that wait beyond those that may, at this rate, without missing the target."""
-    return max(0.0, seen.traffic.waiting - _rate(seen) * config.ttft_ms / 1000) if seen.traffic else 0.0
 
 
 def _changed_by_others(history: Sequence[Observation], role: Role) -> float | None:

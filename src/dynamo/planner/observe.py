@@ -139,11 +139,15 @@ def _page(
     samples: Iterable[tuple[str, dict[str, str], float]], model: str | None, *, empty_allowed: bool = False
 ) -> Page:
     page: dict[Series, float] = {}
-    for name, labels, value in samples:
+    known = list(samples)
+    for name, labels, value in known:
         if not math.isfinite(value) or value < 0:
             raise SourceError(f"{name} is {value}")
         if model is None or labels.get("model", model) == model:
             page[name, frozenset(labels.items())] = value
+    served = {labels["model"] for _, labels, _ in known if labels.get("model")}
+    if served and model is not None and model not in served:
+        raise SourceError(f"the frontend has no model '{model}', only {', '.join(sorted(served))}")
     if not page and not empty_allowed:
         raise SourceError("the page has no metrics of a frontend")
     return page

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from msgspec import Struct
@@ -120,6 +120,11 @@ class SimulatedPool:
             draining = asyncio.create_task(worker.drain())
             self._draining[draining] = worker
 
+    async def follow(self, schedule: Sequence[int], interval: float) -> None:
+        for workers in schedule:
+            await self.scale({"decode": workers})
+            await asyncio.sleep(interval)
+
     async def _join(self) -> None:
         await asyncio.sleep(self._fleet.startup_time)
         self.loading_seconds += self._fleet.startup_time
@@ -142,8 +147,12 @@ def simulate_planned(
     traffic: Callable[[], Iterable[SimulatedRequest]],
     *,
     fixed: bool = False,
+    schedule: Sequence[int] = (),
 ) -> PlannedReport:
-    """Run the traffic through a fleet that the planner scales, or one that stays as it is (`fixed`)."""
+    """Run the traffic through a fleet that the planner scales, or one that stays as it is (`fixed`).
+
+    `schedule` names the number of workers at each tick instead.
+    """
     seen: list[tuple[Observation, ScalingDecision]] = []
 
     async def work() -> PlannedReport:
@@ -152,7 +161,8 @@ def simulate_planned(
             pool = SimulatedPool(running)
             begun = asyncio.get_running_loop().time()
             made = Planner(planner, _Measurements(pool), pool, observer=lambda *both: seen.append(both))
-            task = None if fixed else asyncio.create_task(made.run())
+            interval = planner.load_adjustment_interval_seconds
+            task = None if fixed else asyncio.create_task(pool.follow(schedule, interval) if schedule else made.run())
             await running.replay(traffic())
             ended = asyncio.get_running_loop().time()
             if task:
