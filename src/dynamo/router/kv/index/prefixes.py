@@ -81,7 +81,7 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
         yield
         bounds = sorted({0, len(run.blocks), *(cut for cut in cuts.get(run, ()) if cut < len(run.blocks))})
         for first, end in pairwise(bounds):
-            held = _held(run, first, end)
+            by_slot = _held(run, first, end)
             found.append(
                 CachedPrefix(
                     tier=tier,
@@ -89,8 +89,8 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
                     parent=run.blocks[first - 1] if first else above,
                     begin=begin + first,
                     blocks=end - first,
-                    held=sum(held.values()),
-                    workers=_named(held, workers),
+                    held=sum(by_slot.values()),
+                    workers=_named(by_slot, workers),
                 )
             )
     return sorted(found, key=lambda one: -one.held)
