@@ -105,7 +105,7 @@ class SplitStack:
         """`spans` are those of the workers."""
         self._local = Local()
         self._spans = spans
-        self._config = config
+        self.config = config
         self.runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=self._local)
         self.models = Models(self.runtime, config, HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
         self._stack = AsyncExitStack()
