@@ -107,6 +107,7 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
         speed = [f"--num-workers={options.workers}", f"--decode-speedup-ratio={options.speed}", "--max-num-seqs=256"]
         stack.mocker(make_model(folder / "model", max_position_embeddings=1 << 16), MODEL, *speed)
         stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=120)
+        print("streams begin", file=sys.stderr, flush=True)
         async with Streams(stack.url, options.streams):
             await asyncio.sleep(options.settle)
             before, at = frontend.cpu(), time.monotonic()

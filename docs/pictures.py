@@ -3,7 +3,7 @@
 Needs what `make test-ui` installs, and Debian's fonts-inter, fonts-jetbrains-mono and pngquant. The answers in the
 chat are written below; all else is the product.
 
-    make test-ui && .venv/bin/python docs/pictures.py
+    make test-ui && .venv/bin/python docs/pictures.py [fleet]
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +139,14 @@ def take_fleet(url: str) -> None:
                 page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
                 page.goto(f"{url}/fleet")
                 page.wait_for_selector(".decision")
+                page.get_by_text("What is cached where").click()
+                page.locator("#prefixes").wait_for()
+                page.locator("#planners-part").wait_for()
                 page.wait_for_timeout(5000)  # the rate of requests is known after some seconds
                 page.locator(".decision summary").nth(2).click()
                 page.get_by_role("button", name="Pause").click()
                 page.mouse.move(width / 2, 5)
-                keep(page, f"fleet-{width}-{theme}")
+                keep(page, f"fleet-{width}-{theme}", full_page=True)
                 page.close()
         browser.close()
 
@@ -155,24 +157,38 @@ def chat_for_ever(url: str, number: int, done: threading.Event) -> None:
     turn = 0
     while not done.is_set():
         turn += 1
-        messages = [{"role": "system", "content": prefix}, {"role": "user", "content": f"Question {turn} of {number}"}]
+        # Some prompts are long and new, so that computing them elsewhere pays.
+        question = f"Question {turn} of {number}. " * (40 if number % 4 == 0 else 1)
+        messages = [{"role": "system", "content": prefix}, {"role": "user", "content": question}]
         body = json.dumps({"model": "demo-8b", "max_tokens": 300, "messages": messages}).encode()
         request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
         urllib.request.urlopen(request).read()
 
 
 def fleet_pictures(place: Path) -> None:
-    """Of three mockers with little memory, so that its use can be seen."""
+    """Of mockers with little memory, so that its use can be seen, and a planner that advises."""
     from support.running import running
+    from support.services import free_port
 
-    done = threading.Event()
-    worker = [sys.executable, "-m", "dynamo.mocker", "--model-path", "tiny", "--model-name", "demo-8b"]
-    worker += ["--num-workers", "3", "--num-gpu-blocks-override", "64"]
-    with ExitStack() as stack:
-        frontend = stack.enter_context(running(place, "in=http", "out=dyn", "--http-port", "0", "--router-mode", "kv"))
-        url = frontend.url()
-        stack.enter_context(running(place, program=worker))
-        frontend.line_with("model 'demo-8b' can be served")
+    done, port = threading.Event(), free_port()
+    url = f"http://127.0.0.1:{port}"
+    mocker = "kind: mocker, flags: {model-path: tiny, model-name: demo-8b, block-size: 16, num-gpu-blocks-override: 400"
+    (place / "serve.yaml").write_text(f"""
+components:
+  prefill: {{{mocker}, disaggregation-mode: prefill}}}}
+  worker: {{{mocker}, disaggregation-mode: decode}}, replicas: 3}}
+  frontend: {{flags: {{http-port: {port}, router-mode: kv}}}}
+""")
+    config = {
+        "deployment": str(place / "serve.yaml"),
+        "frontend_url": url,
+        "optimization_target": "sla",
+        "load_adjustment_interval_seconds": 3,
+        "advisory": True,
+    }
+    planner = [sys.executable, "-m", "dynamo.planner", "--config", json.dumps(config)]
+    with running(place, program=planner) as process:
+        process.line_with("planning every")
         clients = [threading.Thread(target=chat_for_ever, args=(url, number, done)) for number in range(12)]
         for client in clients:
             client.start()
@@ -184,9 +200,9 @@ def fleet_pictures(place: Path) -> None:
                 client.join()
 
 
-def keep(page: Any, name: str) -> None:
+def keep(page: Any, name: str, *, full_page: bool = False) -> None:
     path = PICTURES / f"{name}.png"
-    page.screenshot(path=path)
+    page.screenshot(path=path, full_page=full_page)
     if tool := shutil.which("pngquant"):
         subprocess.run([tool, "--force", "--ext", ".png", "--quality", "70-95", "--strip", path], check=True)
     print(path.relative_to(ROOT), path.stat().st_size)
@@ -197,12 +213,14 @@ def main() -> None:
     from support.toys import toy_folder
 
     PICTURES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         place = Path(name)
         folder = toy_folder(place / "model")
         (place / "fonts.conf").write_text(FONTS)
         os.environ["FONTCONFIG_FILE"] = str(place / "fonts.conf")
         fleet_pictures(place)
+        if "fleet" in sys.argv[1:]:
+            return
         path = f"{SOURCE}:{ROOT / 'tests'}"
         with running(place, "in=http", "out=dyn", "--http-port", "0") as frontend:
             url = frontend.url()
@@ -212,4 +230,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1])) if sys.argv[1:] else main()
+    serve(Path(sys.argv[1])) if sys.argv[1:] not in ([], ["fleet"]) else main()

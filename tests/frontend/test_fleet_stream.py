@@ -264,6 +264,8 @@ class Counting:
 
     def forget(self) -> None: ...
 
+    scan_seconds = 0.0
+
 
 async def test_a_viewer_that_does_not_read_gets_a_snapshot_later_and_others_miss_nothing() -> None:
     view = Counting()

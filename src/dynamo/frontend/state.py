@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dynamo.frontend.callers import Callers
 from dynamo.frontend.fleet.planner_feed import PlannerFeed
 from dynamo.frontend.fleet.prefix_table import PrefixTable
-from dynamo.frontend.fleet.stream import FleetStream
+from dynamo.frontend.fleet.stream import FleetStream, viewing_metric
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.frontend.kept_state import KeptState
 from dynamo.frontend.measure.loop_delay import LoopDelay
@@ -62,6 +62,7 @@ class Frontend:
             *router_metrics(metrics.prefix, ((model.name, model.router) for model in served)),
             *overhead_metrics(self.models.router_id, served),
             *split_metrics(served),
+            viewing_metric(metrics.prefix, self.fleet.seconds),
         ]
 
     async def families(self) -> list[MetricFamily]:

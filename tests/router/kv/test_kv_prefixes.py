@@ -56,7 +56,14 @@ def test_only_the_largest_are_returned_and_their_place_stays_known() -> None:
     index = filled()
     store(index, C, sequence_hashes([*SYSTEM, 10, 11, *range(30, 60)]))
     rows = found(index.prefixes(1))
-    assert [(one.begin, one.blocks, one.parent) for one in rows] == [(6, 30, None)]
+    assert [(one.begin, one.blocks, one.parent) for one in rows] == [(0, 4, None)]
+
+
+def test_what_comes_before_a_large_prefix_is_returned_with_it() -> None:
+    index = filled()
+    store(index, C, sequence_hashes([*SYSTEM, 10, 11, *range(30, 90)]))
+    rows = found(index.prefixes(1))
+    assert [(one.begin, one.blocks, one.parent) for one in rows] == [(6, 60, HELLO[5]), (0, 4, None), (4, 2, HELLO[3])]
 
 
 def test_a_run_is_cut_where_another_prompt_branches_off() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.runtime.inspection import Inspection, InspectionRequest, Row
+from dynamo.runtime.inspection import Inspection, InspectionRequest, Row, slices
 from dynamo.runtime.inspection.facts import shown_command
 from dynamo.runtime.inspection.inspection import encoded
 from dynamo.runtime.inspection.listener import InspectionListener
@@ -97,6 +97,14 @@ async def test_long_work_leaves_the_loop_between_slices() -> None:
     assert work.results == list(range(20))
     assert work.turns >= 20
     assert others >= 19
+
+
+def test_a_thread_beside_the_loop_sleeps_after_each_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(slices, "sleep", slept.append)
+    ticks = itertools.count()
+    assert list(slices.paced(range(9), clock=lambda: next(ticks) * SLICE_SECONDS / 2.5)) == list(range(9))
+    assert slept == [SLICE_SECONDS] * 3
 
 
 async def test_a_failing_table_fails_the_answer_and_nothing_else() -> None:

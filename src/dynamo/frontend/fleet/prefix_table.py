@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from dynamo.frontend.fleet.merge_patch import Document
 from dynamo.protocols.kv import Tier
@@ -30,6 +30,8 @@ SHARE = 0.005
 class PrefixTable:
     def __init__(self, models: Models) -> None:
         self.rows: Document = {}
+        self.seconds = 0.0
+        """Processor time spent so far."""
         self._models = models
         self._scanning: asyncio.Task[None] | None = None
 
@@ -46,34 +48,32 @@ class PrefixTable:
     async def _scan_on(self) -> None:
         while True:
             rows: Document = {}
-            spent = 0.0
-
-            def add(seconds: float) -> None:
-                nonlocal spent
-                spent += seconds
-
+            before = self.seconds
             for model, role, router in _routers(self._models.served()):
-                for prefix in await in_slices(router.prefixes(MOST_PREFIXES), add):
+                for prefix in await in_slices(router.prefixes(MOST_PREFIXES), self._spent):
                     place = f"{model.name}/{role}/{prefix.tier.value}"
                     rows[f"{place}/{prefix.block:016x}"] = _row(prefix, place, model, role)
             self.rows = rows
-            await asyncio.sleep(min(LONGEST_INTERVAL_SECONDS, max(INTERVAL_SECONDS, spent / SHARE)))
+            await asyncio.sleep(min(LONGEST_INTERVAL_SECONDS, max(INTERVAL_SECONDS, (self.seconds - before) / SHARE)))
+
+    def _spent(self, seconds: float) -> None:
+        self.seconds += seconds
 
 
 async def in_slices(scan: PrefixScan, spent: Callable[[float], None]) -> list[CachedPrefix]:
-    """Run a scan without holding the event loop for long; `spent` gets the seconds of each slice."""
-    begun = perf_counter()
+    """Run a scan without holding the event loop for long; `spent` gets the processor seconds of each slice."""
+    begun, computed = perf_counter(), thread_time()
     while True:
         try:
             next(scan)
         except StopIteration as end:
-            spent(perf_counter() - begun)
+            spent(thread_time() - computed)
             found: list[CachedPrefix] = end.value
             return found
         if perf_counter() - begun >= SLICE_SECONDS:
-            spent(perf_counter() - begun)
+            spent(thread_time() - computed)
             await asyncio.sleep(PAUSE_SECONDS)
-            begun = perf_counter()
+            begun, computed = perf_counter(), thread_time()
 
 
 def _routers(served: list[ServedModel]) -> Iterator[tuple[ServedModel, str, Router]]:

@@ -12,6 +12,7 @@ import msgspec
 from dynamo.frontend.answers.sse import KEEP_ALIVE, EventStream
 from dynamo.frontend.fleet.merge_patch import Document, merge_patch
 from dynamo.frontend.fleet.view import FleetView
+from dynamo.runtime.instruments import MetricFamily, Sample
 
 INTERVAL_SECONDS = 0.5
 SHARE = 0.01
@@ -35,6 +36,7 @@ class FleetStream:
         self._document: Document = {}
         self._timer: asyncio.TimerHandle | None = None
         self._quiet = 0
+        self._seconds = 0.0
         self._asking = 0
         """Viewers that ask for the cached prefixes."""
 
@@ -63,6 +65,11 @@ class FleetStream:
                 self._document = {}
                 self._view.forget()
 
+    @property
+    def seconds(self) -> float:
+        """Processor time spent for viewers so far."""
+        return self._seconds + self._view.scan_seconds
+
     def _schedule(self, delay: float = 0.0) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -83,7 +90,9 @@ class FleetStream:
         elif self._quiet % QUIET_TICKS == 0:
             self._send(KEEP_ALIVE)
         self._catch_up()
-        self._schedule(min(LONGEST_INTERVAL_SECONDS, (thread_time() - begun) / SHARE))
+        spent = thread_time() - begun
+        self._seconds += spent
+        self._schedule(min(LONGEST_INTERVAL_SECONDS, spent / SHARE))
 
     def _send(self, event: bytes) -> None:
         for stream, behind in self._viewers.items():
@@ -99,6 +108,13 @@ class FleetStream:
             for stream in behind:
                 stream.write(snapshot)
                 self._viewers[stream] = False
+
+
+def viewing_metric(prefix: str, seconds: float) -> MetricFamily:
+    name = f"{prefix}_fleet_view_cpu_seconds"
+    return MetricFamily(
+        name, "Processor time spent for viewers of the fleet", "counter", [Sample(f"{name}_total", {}, seconds)]
+    )
 
 
 def _event(name: str, document: Document) -> bytes:

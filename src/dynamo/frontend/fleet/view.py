@@ -60,6 +60,11 @@ class FleetView:
         else:
             self._prefixes.stop()
 
+    @property
+    def scan_seconds(self) -> float:
+        """Processor time spent on looking for cached prefixes."""
+        return self._prefixes.seconds
+
     def document(self) -> Document:
         served = self._models.served()
         self._add_decisions(served)

@@ -16,7 +16,8 @@ from typing import Any
 
 from dynamo import __version__
 
-COUNTED_AT_ONCE = 2_000
+COUNTED_AT_ONCE = 500
+"""Objects between two pauses."""
 SECRETS = ("key", "token", "secret", "password")
 
 

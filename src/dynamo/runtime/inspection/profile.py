@@ -10,6 +10,7 @@ from collections import Counter
 from types import CodeType
 from typing import Any
 
+from dynamo.runtime.inspection.slices import paced
 from dynamo.runtime.inspection.stacks import frames_of
 
 EVERY_SECONDS = 0.01
@@ -60,7 +61,7 @@ class ThreadProfile:
         own: Counter[str] = Counter()
         total: Counter[str] = Counter()
         threads: Counter[str] = Counter()
-        for (thread, codes, line), seconds in self.seconds.items():
+        for (thread, codes, line), seconds in paced(self.seconds.items()):
             ms = round(seconds * 1000)
             names = [_named(code) for code in codes]
             threads[thread] += ms

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from dynamo.runtime.inspection.slices import paced
+
 FrameRow = dict[str, Any]
 LIBRARY = sysconfig.get_path("stdlib")
 
@@ -39,7 +41,7 @@ def thread_stacks() -> list[dict[str, Any]]:
     names = {thread.ident: thread for thread in threading.enumerate()}
     own = threading.get_ident()
     rows = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in paced(sys._current_frames().items()):
         if ident != own:
             thread = names.get(ident)
             rows.append(

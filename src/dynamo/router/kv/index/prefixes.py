@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TypeVar
 
 from msgspec import Struct
@@ -16,12 +16,17 @@ from dynamo.router.kv.slots import slots_in
 
 T = TypeVar("T")
 
+MOST_ANCESTORS = 8
+"""Prefixes before a large one that are returned with it."""
 STEP = 256
 """Runs that are looked at between two yields: well below a millisecond."""
 
 
 class CachedPrefix(Struct, frozen=True, kw_only=True):
-    """Consecutive blocks of prompts, and which ranks hold some of them."""
+    """Consecutive blocks of prompts, and which ranks hold some of them.
+
+    Large are those of many blocks, and more so those that many ranks hold.
+    """
 
     tier: Tier
     block: int
@@ -48,13 +53,18 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
     for number, run in enumerate(runs.all()):
         if number % STEP == 0:
             yield
-        held = run.full.bit_count() * len(run.blocks)
+        holders = run.full.bit_count()
+        held = holders * len(run.blocks)
         if run.prefix:
             held += sum(run.prefix.values())
         if run.gaps:
             held += sum([positions.bit_count() for positions in run.gaps.values()])
-        _keep(heap, most, (held, -number, run))
-    chosen = {run: None for _, _, run in sorted(heap, reverse=True)}
+        _keep(heap, most, (held * (holders + len(run.prefix) + len(run.gaps)), -number, run))
+    chosen = dict.fromkeys([run for _, _, run in sorted(heap, reverse=True)])
+    for run in list(chosen):
+        yield
+        for ancestor, _ in islice(_ancestors(runs, run), MOST_ANCESTORS):
+            chosen[ancestor] = None
     places: dict[Run, tuple[int | None, int]] = {}
     cuts: dict[Run, set[int]] = {}
     for run in chosen:
@@ -71,7 +81,7 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
         yield
         bounds = sorted({0, len(run.blocks), *(cut for cut in cuts.get(run, ()) if cut < len(run.blocks))})
         for first, end in pairwise(bounds):
-            held = _held(run, first, end)
+            by_slot = _held(run, first, end)
             found.append(
                 CachedPrefix(
                     tier=tier,
@@ -79,8 +89,8 @@ def scan_runs(runs: Runs, tier: Tier, workers: Sequence[WorkerRank | None], most
                     parent=run.blocks[first - 1] if first else above,
                     begin=begin + first,
                     blocks=end - first,
-                    held=sum(held.values()),
-                    workers=_named(held, workers),
+                    held=sum(by_slot.values()),
+                    workers=_named(by_slot, workers),
                 )
             )
     return sorted(found, key=lambda one: -one.held)
@@ -92,11 +102,15 @@ def scan_segments(blocks: ActiveBlocks, workers: Sequence[WorkerRank | None], mo
     for number, segment in enumerate(blocks.segments()):
         if number % STEP == 0:
             yield
-        _keep(heap, most, ((segment.end - segment.begin) * segment.mask.bit_count(), -number, segment))
-    chosen = {segment: held for held, _, segment in sorted(heap, reverse=True)}
+        _keep(heap, most, ((segment.end - segment.begin) * segment.mask.bit_count() ** 2, -number, segment))
+    chosen = dict.fromkeys([segment for _, _, segment in sorted(heap, reverse=True)])
+    for segment in list(chosen):
+        for ancestor in islice(_segments_above(segment), MOST_ANCESTORS):
+            chosen[ancestor] = None
     found = []
-    for segment, held in chosen.items():
+    for segment in chosen:
         yield
+        held = (segment.end - segment.begin) * segment.mask.bit_count()
         above = segment.parent
         while above is not None and above not in chosen:
             above = above.parent
@@ -111,7 +125,14 @@ def scan_segments(blocks: ActiveBlocks, workers: Sequence[WorkerRank | None], mo
                 workers=_named(slots_in(segment.mask), workers),
             )
         )
-    return found
+    return sorted(found, key=lambda one: -one.held)
+
+
+def _segments_above(segment: Segment) -> Iterator[Segment]:
+    """Without the root, which has no blocks."""
+    while segment.parent is not None and segment.parent.end:
+        segment = segment.parent
+        yield segment
 
 
 def _keep(heap: list[tuple[int, int, T]], most: int, one: tuple[int, int, T]) -> None:
