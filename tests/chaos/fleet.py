@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import struct
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +21,8 @@ from support.services import Etcd, Nats, Service, free_port
 from support.stack import SOURCE, Frontend, Process, Stack
 from support.waiting import until
 
+STANDBY_WORKER = str(Path(__file__).with_name("standby_worker.py"))
+STANDING_BY = "standing by"
 PROXIED_MOCKER = str(Path(__file__).with_name("proxied_mocker.py"))
 CLOCK = Path(__file__).with_name("clock")
 SERVING = ".generate as instance"
@@ -27,11 +30,41 @@ HELD = tuple(f"dynamo_component_handoff_{what}{{" for what in ("open_records", "
 MIGRATIONS = "dynamo_frontend_model_migration_total{"
 
 
+class Standby:
+    """Processes that have imported what a worker needs and wait to become one; each that leaves is replaced."""
+
+    def __init__(self, stack: Stack, command: Sequence[str], environ: dict[str, str]) -> None:
+        assert command[0] == "-m"
+        self._stack = stack
+        self._words = (STANDBY_WORKER, *command[1:])
+        self._environ = environ
+        self._waiting: deque[Process] = deque()
+
+    async def add(self) -> None:
+        self._waiting.append(await self._stack.python(*self._words, **self._environ))
+
+    async def take(self) -> Process:
+        """One that begins to serve now."""
+        process = self._waiting.popleft()
+        await self.add()
+        await process.line(STANDING_BY)
+        process.signal(signal.SIGUSR1)
+        return process
+
+
 class FleetWorker:
     """A worker's place in the fleet, which processes take one after another."""
 
-    def __init__(self, stack: Stack, command: Sequence[str], environ: dict[str, str], proxy: FaultProxy | None) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        command: Sequence[str],
+        environ: dict[str, str],
+        proxy: FaultProxy | None = None,
+        standby: Standby | None = None,
+    ) -> None:
         self._stack = stack
+        self._standby = standby
         self._command = command
         self._environ = environ
         self.proxy = proxy
@@ -43,7 +76,10 @@ class FleetWorker:
         """No fault is being done to it."""
 
     async def start(self) -> None:
-        self.process = await self._stack.python(*self._command, **self._environ)
+        if self._standby:
+            self.process = await self._standby.take()
+        else:
+            self.process = await self._stack.python(*self._command, **self._environ)
         await self.process.line(SERVING)
 
     async def suffer(self, fault: Fault) -> None:
@@ -101,6 +137,7 @@ class Fleet:
         self.workers: list[FleetWorker] = []
         self.frontends: list[Frontend] = []
         self.faults_done: Counter[FaultKind] = Counter()
+        self.fault_times: list[float] = []
         self._proxies: list[FaultProxy] = []
         self._suffering: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -124,10 +161,20 @@ class Fleet:
         command: Sequence[str],
         frontends: Sequence[Sequence[str]],
         environ: dict[str, str] | None = None,
+        *,
+        standby: int = 0,
     ) -> None:
-        """Workers that each run `python COMMAND`, and a frontend for each list of flags, with an environment."""
+        """Workers that each run `python COMMAND`, and a frontend for each list of flags, with an environment.
+
+        Of `standby` more processes one takes the place of a worker that was killed.
+        """
         environ = environ or {}
-        await self._begin([FleetWorker(self.stack, command, environ, None) for _ in range(workers)], frontends, environ)
+        waiting = Standby(self.stack, command, environ) if standby else None
+        for _ in range(standby):
+            assert waiting
+            await waiting.add()
+        added = [FleetWorker(self.stack, command, environ, standby=waiting) for _ in range(workers)]
+        await self._begin(added, frontends, environ)
 
     async def start_proxied(self, workers: int, flags: Sequence[str], frontends: Sequence[Sequence[str]]) -> None:
         """Mockers with a fault proxy in front of each."""
@@ -175,6 +222,7 @@ class Fleet:
             self._suffering.add(task)
             task.add_done_callback(self._suffering.discard)
         self.faults_done[fault.kind] += 1
+        self.fault_times.append(time.monotonic())
 
     def _at(self, number: int) -> FleetWorker | None:
         """The first worker from this number on that may suffer now."""

@@ -29,6 +29,7 @@ AT_ONCE = 24
 WORKERS = 4
 MOCKER = ("--model-path", "tiny", "--migration-limit", "5", "--decode-speedup-ratio", "0.2")
 """Slow enough that most answers are under way when a worker is killed."""
+LLAMACPP = ("-m", "dynamo.worker", "llamacpp", "--migration-limit", "5")
 SPLIT = (*MOCKER, "--block-size", "16", "--disaggregation-mode")
 ALWAYS = ("--router-conditional-disagg-config", '{"policy": "always"}')
 TEN_TIMES_SLOWER = (*MOCKER[:-1], "0.02")
@@ -39,21 +40,15 @@ def frontends(mode: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "kv"])
-async def test_a_kill_every_three_seconds_over_tcp_and_etcd(tmp_path: Path, etcd: Etcd, mode: str) -> None:
+@pytest.mark.parametrize("network", ["etcd", "nats"])
+async def test_a_kill_every_three_seconds(
+    tmp_path: Path, network: str, mode: str, request: pytest.FixtureRequest
+) -> None:
+    """Over TCP with etcd, and over NATS; with an engine that can guide and tells routers what it has cached."""
     seed = seed_of_run(1)
-    async with Fleet(tmp_path, etcd=etcd) as fleet:
-        await fleet.start(WORKERS, ["-m", "dynamo.mocker", *MOCKER], frontends(mode))
-        run = DisturbedRun(fleet, questions(seed, 64, "tiny"), seed)
-        outcome = await run.run(REQUESTS, AT_ONCE, schedule(seed, [FaultKind.KILL], WORKERS), every=3.0)
-        outcome.check()
-
-
-@pytest.mark.parametrize("mode", ["round-robin", "kv"])
-async def test_a_kill_every_three_seconds_over_nats(tmp_path: Path, nats: Nats, mode: str) -> None:
-    seed = seed_of_run(2)
-    async with Fleet(tmp_path, nats=nats) as fleet:
-        await fleet.start(WORKERS, ["-m", "dynamo.mocker", *MOCKER], frontends(mode))
-        run = DisturbedRun(fleet, questions(seed, 64, "tiny"), seed)
+    async with Fleet(tmp_path, **{network: request.getfixturevalue(network)}) as fleet:
+        await fleet.start(WORKERS, LLAMACPP, frontends(mode), standby=WORKERS)
+        run = DisturbedRun(fleet, questions(seed, 64, "tiny", guided=0.2), seed)
         outcome = await run.run(REQUESTS, AT_ONCE, schedule(seed, [FaultKind.KILL], WORKERS), every=3.0)
         outcome.check()
 
