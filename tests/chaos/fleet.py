@@ -6,7 +6,7 @@ import asyncio
 import signal
 import struct
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 from chaos.faults import Fault, FaultKind
+from chaos.forks import Forks
 from chaos.proxy import FaultProxy
 from support.hosts import Host, partition
 from support.limits import full_disk, no_more_files
@@ -21,35 +22,11 @@ from support.services import Etcd, Nats, Service, free_port
 from support.stack import SOURCE, Frontend, Process, Stack
 from support.waiting import until
 
-STANDBY_WORKER = str(Path(__file__).with_name("standby_worker.py"))
-STANDING_BY = "standing by"
 PROXIED_MOCKER = str(Path(__file__).with_name("proxied_mocker.py"))
 CLOCK = Path(__file__).with_name("clock")
 SERVING = ".generate as instance"
 HELD = tuple(f"dynamo_component_handoff_{what}{{" for what in ("open_records", "held_blocks", "leaked_blocks"))
 MIGRATIONS = "dynamo_frontend_model_migration_total{"
-
-
-class Standby:
-    """Processes that have imported what a worker needs and wait to become one; each that leaves is replaced."""
-
-    def __init__(self, stack: Stack, command: Sequence[str], environ: dict[str, str]) -> None:
-        assert command[0] == "-m"
-        self._stack = stack
-        self._words = (STANDBY_WORKER, *command[1:])
-        self._environ = environ
-        self._waiting: deque[Process] = deque()
-
-    async def add(self) -> None:
-        self._waiting.append(await self._stack.python(*self._words, **self._environ))
-
-    async def take(self) -> Process:
-        """One that begins to serve now."""
-        process = self._waiting.popleft()
-        await self.add()
-        await process.line(STANDING_BY)
-        process.signal(signal.SIGUSR1)
-        return process
 
 
 class FleetWorker:
@@ -61,10 +38,10 @@ class FleetWorker:
         command: Sequence[str],
         environ: dict[str, str],
         proxy: FaultProxy | None = None,
-        standby: Standby | None = None,
+        forks: Forks | None = None,
     ) -> None:
         self._stack = stack
-        self._standby = standby
+        self._forks = forks
         self._command = command
         self._environ = environ
         self.proxy = proxy
@@ -76,8 +53,8 @@ class FleetWorker:
         """No fault is being done to it."""
 
     async def start(self) -> None:
-        if self._standby:
-            self.process = await self._standby.take()
+        if self._forks:
+            self.process = await self._forks.fork(self._command, self._environ)
         else:
             self.process = await self._stack.python(*self._command, **self._environ)
         await self.process.line(SERVING)
@@ -118,6 +95,7 @@ class Fleet:
     """All processes end with the block."""
 
     def __init__(self, folder: Path, *, etcd: Etcd | None = None, nats: Nats | None = None, **environ: str) -> None:
+        self._folder = folder
         self._services: dict[FaultKind, Service] = {}
         self._clock = folder / "clock"
         self._clock.write_bytes(struct.pack("d", 0.0))
@@ -162,18 +140,17 @@ class Fleet:
         frontends: Sequence[Sequence[str]],
         environ: dict[str, str] | None = None,
         *,
-        standby: int = 0,
+        forked: bool = False,
     ) -> None:
         """Workers that each run `python COMMAND`, and a frontend for each list of flags, with an environment.
 
-        Of `standby` more processes one takes the place of a worker that was killed.
+        Where they are `forked`, a worker that was killed is replaced at once.
         """
         environ = environ or {}
-        waiting = Standby(self.stack, command, environ) if standby else None
-        for _ in range(standby):
-            assert waiting
-            await waiting.add()
-        added = [FleetWorker(self.stack, command, environ, standby=waiting) for _ in range(workers)]
+        forks = Forks(self.stack, self._folder) if forked else None
+        if forks:
+            await forks.start()
+        added = [FleetWorker(self.stack, command, environ, forks=forks) for _ in range(workers)]
         await self._begin(added, frontends, environ)
 
     async def start_proxied(self, workers: int, flags: Sequence[str], frontends: Sequence[Sequence[str]]) -> None:

@@ -24,12 +24,15 @@ pytestmark = pytest.mark.chaos
 
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "1250"))
 """Of most runs of mixed requests."""
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))
+"""The run with a kill every three seconds asks its requests again and again for so long."""
 NATS_MINUTES = float(os.environ.get("CHAOS_NATS_MINUTES", "5"))
 AT_ONCE = 24
 WORKERS = 4
 MOCKER = ("--model-path", "tiny", "--migration-limit", "5", "--decode-speedup-ratio", "0.2")
 """Slow enough that most answers are under way when a worker is killed."""
-LLAMACPP = ("-m", "dynamo.worker", "llamacpp", "--migration-limit", "5")
+LLAMACPP = ("-m", "dynamo.worker", "llamacpp", "--migration-limit", "20")
+"""Where the processors are busy with other work, an answer takes long enough to lose several workers."""
 SPLIT = (*MOCKER, "--block-size", "16", "--disaggregation-mode")
 ALWAYS = ("--router-conditional-disagg-config", '{"policy": "always"}')
 TEN_TIMES_SLOWER = (*MOCKER[:-1], "0.02")
@@ -47,9 +50,10 @@ async def test_a_kill_every_three_seconds(
     """Over TCP with etcd, and over NATS; with an engine that can guide and tells routers what it has cached."""
     seed = seed_of_run(1)
     async with Fleet(tmp_path, **{network: request.getfixturevalue(network)}) as fleet:
-        await fleet.start(WORKERS, LLAMACPP, frontends(mode), standby=WORKERS)
+        await fleet.start(WORKERS, LLAMACPP, frontends(mode), forked=True)
         run = DisturbedRun(fleet, questions(seed, 64, "tiny", guided=0.2), seed)
-        outcome = await run.run(REQUESTS, AT_ONCE, schedule(seed, [FaultKind.KILL], WORKERS), every=3.0)
+        kills = schedule(seed, [FaultKind.KILL], WORKERS)
+        outcome = await run.run(REQUESTS, AT_ONCE, kills, every=3.0, seconds=SECONDS)
         outcome.check()
 
 
