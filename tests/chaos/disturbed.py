@@ -31,13 +31,20 @@ class Outcome:
         self.different: list[str] = []
         """Answers that are not those of the undisturbed run."""
         self.faults: Counter[FaultKind] = Counter()
+        self.fault_times: list[float] = []
         self.moved = 0
 
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {kind.name.lower()}" for kind, count in sorted(self.faults.items(), key=str))
         counts = f"{self.answered} answered, {len(self.different)} of them differently, {len(self.failed)} failed"
+        pauses = [after - before for before, after in itertools.pairwise(self.fault_times)] or [0.0]
+        apart = f"{sum(pauses) / len(pauses):.1f} s apart, at most {max(pauses):.1f} s"
         return "\n".join(
-            [f"seed {self.seed}: {counts}, {self.moved} moved; faults: {faults}", *self.different[:5], *self.failed[:5]]
+            [
+                f"seed {self.seed}: {counts}, {self.moved} moved; faults: {faults}; {apart}",
+                *self.different[:5],
+                *self.failed[:5],
+            ]
         )
 
     def check(self) -> None:
@@ -113,9 +120,11 @@ class DisturbedRun:
                 self.outcome.different.append(f"{question}: {difference(answer, self._undisturbed[number])}")
 
     async def disturb(self, faults: Iterator[Fault], pause: float = 0.0) -> None:
-        """Do faults, one `pause` seconds after the other, until cancelled."""
+        """Do faults, one every `pause` seconds where they can be done that fast, until cancelled."""
+        due = time.monotonic()
         for fault in faults:
-            await asyncio.sleep(pause)
+            due = max(due + pause, time.monotonic())
+            await asyncio.sleep(due - time.monotonic())
             await self._fleet.do(fault)
 
     async def run(
@@ -135,7 +144,7 @@ class DisturbedRun:
                 disturbing.cancel()
                 await asyncio.gather(disturbing, return_exceptions=True)
             await self._fleet.recovered()
-        self.outcome.faults = self._fleet.faults_done
+        self.outcome.faults, self.outcome.fault_times = self._fleet.faults_done, self._fleet.fault_times
         self.outcome.moved = await self._fleet.migrations()
         print(f"\n{self.outcome}", flush=True)
         return self.outcome

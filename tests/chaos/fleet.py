@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import struct
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Self
 import aiohttp
 
 from chaos.faults import Fault, FaultKind
+from chaos.forks import Forks
 from chaos.proxy import FaultProxy
 from support.hosts import Host, partition
 from support.limits import full_disk, no_more_files
@@ -30,8 +32,16 @@ MIGRATIONS = "dynamo_frontend_model_migration_total{"
 class FleetWorker:
     """A worker's place in the fleet, which processes take one after another."""
 
-    def __init__(self, stack: Stack, command: Sequence[str], environ: dict[str, str], proxy: FaultProxy | None) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        command: Sequence[str],
+        environ: dict[str, str],
+        proxy: FaultProxy | None = None,
+        forks: Forks | None = None,
+    ) -> None:
         self._stack = stack
+        self._forks = forks
         self._command = command
         self._environ = environ
         self.proxy = proxy
@@ -43,7 +53,10 @@ class FleetWorker:
         """No fault is being done to it."""
 
     async def start(self) -> None:
-        self.process = await self._stack.python(*self._command, **self._environ)
+        if self._forks:
+            self.process = await self._forks.fork(self._command, self._environ)
+        else:
+            self.process = await self._stack.python(*self._command, **self._environ)
         await self.process.line(SERVING)
 
     async def suffer(self, fault: Fault) -> None:
@@ -82,6 +95,7 @@ class Fleet:
     """All processes end with the block."""
 
     def __init__(self, folder: Path, *, etcd: Etcd | None = None, nats: Nats | None = None, **environ: str) -> None:
+        self._folder = folder
         self._services: dict[FaultKind, Service] = {}
         self._clock = folder / "clock"
         self._clock.write_bytes(struct.pack("d", 0.0))
@@ -101,6 +115,7 @@ class Fleet:
         self.workers: list[FleetWorker] = []
         self.frontends: list[Frontend] = []
         self.faults_done: Counter[FaultKind] = Counter()
+        self.fault_times: list[float] = []
         self._proxies: list[FaultProxy] = []
         self._suffering: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -124,10 +139,19 @@ class Fleet:
         command: Sequence[str],
         frontends: Sequence[Sequence[str]],
         environ: dict[str, str] | None = None,
+        *,
+        forked: bool = False,
     ) -> None:
-        """Workers that each run `python COMMAND`, and a frontend for each list of flags, with an environment."""
+        """Workers that each run `python COMMAND`, and a frontend for each list of flags, with an environment.
+
+        Where they are `forked`, a worker that was killed is replaced at once.
+        """
         environ = environ or {}
-        await self._begin([FleetWorker(self.stack, command, environ, None) for _ in range(workers)], frontends, environ)
+        forks = Forks(self.stack, self._folder) if forked else None
+        if forks:
+            await forks.start()
+        added = [FleetWorker(self.stack, command, environ, forks=forks) for _ in range(workers)]
+        await self._begin(added, frontends, environ)
 
     async def start_proxied(self, workers: int, flags: Sequence[str], frontends: Sequence[Sequence[str]]) -> None:
         """Mockers with a fault proxy in front of each."""
@@ -175,6 +199,7 @@ class Fleet:
             self._suffering.add(task)
             task.add_done_callback(self._suffering.discard)
         self.faults_done[fault.kind] += 1
+        self.fault_times.append(time.monotonic())
 
     def _at(self, number: int) -> FleetWorker | None:
         """The first worker from this number on that may suffer now."""

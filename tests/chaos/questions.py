@@ -55,17 +55,20 @@ class NoAnswer(Exception):
     """A status other than 200, or an error in the middle of a stream."""
 
 
-def questions(seed: int, count: int, model: str, *, guided: bool = False) -> list[Question]:
-    """Requests whose answers are determined: greedy, or with a seed. Guided ones need an engine that can do that."""
+def questions(seed: int, count: int, model: str, *, guided: float = 0.0) -> list[Question]:
+    """Requests whose answers are determined: greedy, or with a seed.
+
+    A share of `guided` is guided by a schema, which needs an engine that can do that.
+    """
     chance = random.Random(f"questions {seed}")
     return [_question(chance, model, guided) for _ in range(count)]
 
 
-def _question(chance: random.Random, model: str, guided: bool) -> Question:
+def _question(chance: random.Random, model: str, guided: float) -> Question:
     text = " ".join(chance.choices(_WORDS, k=chance.choice((3, 30, 200))))
     body: dict[str, Any] = {"model": model, "temperature": 0, "stream": chance.random() < 0.6}
     tokens = chance.randint(10, 80)
-    if guided:
+    if guided and chance.random() < guided:
         messages = [{"role": "user", "content": text}]
         schema = {"type": "json_schema", "json_schema": {"name": "person", "schema": _SCHEMA}}
         return Question(

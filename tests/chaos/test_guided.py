@@ -24,6 +24,6 @@ async def test_no_guided_answer_is_lost_or_changed_while_workers_are_killed(tmp_
         await fleet.start(
             2, ["-m", "dynamo.worker", engine, "--migration-limit", "5"], [["--router-mode", "round-robin"]] * 2
         )
-        run = DisturbedRun(fleet, questions(seed, 8, "tiny", guided=True), seed)
+        run = DisturbedRun(fleet, questions(seed, 8, "tiny", guided=1.0), seed)
         outcome = await run.run(REQUESTS, 4, schedule(seed, [FaultKind.KILL], 2), every=3.0)
         outcome.check()

@@ -24,11 +24,15 @@ pytestmark = pytest.mark.chaos
 
 REQUESTS = int(os.environ.get("CHAOS_REQUESTS", "1250"))
 """Of most runs of mixed requests."""
+SECONDS = float(os.environ.get("CHAOS_SECONDS", "0"))
+"""The run with a kill every three seconds asks its requests again and again for so long."""
 NATS_MINUTES = float(os.environ.get("CHAOS_NATS_MINUTES", "5"))
 AT_ONCE = 24
 WORKERS = 4
 MOCKER = ("--model-path", "tiny", "--migration-limit", "5", "--decode-speedup-ratio", "0.2")
 """Slow enough that most answers are under way when a worker is killed."""
+LLAMACPP = ("-m", "dynamo.worker", "llamacpp", "--migration-limit", "20")
+"""Where the processors are busy with other work, an answer takes long enough to lose several workers."""
 SPLIT = (*MOCKER, "--block-size", "16", "--disaggregation-mode")
 ALWAYS = ("--router-conditional-disagg-config", '{"policy": "always"}')
 TEN_TIMES_SLOWER = (*MOCKER[:-1], "0.02")
@@ -39,22 +43,17 @@ def frontends(mode: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("mode", ["round-robin", "kv"])
-async def test_a_kill_every_three_seconds_over_tcp_and_etcd(tmp_path: Path, etcd: Etcd, mode: str) -> None:
+@pytest.mark.parametrize("network", ["etcd", "nats"])
+async def test_a_kill_every_three_seconds(
+    tmp_path: Path, network: str, mode: str, request: pytest.FixtureRequest
+) -> None:
+    """Over TCP with etcd, and over NATS; with an engine that can guide and tells routers what it has cached."""
     seed = seed_of_run(1)
-    async with Fleet(tmp_path, etcd=etcd) as fleet:
-        await fleet.start(WORKERS, ["-m", "dynamo.mocker", *MOCKER], frontends(mode))
-        run = DisturbedRun(fleet, questions(seed, 64, "tiny"), seed)
-        outcome = await run.run(REQUESTS, AT_ONCE, schedule(seed, [FaultKind.KILL], WORKERS), every=3.0)
-        outcome.check()
-
-
-@pytest.mark.parametrize("mode", ["round-robin", "kv"])
-async def test_a_kill_every_three_seconds_over_nats(tmp_path: Path, nats: Nats, mode: str) -> None:
-    seed = seed_of_run(2)
-    async with Fleet(tmp_path, nats=nats) as fleet:
-        await fleet.start(WORKERS, ["-m", "dynamo.mocker", *MOCKER], frontends(mode))
-        run = DisturbedRun(fleet, questions(seed, 64, "tiny"), seed)
-        outcome = await run.run(REQUESTS, AT_ONCE, schedule(seed, [FaultKind.KILL], WORKERS), every=3.0)
+    async with Fleet(tmp_path, **{network: request.getfixturevalue(network)}) as fleet:
+        await fleet.start(WORKERS, LLAMACPP, frontends(mode), forked=True)
+        run = DisturbedRun(fleet, questions(seed, 64, "tiny", guided=0.2), seed)
+        kills = schedule(seed, [FaultKind.KILL], WORKERS)
+        outcome = await run.run(REQUESTS, AT_ONCE, kills, every=3.0, seconds=SECONDS)
         outcome.check()
 
 

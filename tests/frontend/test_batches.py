@@ -16,11 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
+from dynamo.frontend.server import Server
 from dynamo.llm import ModelType
-from dynamo.serving import batches
+from dynamo.router import RoutingConfig
+from dynamo.serving import batch_run, batches
 from dynamo.serving.batch_line import bounded_lines
 from support.limits import full_disk
-from support.toys import Live, Scripted, embed_tokens, toy_card
+from support.serving import Holding, serving
+from support.toys import Live, Scripted, embed_tokens, metrics_once, toy_card
 from support.waiting import until
 
 MODEL = "org/toy"
@@ -29,9 +32,14 @@ MODEL = "org/toy"
 class Clerk:
     """A client with a server."""
 
-    def __init__(self, live: Live, key: str = "k") -> None:
-        self.live = live
+    def __init__(self, live: Live | Server, key: str = "k") -> None:
+        self._live = live
         self.client = AsyncOpenAI(base_url=f"{live.url}/v1", api_key=key, max_retries=0)
+
+    @property
+    def live(self) -> Live:
+        assert isinstance(self._live, Live)
+        return self._live
 
     async def upload(self, *lines: Any, purpose: Any = "batch") -> str:
         content = b"\n".join(line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines)
@@ -207,8 +215,8 @@ async def test_an_expired_batch_keeps_what_was_answered_and_lists_the_rest(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = 1_000_000
-    monkeypatch.setattr(batches, "now", lambda: time)
-    monkeypatch.setattr(batches, "elapsed", lambda: float(time))
+    monkeypatch.setattr(batch_run, "now", lambda: time)
+    monkeypatch.setattr(batch_run, "elapsed", lambda: float(time))
     engine = Gated(2)
     async with Live(http_batch_concurrency=1) as live:
         await live.serve(engine.generate, toy_card(folder, MODEL))
@@ -237,7 +245,7 @@ async def test_a_batch_whose_window_ended_while_no_server_ran_expires_at_the_nex
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = 1_000_000
-    monkeypatch.setattr(batches, "now", lambda: time)
+    monkeypatch.setattr(batch_run, "now", lambda: time)
     state = {"state_dir": str(tmp_path), "http_batch_concurrency": 1}
     engine = Gated(1)
     async with Live(**state) as live:
@@ -344,6 +352,32 @@ async def test_the_lines_of_a_batch_wait_for_the_limits_of_their_key(folder: Pat
             await clerk.client.batches.cancel(id)
             batch = await clerk.ended(id)
     assert (batch.status, len(toy.requests)) == ("cancelled", 1)
+
+
+async def test_the_lines_of_a_batch_take_turns_with_those_of_another_key(tmp_path: Path) -> None:
+    engine = Holding()
+    router = RoutingConfig(mode="kv", use_kv_events=False, queue_threshold=0)
+    keys = ("flood", "light")
+    async with serving(tmp_path, engine, router=router, api_keys=keys, http_batch_concurrency=6) as stack:
+        flood, light = (Clerk(stack.server, key) for key in keys)
+
+        async def waiting(count: int) -> None:
+            name = 'dynamo_frontend_router_queue_pending_requests{model="tiny"}'
+            await metrics_once(stack.metrics, lambda seen: seen[name] == count)
+
+        async with flood.client, light.client:
+            long = await flood.begin(*(line(number, model="tiny", max_tokens=9) for number in range(6)))
+            await waiting(5)
+            short = await light.begin(line(1, model="tiny", max_tokens=7))
+            await waiting(6)
+            order = []
+            for _ in range(7):
+                held = await engine.requests.get()
+                order.append(held.request.stop_conditions.max_tokens)
+                held.sink.tokens([100])
+                held.sink.end()
+            assert order.index(7) <= 2, order
+            assert [(await flood.ended(long)).status, (await light.ended(short)).status] == ["completed"] * 2
 
 
 @given(st.text("ab\n", max_size=60), st.integers(0, 20))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from dynamo.protocols.card import ModelCard, ModelInput, ModelType
 from dynamo.runtime import Context
+from support.stack import Stack
 from support.toys import Live, Scripted, toy_card, toy_folder
 
 np = pytest.importorskip("numpy", reason="numpy is not installed")
@@ -255,3 +259,39 @@ async def test_inferences_are_in_the_metrics(grpc: Grpc) -> None:
     name = "dynamo_frontend_requests_total"
     counted = {sample: value for sample, value in (await grpc.live.metrics()).items() if sample.startswith(name)}
     assert [value for sample, value in counted.items() if 'status="success"' in sample] == [1.0]
+
+
+async def test_connections_leave_files_for_everything_else(tmp_path: Path) -> None:
+    """A connection beyond the share of gRPC is closed at once, and the other port answers on."""
+    few = 'ulimit -n 128; exec "$0" -m dynamo.frontend --kserve-grpc-server --http-port 0 --grpc-metrics-port 0'
+    async with Stack(tmp_path, {}) as stack, AsyncExitStack() as opened:
+        process = await stack.python("-c", few, sys.executable, interpreter="bash")
+        url = (await process.line("serving on ")).rpartition(" ")[2]
+        address = (await process.line("gRPC on ")).rpartition(" ")[2]
+        host, _, port = address.rpartition(":")
+        accepted = 0
+        while True:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            opened.callback(writer.close)
+            # The settings of HTTP/2 come first.
+            if not await reader.read(1):
+                break
+            accepted += 1
+        assert accepted == 128 // 8
+        async with aiohttp.ClientSession() as http, http.get(f"{url}/live") as answer:
+            assert answer.status == 200
+
+
+async def test_an_idle_connection_is_closed(folder: Path) -> None:
+    async with Live(**GRPC, idle_timeout=0.1) as live:
+        assert live.server.grpc
+        host, _, port = live.server.grpc.address.rpartition(":")
+        channel = grpcclient.InferenceServerClient(live.server.grpc.address)
+        assert await channel.is_server_live()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04" + bytes(5))
+        await reader.read()
+        writer.close()
+        # Its own one was closed meanwhile, which a client does not notice.
+        assert await channel.is_server_live()
+        await channel.close()

@@ -308,7 +308,7 @@ any_fate = st.one_of(
     ),
     st.lists(st.lists(any_fate, min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(0, 8),
-    st.sampled_from([SamplingOptions(), GREEDY_GUIDED]),
+    st.sampled_from([SamplingOptions(), GREEDY_GUIDED, SamplingOptions(guided_decoding={"json": {}})]),
     st.booleans(),
 )
 def test_whatever_happens_to_workers_nothing_is_lost_and_nothing_said_twice(
@@ -325,7 +325,7 @@ def test_whatever_happens_to_workers_nothing_is_lost_and_nothing_said_twice(
         unbroken, _ = await told(ScriptedRouter(None), request)
         router = ScriptedRouter(*fleet)
         try:
-            client, delivery = await told(router, request, limit, resumes_guided=lambda: resumes)
+            client, delivery = await told(router, request, limit, resumes_guided=lambda can=resumes: can)
         except Unavailable:
             assert limit == 0 or len(router.pauses) == PAUSES
             return
@@ -564,11 +564,9 @@ async def test_an_answer_that_broke_after_its_last_token_is_complete() -> None:
 
 
 async def test_requests_with_state_at_the_worker_do_not_move() -> None:
-    guided = asking([1], 9, sampling_options=SamplingOptions(guided_decoding={"json": {}}))
     pinned = asking([1], 9, routing=Routing(backend_instance_id=0))
-    for request in (guided, pinned):
-        reader, _ = await run(ScriptedRouter(breaks(1), None), request, limit=3)
-        assert isinstance(reader.error, Disconnected)
+    reader, _ = await run(ScriptedRouter(breaks(1), None), pinned, limit=3)
+    assert isinstance(reader.error, Disconnected)
 
 
 async def test_a_guided_answer_is_continued_where_the_workers_can_do_that() -> None:
@@ -594,14 +592,38 @@ async def test_a_guided_answer_is_repeated_where_no_worker_can_continue_it() -> 
         assert [each.outcome for each in delivery.history.finished] == ["success"] * 3
 
 
+async def test_a_sampled_guided_answer_gets_a_seed_with_which_it_can_be_repeated() -> None:
+    guided = asking([1], 9, sampling_options=SamplingOptions(temperature=0.7, guided_decoding={"json": {}}))
+    seeds = set()
+    for _ in range(4):
+        router = ScriptedRouter(breaks(2), breaks(4), None)
+        reader, delivery = await run(router, guided, limit=3)
+        assert reader.tokens_seen == answer_to([1], 9)
+        assert delivery.history.migrations == 2
+        assert len({each.sampling_options.seed for each in router.requests}) == 1
+        seeds.add(router.requests[0].sampling_options.seed)
+    assert guided.sampling_options.seed is None
+    assert None not in seeds
+    assert len(seeds) > 1
+
+
+async def test_no_seed_is_drawn_where_none_is_needed() -> None:
+    sampled = SamplingOptions(guided_decoding={"json": {}})
+    for sampling, limit, resumes in ((sampled, 0, False), (sampled, 3, True), (SamplingOptions(), 3, False)):
+        router = ScriptedRouter(None)
+        await run(router, asking([1], 9, sampling_options=sampling), limit, resumes_guided=lambda can=resumes: can)
+        assert router.requests[0].sampling_options.seed is None
+
+
 async def test_a_guided_answer_that_is_repeated_differently_fails_and_its_worker_stays_in_rotation() -> None:
-    router = ScriptedRouter(breaks(3), None)
-    router.workers[1] = Speaking(router, EngineOutput(token_ids=[5, 6, 7, 8]))
-    reader, _ = await run(router, asking([1], 9, sampling_options=GREEDY_GUIDED), limit=3)
-    assert isinstance(reader.error, Unavailable)
-    assert reader.tokens_seen == answer_to([1], 9)[:3]
-    assert router.inhibited == [0]
-    assert router.placements[-1].told[-1] == "released"
+    for sampling in (GREEDY_GUIDED, SamplingOptions(guided_decoding={"json": {}})):
+        router = ScriptedRouter(breaks(3), None)
+        router.workers[1] = Speaking(router, EngineOutput(token_ids=[5, 6, 7, 8]))
+        reader, _ = await run(router, asking([1], 9, sampling_options=sampling), limit=3)
+        assert isinstance(reader.error, Unavailable)
+        assert reader.tokens_seen == answer_to([1], 9)[:3]
+        assert router.inhibited == [0]
+        assert router.placements[-1].told[-1] == "released"
 
 
 async def test_a_guided_answer_that_ends_before_what_was_sent_fails() -> None:
@@ -640,7 +662,7 @@ def test_of_a_repeated_answer_only_what_follows_is_passed_on(delivered: int, siz
     assert reader.different == (sum(sizes) < delivered)
 
 
-async def test_requests_that_cannot_be_gone_on_with_are_begun_anew_as_long_as_nothing_was_said() -> None:
+async def test_guided_requests_are_begun_anew_as_long_as_nothing_was_said() -> None:
     guided = asking([1], 9, sampling_options=SamplingOptions(guided_decoding={"json": {}}))
     router = ScriptedRouter(breaks(0), None)
     reader, delivery = await run(router, guided, limit=3)

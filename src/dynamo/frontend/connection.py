@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from typing import cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
@@ -17,6 +16,7 @@ from msgspec import Struct
 
 from dynamo.frontend.answers.errors import error_response
 from dynamo.protocols.errors import HttpError
+from dynamo.runtime.http_connection import LINGER, HttpConnection
 from dynamo.runtime.open_files import FileReserve
 
 log = logging.getLogger(__name__)
@@ -25,12 +25,6 @@ log = logging.getLogger(__name__)
 FOREVER = 10 * 365 * 86400.0
 HTTP2_PREFACE = b"PRI * HTTP/2"
 """The first bytes of a client that assumes that the server speaks HTTP/2."""
-FULL = b"""{"error":{"message":"This server has too many open connections. Please retry shortly.",\
-"type":"service_unavailable_error","param":null,"code":"unavailable"}}"""
-REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-REFUSAL += b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(FULL), FULL)
-LINGER = 2.0
-"""Seconds to keep reading a body that was answered before its end: a closed connection would hide the answer."""
 
 
 class ConnectionLimits(Struct, frozen=True, kw_only=True):
@@ -44,32 +38,24 @@ class ConnectionLimits(Struct, frozen=True, kw_only=True):
     """How long a client may leave an answer unread once its socket is full."""
 
 
-class Connection(web.RequestHandler):
-    __slots__ = ("_busy", "_header_timer", "_is_http2", "_limits", "_refused", "_reserve", "_stall_timer")
+class Connection(HttpConnection):
+    __slots__ = ("_busy", "_header_timer", "_is_http2", "_limits", "_stall_timer")
 
     def __init__(self, server: web.Server, limits: ConnectionLimits, reserve: FileReserve) -> None:
         super().__init__(
             server,
-            loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # documented as: no log
+            reserve,
+            access_log=None,  # documented as: no log
             keepalive_timeout=limits.idle or FOREVER,
             lingering_time=LINGER,
             # The library would unpack bodies before their key and route are known, those it only discards too.
             auto_decompress=False,
         )
         self._limits = limits
-        self._reserve = reserve
-        self._refused: asyncio.Transport | None = None
         self._busy = False
         self._is_http2 = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if self._reserve.is_reached(transport.get_extra_info("socket").fileno()):
-            self._refuse(cast("asyncio.Transport", transport))
-        else:
-            super().connection_made(transport)
 
     def request_begun(self) -> None:
         """A request's header is complete."""
@@ -82,9 +68,7 @@ class Connection(web.RequestHandler):
         self._busy = False
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
-            return
-        if not self._busy and self._header_timer is None and self._limits.header:
+        if not self._refused and not self._busy and self._header_timer is None and self._limits.header:
             loop = asyncio.get_running_loop()
             self._header_timer = loop.call_later(self._limits.header, self._too_slow, "to send a header")
             self._is_http2 = data.startswith(HTTP2_PREFACE)
@@ -105,22 +89,7 @@ class Connection(web.RequestHandler):
         for timer in (self._header_timer, self._stall_timer):
             if timer:
                 timer.cancel()
-        if not self._refused:
-            super().connection_lost(exc)
-
-    def eof_received(self) -> None:
-        if not self._refused:
-            super().eof_received()
-
-    def _refuse(self, transport: asyncio.Transport) -> None:
-        """Answer before anything was asked, and read on for a while: closed at once, it might hide the answer."""
-        self._refused = transport
-        transport.write(REFUSAL)
-        if transport.can_write_eof():
-            transport.write_eof()
-            self._header_timer = asyncio.get_running_loop().call_later(LINGER, transport.abort)
-        else:
-            transport.close()
+        super().connection_lost(exc)
 
     def _too_slow(self, what: str) -> None:
         log.info("closing a connection from %s: it took too long %s", self.peername, what)

@@ -16,6 +16,7 @@ from dynamo.frontend.limits import MeteredRequest
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.state import Frontend
 from dynamo.protocols.errors import DynamoException, ResourceExhausted, StartError, Unavailable
+from dynamo.runtime.open_files import grpc_connections
 from dynamo.serving.observer import RequestObserver
 
 if TYPE_CHECKING:
@@ -78,4 +79,6 @@ def kserve_server(frontend: Frontend, config: FrontendConfig) -> KserveServer:
         admission=GrpcAdmission(frontend, config),
         certificate=certificate,
         message_limit_mb=config.body_limit_mb,
+        connections=grpc_connections(),
+        idle_timeout=config.idle_timeout,
     )

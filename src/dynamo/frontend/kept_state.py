@@ -17,6 +17,7 @@ from dynamo.frontend.config import FrontendConfig
 from dynamo.frontend.limits import KeyMeter, RateLimitExceeded
 from dynamo.frontend.siblings import Siblings
 from dynamo.protocols.body_shape import BodyLimits
+from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.serving import batches
 from dynamo.serving.batch_line import LineLimits
@@ -44,8 +45,9 @@ class OwnedState:
         processes: LiveProcesses,
         is_stopping: Callable[[], bool],
         meter: KeyMeter | None,
+        tenant: Tenant | None,
     ) -> None:
-        """`meter` has the limits of the key, if there are any."""
+        """`meter` has the limits of the key, if there are any; `tenant` is who it is where requests wait."""
         self.body_timeout = config.body_timeout
         """How long an upload may pause."""
         enabled = config.stored_responses > 0
@@ -63,6 +65,7 @@ class OwnedState:
             ignore_unknown=config.ignores_unknown_fields,
             limits=LineLimits(config.body_limit_mb << 20, BodyLimits(config.body_items, config.body_fields)),
             admit=partial(_admit, meter),
+            tenant=tenant,
         )
 
 
@@ -123,7 +126,14 @@ async def open_state(
     processes = LiveProcesses(folder)
     owned = {
         owner: OwnedState(
-            OwnedRecords(records, owner), folder, config, models, processes, is_stopping, callers.meter(owner)
+            OwnedRecords(records, owner),
+            folder,
+            config,
+            models,
+            processes,
+            is_stopping,
+            callers.meter(owner),
+            callers.tenant(owner),
         )
         for owner in config.keys().owners
     }

@@ -33,7 +33,7 @@ from dynamo.model import HubConfig
 from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instruments import MetricFamily
-from dynamo.runtime.open_files import FileReserve
+from dynamo.runtime.open_files import FileReserve, grpc_connections
 from dynamo.serving.models import Models
 
 if TYPE_CHECKING:
@@ -194,7 +194,8 @@ class Server:
 
     async def _listen(self, runner: web.AppRunner, tls: ssl.SSLContext | None) -> asyncio.Server:
         """Listen, and set `url`."""
-        http, limits, reserve = runner.server, self._config.connection_limits, FileReserve()
+        http, limits = runner.server, self._config.connection_limits
+        reserve = FileReserve(grpc_connections() if self.grpc else 0)
         assert http
         host, port = self._config.host, self._config.http_port
         try:

@@ -34,6 +34,8 @@ _STATUS = {
 }
 
 _LONGEST_MESSAGE = 500
+HANDSHAKE_TIMEOUT = 10.0
+"""Seconds until a connection must speak HTTP/2."""
 
 
 class Inference(Struct, frozen=True):
@@ -77,19 +79,31 @@ class KserveServer:
         admission: Admission | None = None,
         certificate: tuple[Path, Path] | None = None,
         message_limit_mb: int = 45,
+        connections: int = 0,
+        idle_timeout: float = 0.0,
     ) -> None:
-        """`certificate` is the paths of the certificate and of its key, both PEM."""
+        """`certificate` is the paths of the certificate and of its key, both PEM. 0 is no limit.
+
+        Beyond `connections` a new one is closed at once; one without a call for `idle_timeout` seconds is closed too.
+        """
         self._service = Service(models)
         self._admission = admission or Open()
         self._host, self._port = host, port
         self._certificate = certificate
-        self._message_limit = message_limit_mb << 20
+        self._options = [
+            ("grpc.max_receive_message_length", message_limit_mb << 20),
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", int(1e3 * HANDSHAKE_TIMEOUT)),
+        ]
+        if connections:
+            self._options.append(("grpc.max_allowed_incoming_connections", connections))
+        if idle_timeout:
+            self._options.append(("grpc.max_connection_idle_ms", int(1e3 * idle_timeout)))
         self._server: Any = None
         self.address = ""
 
     async def start(self) -> None:
-        options = [("grpc.max_receive_message_length", self._message_limit), ("grpc.so_reuseport", 0)]
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=self._options)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
         where = f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
         try:

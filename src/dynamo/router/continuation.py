@@ -1,17 +1,24 @@
 """How a request is continued by another worker: prompt and generated tokens together become the new prompt.
 
 A guided answer is continued like that by engines that take its tokens into their grammar. Other engines begin it again
-(`repetition`), which works where they decide every token the same way again.
+(`repetition`), which works where they decide every token the same way again: sampled answers need a seed for that.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
 
 from dynamo.protocols.engine import PreprocessedRequest, Usage
+
+SEED_BITS = 31
+"""Of the seeds drawn here: all engines take them."""
+
+# Of the system: processes that were forked from one draw different seeds, also from one that is seeded in tests.
+_chance = random.SystemRandom()
 
 
 def continuation(request: PreprocessedRequest, generated: Sequence[int]) -> PreprocessedRequest:
@@ -48,6 +55,14 @@ def is_repeatable(request: PreprocessedRequest) -> bool:
     """Whether the request says how each token is chosen, so that another worker chooses the same."""
     sampling = request.sampling_options
     return sampling.temperature == 0 or sampling.top_k == 1 or sampling.seed is not None
+
+
+def repeatable(request: PreprocessedRequest) -> PreprocessedRequest:
+    """The request with a seed drawn for it if it has none: its answer is as random as before, and can be repeated."""
+    if is_repeatable(request):
+        return request
+    seeded = structs.replace(request.sampling_options, seed=_chance.getrandbits(SEED_BITS))
+    return structs.replace(request, sampling_options=seeded)
 
 
 def count_prompt(usage: Usage, tokens: int) -> None:

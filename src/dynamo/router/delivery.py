@@ -26,7 +26,7 @@ from dynamo.protocols.errors import (
     WorkerBusy,
 )
 from dynamo.router.backoff import Backoff
-from dynamo.router.continuation import continuation, count_prompt, is_complete, is_guided, is_repeatable
+from dynamo.router.continuation import continuation, count_prompt, is_complete, is_guided, repeatable
 from dynamo.router.handoff.split import Split
 from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement
@@ -80,7 +80,7 @@ class Delivery:
         """The current one, or the last."""
         self._place = place
         self._instances = instances
-        self._request = request
+        self._guided = is_guided(request)
         self._context = context
         self._sink = sink
         self._split = split
@@ -89,8 +89,10 @@ class Delivery:
         self._migrations_left = limit if pinned is None else 0
         self._may_wait = self._migrations_left > 0
         self._max_seq_len = max_seq_len
-        self._guided = is_guided(request)
         self._resumes_guided = resumes_guided
+        if self._guided and self._may_wait and not resumes_guided():
+            request = repeatable(request)
+        self._request = request
         self._generated: list[int] = []
         """Collected for a continuation while one is possible."""
         self._continues = False
@@ -347,15 +349,10 @@ class Delivery:
     def _first_output(self) -> None:
         self._silent = False
         self._backoff = None
-        if self._cannot_continue():
+        if not isinstance(self._request, PreprocessedRequest):
+            # The next output is text, which is of no use to another worker.
             self._migrations_left = 0
         self.history.first_output()
-
-    def _cannot_continue(self) -> bool:
-        """Whether the next output is of no use to another worker: text, or guided tokens chosen at random."""
-        if not isinstance(self._request, PreprocessedRequest):
-            return True
-        return self._guided and not is_repeatable(self._request) and not self._resumes_guided()
 
     def _prompt_computed(self) -> None:
         assert self.placement

@@ -11,6 +11,8 @@ log = logging.getLogger(__name__)
 FEW = 4096
 RESERVED = 64
 """Files that connections of clients leave free: for connections to workers, discovery and stored state."""
+GRPC_CONNECTIONS = 1024
+"""At most, where the limit is not small."""
 WARN_EVERY = 60.0
 
 
@@ -30,16 +32,23 @@ def raise_limit(target: int) -> int:
     return wanted
 
 
-class FileReserve:
-    """Says which connections of clients there is no room for."""
+def grpc_connections() -> int:
+    """How many a gRPC server may accept. It accepts them itself, so it gets a number rather than a FileReserve."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return GRPC_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(GRPC_CONNECTIONS, limit // 8))
 
-    def __init__(self) -> None:
+
+class FileReserve:
+    """Says which connections of clients there is no room for; `more` files than usual are left free."""
+
+    def __init__(self, more: int = 0) -> None:
+        self._more = more
         self._warn_at = 0.0
 
     def is_reached(self, fd: int) -> bool:
         """Whether a descriptor that was just opened is one of the last: the kernel gives out the lowest free one."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit == resource.RLIM_INFINITY or fd < limit - min(RESERVED, limit // 4):
+        if limit == resource.RLIM_INFINITY or fd < limit - min(RESERVED, limit // 4) - self._more:
             return False
         if (now := time.monotonic()) >= self._warn_at:
             self._warn_at = now + WARN_EVERY

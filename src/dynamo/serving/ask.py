@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from typing import Any
 
 import msgspec
@@ -80,10 +79,15 @@ class Answer(Struct, frozen=True, kw_only=True):
         return self._choice.get("message") or {}
 
 
-async def ask(model: ServedModel, request: ChatRequest | CompletionRequest, listener: Listener | None = None) -> Answer:
+async def ask(
+    model: ServedModel,
+    request: ChatRequest | CompletionRequest,
+    listener: Listener | None = None,
+    context: Context | None = None,
+) -> Answer:
     """Send one request and wait for its answer; raises DynamoException. To stop it, cancel the task that waits."""
     began = time.perf_counter()
-    served = _begin(model, request, Context(str(uuid.uuid4())))
+    served = _begin(model, request, context or Context())
     try:
         await served.prepare()
         answer = await served.answer(listener)

@@ -96,25 +96,25 @@ def read_line(line: bytes, *endpoints: str) -> BatchLine:
     return read
 
 
-async def answer_request(model: ServedModel, request: BatchRequest) -> dict[str, Any]:
+async def answer_request(model: ServedModel, request: BatchRequest, context: Context) -> dict[str, Any]:
     """The answer as its route would give it, without a stream; raises DynamoException."""
     match request:
         case EmbeddingRequest():
             validate_embedding(request)
-            embeddings = Embeddings(model, request, Context(str(uuid.uuid4())))
+            embeddings = Embeddings(model, request, context)
             try:
                 answer: Any = await embeddings.answer()
             finally:
                 await embeddings.close()
         case ResponsesRequest():
-            answer = await _respond(model, request)
+            answer = await _respond(model, request, context)
         case _:
-            return (await ask(model, request)).body
+            return (await ask(model, request, context=context)).body
     built: dict[str, Any] = msgspec.to_builtins(answer)
     return built
 
 
-async def _respond(model: ServedModel, request: ResponsesRequest) -> ResponseObject:
+async def _respond(model: ServedModel, request: ResponsesRequest, context: Context) -> ResponseObject:
     for name in ("previous_response_id", "conversation"):
         if getattr(request, name) is not None:
             raise InvalidRequest.unsupported(name, "the lines of a batch do not share a state")
@@ -122,7 +122,7 @@ async def _respond(model: ServedModel, request: ResponsesRequest) -> ResponseObj
     try:
         chat = responses_to_chat(request)
         validate_chat(chat)
-        conversation = Conversation(model, chat, Context(str(uuid.uuid4())))
+        conversation = Conversation(model, chat, context)
         try:
             await conversation.prepare()
             completion = conversation.completion(await conversation.collect())

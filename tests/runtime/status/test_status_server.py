@@ -7,7 +7,7 @@ import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -19,6 +19,7 @@ from dynamo.protocols.errors import InvalidArgument, StartError, Unknown
 from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint, RuntimeConfig
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.status import StatusConfig
+from support.limits import few_files
 from support.sinks import Kept
 from support.toys import metrics_once, samples
 from support.waiting import PATIENCE, until
@@ -415,3 +416,20 @@ async def test_a_worker_can_be_inspected_over_its_status_port(worker: Start) -> 
             assert (await answer.text()).startswith('{"kind":"log","filter":')
         async with one.http.post(f"{one.url}/inspect", json={}, headers={"Origin": "http://evil"}) as answer:
             assert answer.status == 403
+
+
+async def test_connections_beyond_the_limit_of_open_files_are_refused_and_the_others_served(worker: Start) -> None:
+    async with worker() as one, aiohttp.ClientSession() as http, AsyncExitStack() as opened:
+        await one.serve(hello)
+        await one.body_once(200)
+        with few_files():
+            while True:
+                connection = aiohttp.ClientSession()
+                await opened.enter_async_context(connection)
+                async with connection.get(f"{one.url}/health") as answer:
+                    if answer.status != 200:
+                        break
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            assert (await one.get())[0] == 200
+        async with http.get(f"{one.url}/health") as answer:
+            assert answer.status == 200

@@ -14,8 +14,10 @@ from aiohttp import web
 
 from dynamo.protocols.errors import HttpError, StartError, from_exception
 from dynamo.runtime.exposition import CONTENT_TYPE, exposition
+from dynamo.runtime.http_connection import HttpConnection
 from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.inspection.inspection import NDJSON, encoded
+from dynamo.runtime.open_files import FileReserve
 from dynamo.runtime.status.status import Status
 from dynamo.runtime.threads import in_thread
 
@@ -33,6 +35,7 @@ class StatusServer:
         self._status = status
         self._inspection = inspection
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
 
     async def start(self) -> None:
         config = self._status.config
@@ -48,17 +51,24 @@ class StatusServer:
         app.router.add_post("/v1/loras", self._load_lora)
         app.router.add_delete("/v1/loras/{name:.+}", self._unload_lora)
         app.router.add_route("*", r"/{path:[\s\S]*}", self._not_found)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
+        server, reserve = self._runner.server, FileReserve()
+        assert server
         try:
-            await web.TCPSite(self._runner, config.host, config.port).start()
+            self._listener = await asyncio.get_running_loop().create_server(
+                lambda: HttpConnection(server, reserve, access_log=None), config.host, config.port
+            )
         except OSError as error:
             await self.close()
             raise _cannot_listen(config.host, config.port, error) from error
-        host, port = self._runner.addresses[0][:2]
+        host, port = self._listener.sockets[0].getsockname()[:2]
         log.info("status at http://%s:%d%s", f"[{host}]" if ":" in host else host, port, config.health_path)
 
     async def close(self) -> None:
+        if self._listener:
+            self._listener.close()
+            self._listener = None
         if self._runner:
             await self._runner.cleanup()
             self._runner = None
