@@ -213,8 +213,7 @@ async def cancel(processes: Processes, http: aiohttp.ClientSession, count: int, 
     async def leaves(text: str) -> str:
         try:
             async with asyncio.timeout(chance.uniform(0, whole)):
-                await clients.ask("m", text, 30)
-            return "answered"
+                return prefilled(await clients.ask("m", text, 30))
         except TimeoutError:
             return "left"
 

@@ -22,7 +22,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -75,9 +75,9 @@ async def again(model: Path, folder: Path, texts: list[list[int]]) -> None:
     tiers = {"kv_offload_gb": 2.0, "kv_offload_disk_gb": 2.0, "kv_offload_dir": str(folder)}
     engine = await start(model, room, **tiers)
     computed = [await asked(engine, text) for text in texts]
-    print(f"computed          {statistics.mean(computed) * 1e3:9.1f} ms")
+    print(f"computed          {means(computed)}")
     restored = [await asked(engine, text) for text in (one, two, one, two)]
-    print(f"from memory       {statistics.mean(restored) * 1e3:9.1f} ms")
+    print(f"from memory       {means(restored)}")
     figures(engine, Tier.Host)
     await engine.close()
     for name, cold in (("from disk, cached", False), ("from disk, cold  ", True)):
@@ -85,7 +85,7 @@ async def again(model: Path, folder: Path, texts: list[list[int]]) -> None:
             drop_from_page_cache(folder)
         engine = await start(model, room, **tiers)
         restored = [await asked(engine, text) for text in texts]
-        print(f"{name} {statistics.mean(restored) * 1e3:9.1f} ms   after a restart")
+        print(f"{name} {means(restored)}   after a restart", flush=True)
         figures(engine, Tier.Disk)
         await engine.close()
 
@@ -100,27 +100,17 @@ async def working_set(model: Path, folder: Path, texts: list[list[int]], request
         engine = await start(model, room, **tiers)
         for text in texts:
             await asked(engine, text)
-        times, hits = [], 0
-        for text in order:
-            begun = time.perf_counter()
-            sink = await answer(engine, asking(text, max_tokens=1))
-            times.append(time.perf_counter() - begun)
-            usage = sink.last.completion_usage
-            hits += (usage.prompt_tokens_details or {}).get("cached_tokens", 0) if usage else 0
-            await saved(engine)
-        share = 100 * hits / sum(map(len, order))
-        print(
-            f"working set of 4 caches, {name:<7}: {share:3.0f} % of tokens cached, TTFT p50 "
-            f"{statistics.median(times) * 1e3:.0f} ms, mean {statistics.mean(times) * 1e3:.0f} ms, "
-            f"most {max(times) * 1e3:.0f} ms",
-            flush=True,
-        )
+        rows = [await asked(engine, text) for text in order]
+        share = 100 * sum(row.cached_tokens for row in rows) / sum(map(len, order))
+        half = 1e3 * statistics.median(row.cpu_seconds for row in rows)
+        print(f"working set of 4 caches, {name:<7}: {share:3.0f} % cached, TTFT {means(rows)}; p50 {half:.0f} ms "
+              "of CPU", flush=True)  # fmt: skip
         await engine.close()
 
 
 async def slow_disk(model: Path, folder: Path, texts: list[list[int]]) -> None:
     """Reading a segment takes twice as long as computing it; each request is also asked without the tier."""
-    room = len(texts[0]) + 512
+    room = len(texts[0]) + 272  # for one document, and one segment that is being copied
     plain = await start(model, room)
     tiered = await start(model, room, kv_offload_disk_gb=2.0, kv_offload_dir=str(folder))
     assert tiered.tiers is not None
@@ -130,17 +120,17 @@ async def slow_disk(model: Path, folder: Path, texts: list[list[int]]) -> None:
     segment = store.costs[Tier.Disk].stored_bytes / (store.costs[Tier.Disk].stored_tokens / store.segment_tokens)
     computing = store.segment_tokens * (store.prefill.seconds_per_token or 0.0)
     logging.basicConfig(format="  %(levelname)s %(message)s", level=logging.INFO, stream=sys.stdout)
-    times: dict[str, list[float]] = {"without": [], "with": []}
+    times: dict[str, list[Asked]] = {"without": [], "with": []}
     with disk_read_at(folder, segment / (2 * computing)):
         rate = segment / 2e6 / computing
         print(f"slow disk: {rate:.1f} MB/s; a segment is computed in {computing:.2f} s and read in twice that time")
-        for text in texts * 3:
+        for text in texts * 2:
             drop_from_page_cache(folder)
             times["without"].append(await asked(plain, text))
             times["with"].append(await asked(tiered, text))
-    for name, seconds in times.items():
-        print(f"  {name:<7} the tier: {', '.join(f'{each * 1e3:.0f}' for each in seconds)} ms; mean without the first "
-              f"{statistics.mean(seconds[1:]) * 1e3:.0f} ms")  # fmt: skip
+    for name, rows in times.items():
+        each = ", ".join(f"{row.seconds * 1e3:.0f}" for row in rows)
+        print(f"  {name:<7} the tier: {each} ms; without the first {means(rows[1:])}")
     for family in TierMetrics(store, 16).collect():
         for sample in family.samples:
             if sample.name.startswith(("dynamo_kv_tier_worthwhile", "dynamo_kv_tier_restored_tokens")):
@@ -176,12 +166,28 @@ async def start(model: Path, room: int, **arguments: Any) -> LlamaCppEngine:
     return engine
 
 
-async def asked(engine: LlamaCppEngine, text: list[int]) -> float:
-    begun = time.perf_counter()
-    await answer(engine, asking(text, max_tokens=1))
-    seconds = time.perf_counter() - begun
+class Asked(NamedTuple):
+    """One request for one token."""
+
+    seconds: float
+    cpu_seconds: float
+    """Of this process: the same on a machine that does other things too."""
+    cached_tokens: int
+
+
+async def asked(engine: LlamaCppEngine, text: list[int]) -> Asked:
+    begun, used = time.perf_counter(), time.process_time()
+    sink = await answer(engine, asking(text, max_tokens=1))
+    seconds, cpu_seconds = time.perf_counter() - begun, time.process_time() - used
+    usage = sink.last.completion_usage
+    cached = (usage.prompt_tokens_details or {}).get("cached_tokens", 0) if usage else 0
     await saved(engine)
-    return seconds
+    return Asked(seconds, cpu_seconds, cached)
+
+
+def means(all_asked: list[Asked]) -> str:
+    seconds, cpu = (1e3 * statistics.mean(column) for column in list(zip(*all_asked, strict=True))[:2])
+    return f"{seconds:9.1f} ms, {cpu:9.1f} ms of CPU"
 
 
 async def saved(engine: LlamaCppEngine) -> None:

@@ -2,8 +2,9 @@
 
 usage: python benchmarks/split_mixes.py [--workers 100] [--seconds 30] [--mix NAME]…
 
-Short requests run beside long prompts. Every mix is simulated three times with the same arrivals: on aggregated
-workers, on half as many prefill and decode workers with the rule that measures, and on these with every prompt split.
+Short requests run beside long prompts. Every mix is simulated four times with the same arrivals: on aggregated
+workers, on half as many prefill and decode workers with the rule that measures, and on these with every prompt split,
+and with none.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ MIXES = {
     "8k prompts, more than half the workers can compute": Mix(Requests(128, 128, 2.0), Requests(8192, 64, 3.5)),
     "8k prompts, 2 GB/s": Mix(Requests(128, 128, 2.0), Requests(8192, 64, 1.5), 2.0),
 }
-ALWAYS = SplitConfig(policy="always")
+ALWAYS, NEVER = SplitConfig(policy="always"), SplitConfig(policy="never")
 
 
 def run(mix: Mix, workers: int, seconds: float, split: SplitConfig | None) -> tuple[FleetReport, FleetReport]:
@@ -107,6 +108,7 @@ def main() -> None:
         f"{asked.workers} aggregated": None,
         f"{half} + {half}": SplitConfig(),
         f"{half} + {half}, always": ALWAYS,
+        f"{half} + {half}, never": NEVER,
     }
     head = ["mix", "workers", "ITL p99 of short, ms", "TTFT of short, ms", "p99", "TTFT of long, ms", "p99", "split",
             "reasons"]  # fmt: skip

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,14 @@ from dynamo.model import LocalModel
 from dynamo.model.bundled import bundled
 from dynamo.protocols.card import WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
+from dynamo.runtime import Context
 from engines.llamacpp.conftest import Starting
 from support.asking import answer, asking, chat
+from support.sinks import Kept
 from support.splitting import SplitStack
 from support.waiting import until
 
+CANCELS = int(os.environ.get("HANDOFF_CANCELS", "48"))
 WORDS = ("please", "read", "this", "with", "care", "because", "it", "stands", "before", "many", "questions")
 
 
@@ -47,6 +52,40 @@ async def test_split_answers_are_token_for_token_those_of_one_engine(starting: S
         for engine in engines.values():
             await until(lambda engine=engine: engine.quiet() and engine.blocks.in_use == 0)
             engine.blocks.check()
+
+
+async def test_clients_that_leave_at_any_moment_of_a_hand_off_leave_nothing_behind(starting: Starting) -> None:
+    chance, numbers = random.Random(15), itertools.count()
+    async with SplitStack() as side:
+        engines = {mode: await starting(disaggregation_mode=mode) for mode in ("prefill", "decode")}
+        for mode, engine in engines.items():
+            await side.worker(engine, EngineInfo(worker_type=WorkerType(mode), kv_cache_block_size=16))
+        await side.ready()
+
+        def distinct() -> PreprocessedRequest:
+            return asking(chat(f"{next(numbers)} " + "words " * 60), max_tokens=4, ignore_eos=True)
+
+        begun = time.perf_counter()
+        await asyncio.gather(*(side.ask(distinct()) for _ in range(8)))
+        longest = time.perf_counter() - begun
+
+        async def leaves() -> None:
+            context, sink = Context(), Kept()
+            delivery = side.delivery(distinct(), context, sink)
+            sending = asyncio.create_task(delivery.start())
+            await asyncio.wait({sink.done}, timeout=chance.uniform(0, longest))
+            context.kill()
+            await asyncio.gather(sending, return_exceptions=True)
+            await delivery.close()
+
+        for _ in range(CANCELS // 8):
+            await asyncio.gather(*(leaves() for _ in range(8)))
+        for engine in engines.values():
+            await until(lambda engine=engine: engine.quiet() and engine.held_blocks() == engine.blocks.in_use == 0)
+            engine.blocks.check()
+        sink, _ = await side.ask(distinct())
+        assert len(sink.ids) == 4
+        print(f"\n{CANCELS} left; {dict(side.reasons)}")
 
 
 @pytest.mark.parametrize("other", ["weights", "cache_type"])
