@@ -50,7 +50,7 @@ def is_repeatable(request: PreprocessedRequest) -> bool:
     return sampling.temperature == 0 or sampling.top_k == 1 or sampling.seed is not None
 
 
-def count_prompt(usage: Usage, tokens: int) -> None:
+def correct_usage(usage: Usage, tokens: int) -> None:
     """Correct the usage of a continuation, whose worker counted what earlier workers generated as prompt.
 
     What that worker found cached may come from this very request, and what the first worker found is not known: no

@@ -20,7 +20,7 @@ from dynamo.router.delivery import Delivery, reach
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv_aware import KvAwareRouter
-from dynamo.router.placement import Placement, pinned_instance
+from dynamo.router.placement import Placement
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId
 from dynamo.runtime.stream import Sink
@@ -88,7 +88,6 @@ class StandaloneRouter:
             request,
             context,
             sink,
-            pinned=pinned_instance(request),
             watch=self.core.watch,
             backoff=self.core.backoff,
         )

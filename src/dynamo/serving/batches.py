@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import os
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -38,7 +36,8 @@ from dynamo.protocols.openai_files import (
     CreateBatchRequest,
     RequestCounts,
 )
-from dynamo.serving.batch_line import BatchRequest, LineLimits, answer_request, bounded_lines, read_line
+from dynamo.serving.batch_file import BatchProgress, check_file, now
+from dynamo.serving.batch_line import BatchRequest, LineLimits, answer_request, read_line
 from dynamo.serving.journal import Journal, JournalBusy, JournalHeader, JournalUnwritable
 from dynamo.serving.models import Models
 from dynamo.serving.store.files import Files, new_id
@@ -48,15 +47,12 @@ log = logging.getLogger(__name__)
 
 KIND = "batch"
 PURPOSE = "batch"
-SHOWN_ERRORS = 50
-"""Wrong lines that a failed batch names."""
 WAIT_FOR_MODEL = 60.0
 """How long a batch waits for a model that is not served."""
 BUSY_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Between attempts while all workers are busy."""
 UNWRITABLE_PAUSE = 5.0
 """Between attempts while the disk is full."""
-COUNTED_EVERY = 0.5
 LONGEST_PAUSE = 1.0
 """Between attempts while the key is over a limit: a batch may be cancelled meanwhile."""
 WINDOWS = {"24h": 24 * 60 * 60}
@@ -66,7 +62,8 @@ ErrorBody = Callable[[DynamoException, str], tuple[int, Any]]
 """The status and body that an HTTP client would get for an error; given the request id."""
 
 Admit = Callable[[int], float | Callable[[int], None]]
-"""Whether a request of so many bytes may run now: the seconds to wait, or what is called with the tokens it used."""
+"""Given the bytes of a request: the seconds to wait before it is asked for again, or, if the request may run now, a
+function to call with the tokens that it used."""
 
 _batch = msgspec.json.Decoder(BatchObject)
 
@@ -212,7 +209,7 @@ class Batches:
     async def _run_locked(self, id: str, journal: Journal) -> None:
         batch = await self.get(id)  # it may have ended before the lock was ours
         if batch.status == "validating":
-            total, errors = await asyncio.to_thread(_validate, self._input(id), batch.endpoint, self._limits)
+            total, errors = await asyncio.to_thread(check_file, self._input(id), batch.endpoint, self._limits)
             if errors:
                 await self._fail(id, errors)
             else:
@@ -234,13 +231,13 @@ class Batches:
     async def _answer_all(self, batch: BatchObject, journal: Journal) -> bool:
         """Returns whether the batch has expired."""
         with self._input(batch.id).open("rb") as lines:
-            run = _Run(batch, journal, lines)
+            run = BatchProgress(batch, journal, lines)
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._concurrency, max(1, batch.request_counts.total))):
                     group.create_task(self._answer_some(run))
             return run.is_expired()
 
-    async def _answer_some(self, run: _Run) -> None:
+    async def _answer_some(self, run: BatchProgress) -> None:
         for number, line in run.waiting:
             end: float | Callable[[int], None] = 0.0
             while not callable(end):
@@ -264,7 +261,7 @@ class Batches:
         """Journal the requests that were not begun in time as failed."""
         error = {"code": "batch_expired", "message": "This request was not begun before the batch expired."}
         with self._input(batch.id).open("rb") as lines:
-            for number, line in _Run(batch, journal, lines).waiting:
+            for number, line in BatchProgress(batch, journal, lines).waiting:
                 custom_id = read_line(line, batch.endpoint).custom_id
                 record = {"id": _request_id(), "custom_id": custom_id, "response": None, "error": error}
                 journal.add(number, msgspec.json.encode(record), failed=True)
@@ -350,77 +347,11 @@ class Batches:
         return self._files.folder("batches") / f"{id}.input"
 
 
-class _Run:
-    """A batch while it is answered."""
-
-    def __init__(self, batch: BatchObject, journal: Journal, lines: BinaryIO) -> None:
-        self.batch = batch
-        self.journal = journal
-        self.waiting = self._unanswered(lines)
-        self._counted = elapsed()
-        # Counted from here by a clock that cannot be set: a jump of the time of day must not end a batch.
-        self._expires = self._counted + batch.expires_at - now() if batch.expires_at is not None else math.inf
-
-    def is_expired(self) -> bool:
-        return elapsed() >= self._expires
-
-    def _unanswered(self, lines: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        for number, line in _numbered(lines):
-            if number not in self.journal:
-                yield number, line
-
-    def is_count_due(self) -> bool:
-        seconds = elapsed()
-        due = seconds - self._counted >= COUNTED_EVERY
-        if due:
-            self._counted = seconds
-        return due
-
-    def counted(self, batch: BatchObject) -> BatchObject:
-        failed = self.journal.failed
-        batch.request_counts.completed, batch.request_counts.failed = len(self.journal) - failed, failed
-        return batch
-
-
 def _tokens_used(record: dict[str, Any]) -> int:
     body = record["response"]["body"]
     usage = body.get("usage") if isinstance(body, dict) else None
     total = usage.get("total_tokens") if isinstance(usage, dict) else None
     return total if isinstance(total, int) else 0
-
-
-def _validate(path: Path, endpoint: BatchEndpoint, limits: LineLimits) -> tuple[int, list[BatchError]]:
-    """How many requests there are, and what is wrong with their lines."""
-    errors: list[BatchError] = []
-    seen: set[str] = set()
-    total = 0
-    with path.open("rb") as lines:
-        for number, line in _numbered(lines, limits.size):
-            total += 1
-            try:
-                limits.check(line)
-                read = read_line(line, endpoint)
-                if read.custom_id in seen:
-                    why = f"custom_id: {read.custom_id[:64]!r} is there twice."
-                    raise InvalidRequest(why, "custom_id", "duplicate_custom_id")
-                seen.add(read.custom_id)
-            except InvalidRequest as error:
-                wrong = BatchError(code=error.code or "invalid_line", message=error.message, param=error.param)
-                errors.append(structs.replace(wrong, line=number))
-                if len(errors) == SHOWN_ERRORS:
-                    break
-    if not total:
-        errors.append(BatchError(code="empty_file", message="The input file has no requests."))
-    return total, errors
-
-
-def _numbered(lines: BinaryIO, longest: int = -1) -> Iterator[tuple[int, bytes]]:
-    """Of a line with more than `longest` bytes the rest is skipped; -1 is no limit."""
-    for number, line in enumerate(bounded_lines(lines, longest), start=1):
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        if line.strip():
-            yield number, line
 
 
 def _begun(batch: BatchObject, total: int) -> BatchObject:
@@ -447,11 +378,3 @@ def _request_id() -> str:
 
 def _not_found(id: str) -> NotFound:
     return NotFound(f"No batch found with id '{id[:128]}'.")
-
-
-def now() -> int:
-    return int(time.time())
-
-
-def elapsed() -> float:
-    return time.monotonic()
