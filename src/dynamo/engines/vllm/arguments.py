@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import logging
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,8 @@ from dynamo.engines.vllm.offload import offloading
 from dynamo.model import LocalModel
 from dynamo.settings import nearest
 
+log = logging.getLogger(__name__)
+
 CPU_BLOCK = 32
 """On CPUs the size of a KV block must be a multiple of this; vLLM's own default of 128 makes coarse prefixes."""
 CPU_CACHE_BYTES = 1 << 30
@@ -27,6 +30,8 @@ CPU_CACHE_BYTES = 1 << 30
 
 class EngineArguments(AsyncEngineArgs):  # type: ignore[misc]
     disaggregation_mode: Mode = "agg"
+    layout_from_leader = False
+    """A follower that was not told over how many processes the engine is spread."""
     compact_json = False
     """Guided JSON has no whitespace, of which a small model may write any amount."""
 
@@ -67,9 +72,10 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
             flag = _FLAGS[name]
             raise EngineError(f"{flag} says {value}, vLLM's argument {name} says {getattr(args, name)}: give one")
     processes = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
-    if processes % args.nnodes:
+    args.layout_from_leader = processes == 1 and args.nnodes > 1 and args.node_rank > 0
+    if processes % args.nnodes and not args.layout_from_leader:
         raise EngineError(
-            f"--num-nodes {args.nnodes} needs the same --tensor-parallel-size on every node, a multiple of "
+            f"--num-nodes {args.nnodes} needs a --tensor-parallel-size that is a multiple of "
             f"{args.nnodes}: here vLLM has {processes} process{'es' if processes > 1 else ''}"
         )
     if parsed.kv_offload_gb:
@@ -142,19 +148,25 @@ def _files(spec: EngineSpec) -> dict[str, Any]:
 
 def _defaults(spec: EngineSpec, *, cpu: bool, sockets: Path) -> dict[str, Any]:
     defaults: dict[str, Any] = {
-        "kv_events_config": KVEventsConfig(
-            enable_kv_cache_events=True,
-            publisher="zmq",
-            # vLLM adds a rank's number to a name that contains "inproc", and refuses other names for several ranks.
-            endpoint=f"ipc://{sockets}/inproc-events",
-            replay_endpoint=f"ipc://{sockets}/inproc-replay",
-        ),
+        "kv_events_config": _kv_events(sockets),
     }
     if cpu:
         defaults |= {"enforce_eager": True, "block_size": CPU_BLOCK, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
         if _is_float16(spec.model_config or spec.model):
             defaults["dtype"] = "float32"  # what CPUs compute fast and every other engine computes exactly
     return defaults
+
+
+def _kv_events(sockets: Path) -> KVEventsConfig:
+    # vLLM adds a rank's number to a name that contains "inproc", and refuses other names for several ranks.
+    addresses = {"endpoint": f"ipc://{sockets}/inproc-events", "replay_endpoint": f"ipc://{sockets}/inproc-replay"}
+    try:
+        from dynamo.engines.vllm.direct_events import DirectEvents
+
+        return DirectEvents(**addresses)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        log.warning("this vLLM takes no publisher of ours (%s): KV events cost it more time", error)
+        return KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", **addresses)
 
 
 def _is_float16(model: LocalModel | None) -> bool:
