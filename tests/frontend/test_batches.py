@@ -19,8 +19,8 @@ from openai import AsyncOpenAI
 from dynamo.frontend.server import Server
 from dynamo.llm import ModelType
 from dynamo.router import RoutingConfig
-from dynamo.serving import batch_run, batches
-from dynamo.serving.batch_line import bounded_lines
+from dynamo.serving import batch_file, batches
+from dynamo.serving.batch_file import bounded_lines
 from support.limits import full_disk
 from support.serving import Holding, serving
 from support.toys import Live, Scripted, embed_tokens, metrics_once, toy_card
@@ -215,8 +215,9 @@ async def test_an_expired_batch_keeps_what_was_answered_and_lists_the_rest(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = 1_000_000
-    monkeypatch.setattr(batch_run, "now", lambda: time)
-    monkeypatch.setattr(batch_run, "elapsed", lambda: float(time))
+    for module in (batches, batch_file):
+        monkeypatch.setattr(module, "now", lambda: time)
+    monkeypatch.setattr(batch_file, "elapsed", lambda: float(time))
     engine = Gated(2)
     async with Live(http_batch_concurrency=1) as live:
         await live.serve(engine.generate, toy_card(folder, MODEL))
@@ -245,7 +246,8 @@ async def test_a_batch_whose_window_ended_while_no_server_ran_expires_at_the_nex
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     time = 1_000_000
-    monkeypatch.setattr(batch_run, "now", lambda: time)
+    for module in (batches, batch_file):
+        monkeypatch.setattr(module, "now", lambda: time)
     state = {"state_dir": str(tmp_path), "http_batch_concurrency": 1}
     engine = Gated(1)
     async with Live(**state) as live:

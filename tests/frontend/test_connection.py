@@ -9,13 +9,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.limits import few_files
 from support.serving import CHAT, Holding, Served, serving
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -28,13 +29,26 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
+async def still_serves(stack: Served) -> None:
+    """Ask until there is an answer: on a loaded machine the short limits of these tests can hit any request."""
+
+    async def answers() -> bool:
+        try:
+            async with stack.http.get(f"{stack.url}/live") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    await until(answers)
+
+
 @pytest.mark.parametrize("sent", [b"G", HEAD, b"\r\n"])
 async def test_half_a_header_is_not_waited_for(tmp_path: Path, sent: bytes) -> None:
     async with serving(tmp_path, header_timeout=0.1) as stack:
         async with stack.raw() as (reader, writer):
             writer.write(sent)
             assert await closed(reader) == b""
-        assert (await stack.chat()).status == 200
+        await still_serves(stack)
 
 
 async def test_a_header_that_drips_does_not_win_time(tmp_path: Path) -> None:
@@ -74,10 +88,10 @@ async def test_zero_means_no_limit(tmp_path: Path) -> None:
 
 async def test_a_request_that_takes_long_is_not_mistaken_for_a_slow_client(tmp_path: Path) -> None:
     engine = Holding()
-    async with serving(tmp_path, engine, header_timeout=0.2, idle_timeout=0.2, body_timeout=0.2) as stack:
+    async with serving(tmp_path, engine, header_timeout=1.0, idle_timeout=1.0, body_timeout=1.0) as stack:
         asking = asyncio.create_task(stack.chat())
         held = await engine.requests.get()
-        done, _ = await asyncio.wait({asking}, timeout=0.6)
+        done, _ = await asyncio.wait({asking}, timeout=1.5)
         assert not done
         held.sink.tokens([100])
         held.sink.end()
@@ -154,7 +168,7 @@ async def test_no_bytes_bring_the_server_down(stack: Served, pieces: list[bytes]
         writer.write(b"".join(pieces))
         answer = await closed(reader)
         assert not re.search(rb"HTTP/1.[01] 5", answer)
-    assert (await stack.http.get(f"{stack.url}/live")).status == 200
+    await still_serves(stack)
 
 
 async def flood(stack: Served, engine: Holding) -> asyncio.StreamWriter:

@@ -412,7 +412,7 @@ async def test_a_worker_that_refuses_during_a_move_costs_none() -> None:
     assert reader.error is None
     assert reader.tokens_seen == answer_to([1], 9)
     assert delivery.history.migrations == 1
-    assert [migration.outcome for migration in delivery.history.finished] == ["success"]
+    assert [migration.outcome for migration in delivery.history.finished_migrations] == ["success"]
 
 
 async def test_a_worker_that_leaves_after_a_word_has_not_refused() -> None:
@@ -547,7 +547,7 @@ async def test_a_client_that_leaves_before_it_goes_back_is_not_waited_for() -> N
     context.kill()
     await delivery.close()
     assert router.asked == [0]
-    assert [migration.outcome for migration in delivery.history.finished] == ["cancelled"]
+    assert [migration.outcome for migration in delivery.history.finished_migrations] == ["cancelled"]
 
 
 async def test_an_answer_that_broke_after_its_last_token_is_complete() -> None:
@@ -589,7 +589,7 @@ async def test_a_guided_answer_is_repeated_where_no_worker_can_continue_it() -> 
         reader, delivery = await run(router, guided, limit=3)
         assert reader.tokens_seen == answer_to([1], 9)
         assert router.requests == [guided] * 4
-        assert [each.outcome for each in delivery.history.finished] == ["success"] * 3
+        assert [each.outcome for each in delivery.history.finished_migrations] == ["success"] * 3
 
 
 async def test_a_sampled_guided_answer_gets_a_seed_with_which_it_can_be_repeated() -> None:
@@ -715,7 +715,7 @@ async def test_a_fault_in_finding_the_next_worker_is_told() -> None:
 
     reader, delivery = await run(Faulty(breaks(1), None), asking([1], 9), limit=3)
     assert isinstance(reader.error, Disconnected)
-    assert [migration.outcome for migration in delivery.history.finished] == ["failure"]
+    assert [migration.outcome for migration in delivery.history.finished_migrations] == ["failure"]
 
 
 class Speaking(Scripted):

@@ -66,6 +66,20 @@ def test_a_worker_that_takes_text_tells_how_often_its_requests_may_move(tmp_path
             until_sync(limit_is_shown)
 
 
+@pytest.mark.parametrize(("input", "limit"), [("stdin", 0), ("stdin", 1), ("batch:p.jsonl", 1)])
+def test_prompts_move_to_another_worker_as_often_as_they_may(
+    tmp_path: Path, dies_once: tuple[str, ...], input: str, limit: int
+) -> None:
+    (tmp_path / "p.jsonl").write_text('{"text": "hello"}')
+    with running(tmp_path, *dies_once) as one, running(tmp_path, *dies_once) as other:
+        one.line_with("worker for 'm'")
+        other.line_with("worker for 'm'")
+        done = run(tmp_path, f"in={input}", "out=dyn", "--migration-limit", str(limit), input="hello")
+        assert done.returncode == (0 if limit else 1), done.stderr
+        said = done.stdout if input == "stdin" else (tmp_path / "output.jsonl").read_bytes()
+        assert (b"answered" in said) is bool(limit)
+
+
 @pytest.mark.parametrize("plane", ["tcp", "nats"])
 def test_two_machines_meet_by_etcd(tmp_path: Path, shared_etcd: Etcd, shared_nats: Nats, plane: str) -> None:
     network: Any = {"ETCD_ENDPOINTS": shared_etcd.url, "NATS_SERVER": shared_nats.url, "DYN_REQUEST_PLANE": plane}

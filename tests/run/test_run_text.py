@@ -104,6 +104,18 @@ def test_a_chat_over_three_turns(start: Start) -> None:
     assert chat.leaves() == 0
 
 
+def test_a_question_moves_to_another_worker_as_often_as_it_may(
+    start: Start, tmp_path: Path, dies_once: tuple[str, ...]
+) -> None:
+    with running(tmp_path, *dies_once) as one, running(tmp_path, *dies_once) as other:
+        one.line_with("worker for 'm'")
+        other.line_with("worker for 'm'")
+        chat = start("out=dyn", "--migration-limit", "1").ready()
+        chat.says("hello", "answered")
+        chat.types(CTRL_D)
+        assert chat.leaves() == 0
+
+
 def test_the_whole_conversation_is_sent_each_time(start: Start, model: Path) -> None:
     chat = start("out=echo_core", str(model)).ready()
     chat.says("/system Be brief.", "Be brief.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,25 @@ async def test_models_appear_with_their_first_worker_and_go_with_their_last() ->
         await until(lambda: len(models.get("m").router.instances) == 1)
     await until(lambda: refusal(models, "m") is ModelNotFound)
     assert models.served() == []
+    await models.close()
+
+
+async def test_the_log_says_that_a_model_can_be_served_once_an_instance_is_there(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "dynamo.serving.models")
+    local = Local()
+    runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=local)
+    endpoint = runtime.endpoint("a.b.c")
+    await register_card(endpoint, card())
+    models = await models_of(local)  # has loaded the model of the card
+    assert "can be served" not in caplog.text
+    serving = asyncio.create_task(endpoint.serve_endpoint(say))
+    await models.wait_for("m")
+    await until(lambda: "model 'm' can be served" in caplog.text)
+    runtime.shutdown()
+    await serving
+    await runtime.close()
     await models.close()
 
 

@@ -152,6 +152,12 @@ class Offering:
         name = f"dynamo_component_handoff_{name}{{"
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and f'"{label}"' in line)
 
+    async def until_metric(self, mode: str, name: str, value: float, label: str = "m") -> None:
+        async def reached() -> bool:
+            return await self.metric(mode, name, label) == value
+
+        await until(reached)
+
     async def until_prefill_left(self) -> None:
         await self._frontend.until_instances(1)
 
@@ -165,7 +171,7 @@ class Offering:
 
             await until(cleared)
         for name in ("open_records", "held_blocks", "leaked_blocks"):
-            assert await self.metric("prefill", name) == 0
+            await self.until_metric("prefill", name, 0)
 
 
 async def test_an_offer_outlives_no_connection_a_drain_waits_for_it_and_a_kill_loses_no_request(stack: Stack) -> None:
@@ -185,6 +191,6 @@ async def test_an_offer_outlives_no_connection_a_drain_waits_for_it_and_a_kill_l
         async with here.offered("the worker is killed"):
             here.prefill.signal(signal.SIGKILL)
             await here.prefill.ended()
-        assert await here.metric("decode", "takes_total", "failed") == 2
+        await here.until_metric("decode", "takes_total", 2, "failed")
         await here.start_prefill()
         await here.until_nothing_is_held()

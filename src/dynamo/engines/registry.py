@@ -85,11 +85,17 @@ def refuse_arguments(name: str, spec: EngineSpec) -> None:
         raise EngineError(f"unknown argument '{spec.arguments[0]}': the engine '{name}' has no flags of its own")
 
 
+def check_engine(name: str, spec: EngineSpec) -> Callable[[EngineSpec], Engine]:
+    """The factory. Raises EngineError for an engine that cannot be loaded and for GPUs or nodes it cannot use."""
+    factory = load_engine(name)
+    refuse_parallel(engine_entry(name), spec)
+    return factory
+
+
 def make_engine(name: str, spec: EngineSpec) -> Engine:
     """Raises EngineError for an engine that cannot be loaded, and for a spec that it cannot follow."""
+    engine = check_engine(name, spec)(spec)
     entry = engine_entry(name)
-    refuse_parallel(entry, spec)
-    engine = load_engine(name)(spec)
     if engine.model_input.value != entry.takes:
         raise EngineError(f"the engine '{entry.name}' takes {engine.model_input.value}, its entry says {entry.takes}")
     return engine

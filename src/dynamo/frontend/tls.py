@@ -7,6 +7,8 @@ import logging
 import ssl
 from pathlib import Path
 
+from dynamo.runtime.file_stamp import Stamp, file_stamp
+
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 10.0
@@ -52,20 +54,11 @@ class Certificate:
             self.reload()
         self.watch(every)
 
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        """Changes when a file was rewritten, replaced or linked elsewhere."""
-        return [_stamp(path) for path in self._files]
+    def _stamps(self) -> list[Stamp | None]:
+        return [file_stamp(path) for path in self._files]
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._newest
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:

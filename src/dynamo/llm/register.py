@@ -66,7 +66,7 @@ async def register_card(endpoint: Endpoint, card: ModelCard) -> ModelCard:
     runtime = endpoint.runtime
     card = await in_thread(lambda: with_parsers(card))
     try:
-        records.decode_card(records.encode(card))
+        records.encode_card(card)
     except ValueError as error:
         raise ModelError(f"cannot register model '{card.name}': its card is invalid: {error}") from None
     await runtime.start()
@@ -74,7 +74,7 @@ async def register_card(endpoint: Endpoint, card: ModelCard) -> ModelCard:
     # Before the card: a reader that finds it must also find its files.
     if await offer_files(endpoint, card):
         card = structs.replace(card, serves_files=True)
-    await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), records.encode(card))
+    await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), records.encode_card(card))
     log.info("registered model '%s' at %s", card.name, endpoint)
     return card
 

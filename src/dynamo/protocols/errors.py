@@ -35,6 +35,11 @@ class DynamoException(Exception):
         """The message for a client: without the addresses of machines behind the server."""
         return _ADDRESS.sub("a worker", self.message) if self.status >= 500 else self.message
 
+    @property
+    def is_engine_fault(self) -> bool:
+        """Whether the engine raised it: not a client's mistake, nor a sign of load or of a lost connection."""
+        return self.status >= 500 and not self.migratable and not isinstance(self, Unavailable | ResourceExhausted)
+
 
 class Unknown(DynamoException):
     """An engine raised an exception of its own."""

@@ -65,7 +65,7 @@ def repeatable(request: PreprocessedRequest) -> PreprocessedRequest:
     return structs.replace(request, sampling_options=seeded)
 
 
-def count_prompt(usage: Usage, tokens: int) -> None:
+def correct_usage(usage: Usage, tokens: int) -> None:
     """Correct the usage of a continuation, whose worker counted what earlier workers generated as prompt.
 
     What that worker found cached may come from this very request, and what the first worker found is not known: no

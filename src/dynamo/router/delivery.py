@@ -1,21 +1,18 @@
 """Delivers a request to a worker, and to another one when that fails, as one unbroken stream to the client.
 
 Place, connect, send; skip instances that cannot be reached; migrate when a stream breaks. The new worker gets the
-prompt and everything generated so far, so it continues where the old one stopped; or, where its engine cannot do that
-with a guided answer, it begins again and repeats what was generated. A request that may migrate waits for an instance
-when there is none, as long as its back-off allows.
+prompt and what was generated and continues it; or, if its engine cannot continue a guided answer, it begins again and
+repeats what was generated. A request that may migrate waits for an instance when there is none, with back-off.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from msgspec import structs
-
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import (
     Cancelled,
     ConnectionTimeout,
@@ -26,10 +23,10 @@ from dynamo.protocols.errors import (
     WorkerBusy,
 )
 from dynamo.router.backoff import Backoff
-from dynamo.router.continuation import continuation, count_prompt, is_complete, is_guided, repeatable
+from dynamo.router.continuation import continuation, correct_usage, is_complete, is_guided, repeatable
 from dynamo.router.handoff.split import Split
 from dynamo.router.history import DeliveryHistory
-from dynamo.router.placement import Placement
+from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
 from dynamo.router.repetition import Repetition
 from dynamo.router.stream_watch import StallLimits, StreamClock, StreamWatch
 from dynamo.runtime import Context
@@ -40,20 +37,12 @@ from dynamo.runtime.stream import Sink
 log = logging.getLogger(__name__)
 
 
-class PlaceRequest(Protocol):
-    """`Router.place` with its other arguments bound."""
-
-    async def __call__(
-        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
-    ) -> Placement: ...
-
-
 class Delivery:
     """One request on its way. It is the sink of every attempt and passes their streams to `sink` as one.
 
     The request may migrate `limit` times, while prompt and answer have no more than `max_seq_len` tokens. A `pinned`
-    request goes to its instance or fails. `backoff` is called for each wait. `watch` finds streams that stall.
-    `resumes_guided` says whether the workers can continue a guided answer.
+    request, or one that names its instance itself, goes there or fails. `backoff` is called for each wait. `watch`
+    finds streams that stall. `resumes_guided` says whether the workers can continue a guided answer.
     """
 
     _clock: StreamClock
@@ -85,14 +74,14 @@ class Delivery:
         self._sink = sink
         self._split = split
         """Where another worker may compute the prompt."""
-        self._pinned = pinned
-        self._migrations_left = limit if pinned is None else 0
+        self._pinned = pinned_instance(request) if pinned is None else pinned
+        self._migrations_left = limit if self._pinned is None else 0
         self._may_wait = self._migrations_left > 0
         self._max_seq_len = max_seq_len
         self._resumes_guided = resumes_guided
         if self._guided and self._may_wait and not resumes_guided():
             request = repeatable(request)
-        self._request = request
+        self.request = request
         self._generated: list[int] = []
         """Collected for a continuation while one is possible."""
         self._continues = False
@@ -124,10 +113,6 @@ class Delivery:
         self._finished = False
 
     @property
-    def request(self) -> Any:
-        return self._request
-
-    @property
     def instance_id(self) -> int | None:
         return self.placement.instance_id if self.placement else None
 
@@ -146,7 +131,7 @@ class Delivery:
     async def _until_sent(self) -> None:
         while True:
             self._continues = bool(self._generated) and (not self._guided or self._resumes_guided())
-            request = continuation(self._request, self._generated) if self._continues else self._request
+            request = continuation(self.request, self._generated) if self._continues else self.request
             try:
                 await self._try_instances(request)
                 return
@@ -167,13 +152,14 @@ class Delivery:
             self.placement = placement
             self._silent = self._prompt_pending = True
             sent = await self._split.prefilled(request, placement, self._context) if self._split else request
-            self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_length(request))
+            prompt_tokens = len(request.token_ids) if isinstance(request, PreprocessedRequest) else 0
+            self._clock = self._watch.add(self, placement.channel, placement.instance_id, prompt_tokens)
             self._watched = True
             self._instances.request_sent(placement.instance_id)
             repeats = self._generated and not self._continues
             try:
                 sink = Repetition(self._generated, self) if repeats else self
-                self._cancel = send(placement, sent, self._context, sink)
+                self._cancel = placement.send(sent, self._context, sink)
             except BaseException:
                 self._watch.remove(self._clock)
                 raise
@@ -209,6 +195,7 @@ class Delivery:
         self._release()
 
     def stalled(self, error: ConnectionTimeout, *, hung: bool) -> None:
+        """See `Watched`, as for `unheard`."""
         if hung:
             assert self.placement
             self._instances.inhibit(self.placement.instance_id)
@@ -266,10 +253,11 @@ class Delivery:
         if value.finish_reason is not None:
             self._finished = True
         if self._continues and value.completion_usage:
-            count_prompt(value.completion_usage, len(self._request.token_ids))
+            correct_usage(value.completion_usage, len(self.request.token_ids))
         self._sink.item(value)
 
     def repeated(self) -> None:
+        """See `RepeatingSink`, as for `differs`."""
         self._clock.moved = True
         if self._prompt_pending:
             self._prompt_computed()
@@ -292,14 +280,14 @@ class Delivery:
         instance_id = self.placement.instance_id
         error = self._cancelled_for or error
         self._release()
-        if is_engine_fault(error):
+        if error.is_engine_fault:
             self._instances.request_failed(instance_id)
         if not error.migratable or self._context.is_stopped():
             self._give_up(error, "cancelled" if self._context.is_stopped() else "failure")
             return
         if not isinstance(error, WorkerBusy):
             self._instances.inhibit(instance_id)
-        if self._finished or (self._migrations_left and is_complete(self._request, self._generated)):
+        if self._finished or (self._migrations_left and is_complete(self.request, self._generated)):
             # The worker died between its last token and the end of the stream.
             self._sink.end()
             return
@@ -342,14 +330,14 @@ class Delivery:
             unsubscribe()
 
     def _too_long(self) -> bool:
-        if self._max_seq_len is None or not isinstance(self._request, PreprocessedRequest):
+        if self._max_seq_len is None or not isinstance(self.request, PreprocessedRequest):
             return False
-        return len(self._request.token_ids) + len(self._generated) > self._max_seq_len
+        return len(self.request.token_ids) + len(self._generated) > self._max_seq_len
 
     def _first_output(self) -> None:
         self._silent = False
         self._backoff = None
-        if not isinstance(self._request, PreprocessedRequest):
+        if not isinstance(self.request, PreprocessedRequest):
             # The next output is text, which is of no use to another worker.
             self._migrations_left = 0
         self.history.first_output()
@@ -407,28 +395,3 @@ async def reach(
             instances.mark_unreachable(placement.instance_id, error)
             excluded.add(placement.instance_id)
             last = error
-
-
-def is_engine_fault(error: DynamoException) -> bool:
-    """Whether the engine raised it: not a client's mistake, nor a sign of load or of a lost connection."""
-    return error.status >= 500 and not error.migratable and not isinstance(error, Unavailable | ResourceExhausted)
-
-
-def prompt_length(request: Any) -> int:
-    return len(request.token_ids) if isinstance(request, PreprocessedRequest) else 0
-
-
-def send(placement: Placement, request: Any, context: Context, sink: Sink) -> CancelStream:
-    """Send on the placement's open channel; if that fails, the booking is released."""
-    tokens = isinstance(request, PreprocessedRequest)
-    if tokens and placement.dp_rank is not None:
-        # A copy: the choices of one client request share theirs.
-        routing = structs.replace(request.routing or Routing(), dp_rank=placement.dp_rank)
-        request = structs.replace(request, routing=routing)
-    try:
-        return placement.channel.send(
-            request, context, sink, item_type=EngineOutput if tokens else Any, columnar=tokens
-        )
-    except BaseException:
-        placement.release()
-        raise

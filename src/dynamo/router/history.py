@@ -24,7 +24,7 @@ class Migration(Struct, frozen=True):
 class DeliveryHistory:
     """What happened to a delivery and when, for the metrics."""
 
-    __slots__ = ("_current", "finished", "first_output_time", "migrations", "placed_at", "restarts")
+    __slots__ = ("_current", "finished_migrations", "first_output_time", "migrations", "placed_at", "restarts")
 
     def __init__(self) -> None:
         self.placed_at = 0.0
@@ -35,7 +35,7 @@ class DeliveryHistory:
         """Migrations that were started, including those that failed."""
         self.restarts = 0
         """Migrations before anything was generated."""
-        self.finished: tuple[Migration, ...] = ()
+        self.finished_migrations: tuple[Migration, ...] = ()
         self._current: tuple[str, float, int] | None = None
         """Kind, start and source of the migration under way."""
 
@@ -64,4 +64,4 @@ class DeliveryHistory:
             kind, began, source = self._current
             self._current = None
             now = perf_counter()
-            self.finished += (Migration(kind, outcome, now - began, source, now),)
+            self.finished_migrations += (Migration(kind, outcome, now - began, source, now),)

@@ -229,13 +229,8 @@ class KvAwareRouter:
     def _request_to_place(
         self, request: Any, request_id: str, pinned: int | None, avoid: Collection[int]
     ) -> RequestToPlace:
-        pending = RequestToPlace(
-            request=request,
-            request_id=request_id,
-            pinned=pinned,
-            avoid=avoid,
-            arrived=asyncio.get_running_loop().time(),
-        )
+        now = asyncio.get_running_loop().time()
+        pending = RequestToPlace(request=request, request_id=request_id, pinned=pinned, avoid=avoid, arrived=now)
         if isinstance(request, PreprocessedRequest):
             routing = request.routing or _NO_ROUTING
             pending.hashes = self._hashes.of(

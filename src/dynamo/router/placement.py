@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from dynamo.protocols.engine import PreprocessedRequest, Tenant
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.kv import Tier, TierReport, WorkerRank
 from dynamo.router.backoff import Backoff
@@ -17,8 +17,10 @@ from dynamo.router.kv.index.prefixes import PrefixScan
 from dynamo.router.stats import RouterStats
 from dynamo.router.stream_watch import StreamWatch
 from dynamo.router.thresholds import Thresholds
+from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
-from dynamo.runtime.plane.base import Channel
+from dynamo.runtime.plane.base import CancelStream, Channel
+from dynamo.runtime.stream import Sink
 
 DECISIONS_KEPT = 256
 """The latest decisions of a router, for inspection."""
@@ -101,6 +103,19 @@ class Placement:
                 raise
         self._account.connected(self)
 
+    def send(self, request: Any, context: Context, sink: Sink) -> CancelStream:
+        """Send on the open channel; if that fails, the booking is released."""
+        tokens = isinstance(request, PreprocessedRequest)
+        if tokens and self.dp_rank is not None:
+            # A copy: the choices of one client request share theirs.
+            routing = structs.replace(request.routing or Routing(), dp_rank=self.dp_rank)
+            request = structs.replace(request, routing=routing)
+        try:
+            return self.channel.send(request, context, sink, item_type=EngineOutput if tokens else Any, columnar=tokens)
+        except BaseException:
+            self.release()
+            raise
+
     def first_token(self) -> None:
         """The prompt is computed. Further calls do nothing."""
         if not self.computed and not self.released:
@@ -173,6 +188,14 @@ class Router(Protocol):
     @property
     def known_blocks(self) -> int:
         """KV blocks believed to be cached, counted once per worker; 0 where caches are not looked at."""
+
+
+class PlaceRequest(Protocol):
+    """`Router.place` with its other arguments bound."""
+
+    async def __call__(
+        self, request: Any, *, request_id: str = "", pinned: int | None = None, avoid: Collection[int] = ()
+    ) -> Placement: ...
 
 
 def pinned_instance(request: Any) -> int | None:

@@ -22,7 +22,7 @@ from dynamo.router.handoff.split import Split, Splitter
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv_aware import KvAwareRouter
-from dynamo.router.placement import Placement, pinned_instance
+from dynamo.router.placement import Placement
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId
 from dynamo.runtime.membership import Membership
@@ -100,7 +100,6 @@ class StandaloneRouter:
             request,
             context,
             sink,
-            pinned=pinned_instance(request),
             watch=self.core.watch,
             backoff=self.core.backoff,
             split=self._split(request),

@@ -13,7 +13,7 @@ from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served
 from dynamo.runtime import DistributedRuntime
-from dynamo.runtime.names import EndpointId, NamespaceFilter
+from dynamo.runtime.names import NamespaceFilter
 from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
@@ -41,14 +41,16 @@ async def answering(
     )
     async with AsyncExitStack() as stack:
         name = command.model_name
-        if not command.output.remote:
-            place = EndpointId(serves_namespace.own)
-            name = (await stack.enter_async_context(engine_served(runtime, command, environ, place))).name
+        if command.output.engine:
+            place, kv_events = serves_namespace.own_endpoint(), router.mode == "kv"
+            served = engine_served(runtime, command, environ, place, kv_events=kv_events)
+            name = (await stack.enter_async_context(served)).name
         try:
             await models.start()
-            if command.output.remote and name not in [None, *(model.name for model in models.served())]:
+            served_names = [model.name for model in models.served()]
+            if not command.output.engine and name not in [None, *served_names]:
                 print(f"waiting for a worker that serves '{name}'", file=sys.stderr)
-            elif not models.served():
+            elif not served_names:
                 print("waiting for a worker to join", file=sys.stderr)
             yield models, await models.wait_for(name)
         finally:

@@ -15,7 +15,7 @@ from dynamo.settings.frontend import FrontendSettings
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     endpoint_id = worker_endpoint(command, environ)
-    async with engine_served(runtime, command, environ, endpoint_id) as card:
+    async with engine_served(runtime, command, environ, endpoint_id, kv_events=True) as card:
         print(f"worker for '{card.name}' at {endpoint_id}", file=sys.stderr, flush=True)
         await runtime.wait_for_shutdown()
     return 0

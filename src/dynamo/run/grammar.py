@@ -19,7 +19,7 @@ InputKind = Literal["text", "stdin", "http", "batch", "dyn", "none"]
 DEFAULT_ENGINE = MISTRALRS.name
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The command line is wrong; the message is one line and suggests the nearest valid word."""
 
 

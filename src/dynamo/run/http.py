@@ -16,7 +16,6 @@ from dynamo.run.files import request_template
 from dynamo.run.grammar import Command
 from dynamo.run.local import engine_served, served_name
 from dynamo.runtime import DistributedRuntime
-from dynamo.runtime.names import EndpointId
 from dynamo.runtime.process import unless_shut_down
 from dynamo.settings import given
 from dynamo.settings.frontend import FrontendSettings
@@ -47,8 +46,8 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
                 print(hint, file=sys.stderr, flush=True)
             await server.serve()
         else:
-            place = EndpointId(config.serves_namespace.own)
-            async with engine_served(runtime, command, environ, place) as card:
+            place, kv_events = config.serves_namespace.own_endpoint(), config.router.mode == "kv"
+            async with engine_served(runtime, command, environ, place, kv_events=kv_events) as card:
                 if await unless_shut_down(runtime, server.models.wait_for(card.name)):
                     _greet(server, config, card.name)
                     await server.serve()

@@ -10,12 +10,11 @@ from typing import Any
 import uvloop
 
 from dynamo.engines.registry import load_engine
-from dynamo.protocols.errors import DynamoException, StartError
 from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from dynamo.runtime.children import adopt_orphans, end_children, exit_now
+from dynamo.runtime.children import adopt_orphans, exit_now
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
-from dynamo.runtime.process import INTERRUPTED, fail, run_until_signalled, start_or_exit
+from dynamo.runtime.process import INTERRUPTED, failures_as_one_line, run_until_signalled, start_or_exit
 from dynamo.settings import given
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
@@ -23,21 +22,13 @@ from dynamo.worker.life import Interrupted
 
 
 def launch(command: Command, environ: Mapping[str, str]) -> None:
-    try:
+    with failures_as_one_line():
         logged = quiet(environ) if command.input.kind in ("text", "stdin", "batch") else environ
         configure_dynamo_logging(LogConfig.from_env(logged, verbosity=command.verbosity))
         if command.output.engine:
             load_engine(command.output.engine)  # refuse a missing engine before reading a prompt or fetching a model
         adopt_orphans()
         code = uvloop.run(_run(command, environ, _network(command, environ), _input(command)))
-    except (ValueError, UsageError) as error:
-        raise fail(str(error), code=2, error=error) from None
-    except (StartError, DynamoException) as error:
-        raise fail(str(error), error=error) from None
-    except Exception as error:
-        raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
-    finally:
-        end_children()
     if code:
         raise SystemExit(code)
 

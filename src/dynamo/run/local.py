@@ -13,22 +13,26 @@ from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.admission import request_limit
-from dynamo.settings import given
-from dynamo.settings.router import RouterSettings
 from dynamo.worker import life, model
 from dynamo.worker.config import WorkerConfig
 
 
 @asynccontextmanager
 async def engine_served(
-    runtime: DistributedRuntime, command: Command, environ: Mapping[str, str], endpoint_id: EndpointId
+    runtime: DistributedRuntime,
+    command: Command,
+    environ: Mapping[str, str],
+    endpoint_id: EndpointId,
+    *,
+    kv_events: bool,
 ) -> AsyncIterator[ModelCard]:
-    """Start the engine, serve it at `endpoint_id` while the block runs, then drain and close it."""
+    """Start the engine, serve it at `endpoint_id` while the block runs, then drain and close it.
+
+    KV events cost some engines a lot: `kv_events` says whether anything routes by the engine's cache.
+    """
     if command.input.kind == "http" or sys.stderr.isatty():
         print(f"loading {served_name(command)} …", file=sys.stderr, flush=True)
-    # Events cost some engines a lot; a frontend with one engine reads them only to route by its cache.
-    routing = RouterSettings.from_env(environ, **given(command.flags, RouterSettings))
-    config = structs.replace(worker_config(command), kv_events=command.input.kind == "dyn" or routing.mode == "kv")
+    config = structs.replace(worker_config(command), kv_events=kv_events)
     async with life.engine_served(runtime, config, environ, lambda _: endpoint_id) as card:
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {card.worker_type.value} worker answers no requests itself: use in=dyn://...")

@@ -10,7 +10,7 @@ from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
-from dynamo.serving.terminal import TerminalChat, history_path
+from dynamo.serving.terminal import TerminalChat
 
 
 async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
@@ -22,5 +22,5 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
 async def _chat(runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]) -> int:
     defaults = request_defaults(command)
     async with answering(runtime, command, environ) as (models, model):
-        await TerminalChat(models, model.name, defaults, history_path(environ)).run()
+        await TerminalChat(models, model.name, defaults, environ).run()
     return 0

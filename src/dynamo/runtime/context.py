@@ -96,6 +96,10 @@ class Context:
         context.tenant = self.tenant
         return context
 
+    def received(self) -> Context:
+        """The context of the same request at a worker; what the caller does here reaches it through the plane only."""
+        return Context(self._id, dict(self.metadata), traceparent=self._traceparent)
+
     @property
     def traceparent(self) -> str | None:
         return self._traceparent

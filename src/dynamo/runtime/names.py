@@ -40,6 +40,10 @@ class NamespaceFilter(Struct, frozen=True):
         """A namespace that it lets through: that of a worker in the frontend's own process."""
         return self.prefix or self.exact or DEFAULT_NAMESPACE
 
+    def own_endpoint(self) -> EndpointId:
+        """Where a worker in the frontend's own process serves."""
+        return EndpointId(self.own)
+
 
 class EndpointId(Struct, frozen=True):
     """One load-balanced service: all its instances answer the same requests."""

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
-from dynamo.protocols.errors import StartError
-from dynamo.runtime.children import exit_now
+from dynamo.protocols.errors import DynamoException, StartError
+from dynamo.runtime.children import end_children, exit_now
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.inspection.listener import InspectionListener
 
@@ -33,6 +33,24 @@ def fail(message: str, *, code: int = 1, error: BaseException | None = None) -> 
         log.debug("where it failed", exc_info=error)
     print(f"error: {message}", file=sys.stderr, flush=True)
     return SystemExit(code)
+
+
+@contextlib.contextmanager
+def failures_as_one_line() -> Iterator[None]:
+    """For an entry point: whatever fails exits with one line, code 2 for a wrong value and 1 for the rest.
+
+    Nothing that the process started outlives it.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise fail(str(error), code=2, error=error) from None
+    except (StartError, DynamoException) as error:
+        raise fail(str(error), error=error) from None
+    except Exception as error:
+        raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
+    finally:
+        end_children()
 
 
 async def start_or_exit(make: Callable[[], DistributedRuntime]) -> DistributedRuntime:

@@ -16,6 +16,13 @@ def encode(record: Instance | ModelCard) -> bytes:
     return msgspec.json.encode(record)
 
 
+def encode_card(card: ModelCard) -> bytes:
+    """A ValueError says why no reader could decode it."""
+    raw = encode(card)
+    decode_card(raw)
+    return raw
+
+
 def decode_instance(endpoint: EndpointId, instance_id: int, raw: bytes) -> Instance:
     """The record of this instance; a ValueError says what is wrong with it."""
     try:

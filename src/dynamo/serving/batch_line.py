@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -67,17 +66,7 @@ class LineLimits(Struct, frozen=True):
             message = f"The line exceeds the limit of {self.size >> 20} MB set by DYN_HTTP_BODY_LIMIT_MB."
             raise InvalidRequest(message, code="line_too_long")
         for _ in check_shape(line, self.shape):
-            """In a thread, where nothing waits for a turn."""
-
-
-def bounded_lines(lines: BinaryIO, longest: int) -> Iterator[bytes]:
-    """The lines; of one with more than `longest` bytes one byte more than that. -1 is no limit."""
-    while line := lines.readline(longest + 1 or -1):
-        yield line
-        while len(line) > longest >= 0 and not line.endswith(b"\n"):
-            line = lines.readline(longest + 1)
-            if len(line) <= longest:
-                break
+            pass  # called in a thread: no other request waits between its steps
 
 
 _line = BodyDecoder(BatchLine)

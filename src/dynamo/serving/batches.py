@@ -39,9 +39,8 @@ from dynamo.protocols.openai_files import (
     RequestCounts,
 )
 from dynamo.runtime import Context
-from dynamo.serving import batch_run
+from dynamo.serving.batch_file import BatchProgress, check_file, now
 from dynamo.serving.batch_line import BatchRequest, LineLimits, answer_request, read_line
-from dynamo.serving.batch_run import BatchRun, validate
 from dynamo.serving.journal import Journal, JournalBusy, JournalHeader, JournalUnwritable
 from dynamo.serving.models import Models
 from dynamo.serving.store.files import Files, new_id
@@ -66,7 +65,8 @@ ErrorBody = Callable[[DynamoException, str], tuple[int, Any]]
 """The status and body that an HTTP client would get for an error; given the request id."""
 
 Admit = Callable[[int], float | Callable[[int], None]]
-"""Whether a request of so many bytes may run now: the seconds to wait, or what is called with the tokens it used."""
+"""Given the bytes of a request: the seconds to wait before it is asked for again, or, if the request may run now, a
+function to call with the tokens that it used."""
 
 _batch = msgspec.json.Decoder(BatchObject)
 
@@ -120,7 +120,7 @@ class Batches:
             raise NotFound(f"No such File object: {file.id}", "input_file_id") from None
         except OSError as error:
             raise CannotStore(f"The server cannot write to its disk: {error.strerror}.") from error
-        created = batch_run.now()
+        created = now()
         made = BatchObject(
             id=id,
             endpoint=request.endpoint,
@@ -156,7 +156,7 @@ class Batches:
                 raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.")
             if batch.status == "cancelling":
                 return batch
-            return structs.replace(batch, status="cancelling", cancelling_at=batch_run.now())
+            return structs.replace(batch, status="cancelling", cancelling_at=now())
 
         batch = await self._change(id, change)
         # The process that ran it may be gone.
@@ -216,7 +216,7 @@ class Batches:
     async def _run_locked(self, id: str, journal: Journal) -> None:
         batch = await self.get(id)  # it may have ended before the lock was ours
         if batch.status == "validating":
-            total, errors = await asyncio.to_thread(validate, self._input(id), batch.endpoint, self._limits)
+            total, errors = await asyncio.to_thread(check_file, self._input(id), batch.endpoint, self._limits)
             if errors:
                 await self._fail(id, errors)
             else:
@@ -238,13 +238,13 @@ class Batches:
     async def _answer_all(self, batch: BatchObject, journal: Journal) -> bool:
         """Returns whether the batch has expired."""
         with self._input(batch.id).open("rb") as lines:
-            run = BatchRun(batch, journal, lines)
+            run = BatchProgress(batch, journal, lines)
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(self._concurrency, max(1, batch.request_counts.total))):
                     group.create_task(self._answer_some(run))
             return run.is_expired()
 
-    async def _answer_some(self, run: BatchRun) -> None:
+    async def _answer_some(self, run: BatchProgress) -> None:
         for number, line in run.waiting:
             end: float | Callable[[int], None] = 0.0
             while not callable(end):
@@ -268,7 +268,7 @@ class Batches:
         """Journal the requests that were not begun in time as failed."""
         error = {"code": "batch_expired", "message": "This request was not begun before the batch expired."}
         with self._input(batch.id).open("rb") as lines:
-            for number, line in BatchRun(batch, journal, lines).waiting:
+            for number, line in BatchProgress(batch, journal, lines).waiting:
                 custom_id = read_line(line, batch.endpoint).custom_id
                 record = {"id": _request_id(), "custom_id": custom_id, "response": None, "error": error}
                 journal.add(number, msgspec.json.encode(record), failed=True)
@@ -326,11 +326,11 @@ class Batches:
         def end(batch: BatchObject) -> BatchObject:
             batch.output_file_id, batch.error_file_id, batch.request_counts = output, errors, counts
             if batch.cancelling_at is not None:
-                batch.status, batch.cancelled_at = "cancelled", batch_run.now()
+                batch.status, batch.cancelled_at = "cancelled", now()
             elif batch.expired_at is not None:
                 batch.status = "expired"
             else:
-                batch.status, batch.completed_at = "completed", batch_run.now()
+                batch.status, batch.completed_at = "completed", now()
             return batch
 
         await self._change(id, end)
@@ -343,9 +343,7 @@ class Batches:
     async def _fail(self, id: str, errors: list[BatchError]) -> BatchObject:
         return await self._change(
             id,
-            lambda batch: structs.replace(
-                batch, status="failed", failed_at=batch_run.now(), errors=BatchErrors(data=errors)
-            ),
+            lambda batch: structs.replace(batch, status="failed", failed_at=now(), errors=BatchErrors(data=errors)),
         )
 
     async def _change(self, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
@@ -368,18 +366,18 @@ def _tokens_used(record: dict[str, Any]) -> int:
 def _begun(batch: BatchObject, total: int) -> BatchObject:
     batch.request_counts.total = total
     if batch.status == "validating":
-        batch.status, batch.in_progress_at = "in_progress", batch_run.now()
+        batch.status, batch.in_progress_at = "in_progress", now()
     return batch
 
 
 def _finalizing(batch: BatchObject) -> BatchObject:
     if batch.status == "in_progress":
-        batch.status, batch.finalizing_at = "finalizing", batch_run.now()
+        batch.status, batch.finalizing_at = "finalizing", now()
     return batch
 
 
 def _expired(batch: BatchObject) -> BatchObject:
-    batch.expired_at = batch_run.now()
+    batch.expired_at = now()
     return _finalizing(batch)
 
 

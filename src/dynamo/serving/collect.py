@@ -42,7 +42,7 @@ class CollectedChoice:
         self._index = index
         self._listener = listener
         self.content: list[str] = []
-        self.thoughts: list[str] = []
+        self.reasoning_parts: list[str] = []
         self.calls: list[answers.AnswerToolCall] = []
         self.tokens: list[TokenLogprob] = []
         self.prompt_tokens: list[TokenLogprob] = []
@@ -61,7 +61,7 @@ class CollectedChoice:
             self._listener.text(text)
 
     def reasoning(self, text: str) -> None:
-        self.thoughts.append(text)
+        self.reasoning_parts.append(text)
         if self._listener:
             self._listener.reasoning(text)
 
@@ -198,8 +198,8 @@ def _chat_choice(index: int, choice: CollectedChoice, tokenizer: Tokenizer | Non
     assert choice.finished
     content = "".join(choice.content)
     message = answers.AnswerMessage(content=content if content or not choice.calls else None)
-    if choice.thoughts:
-        message.reasoning_content = "".join(choice.thoughts)
+    if choice.reasoning_parts:
+        message.reasoning_content = "".join(choice.reasoning_parts)
     if choice.calls:
         message.tool_calls = choice.calls
     return answers.ChatChoice(

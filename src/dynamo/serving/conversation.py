@@ -86,7 +86,7 @@ class Conversation(ServedRequest[ChatRequest]):
 
     async def answer(self, listener: Listener | None = None) -> ChatCompletion | dict[str, Any]:
         """The whole answer in the form of OpenAI's API; workers that take text produce that form themselves."""
-        if self.takes_text:
+        if self.prepared is None:
             return await self.relayed_answer(listener)
         return self.completion(await self.collect(listener))
 

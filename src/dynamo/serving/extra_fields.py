@@ -17,9 +17,10 @@ def extra_fields(
     first_output: float | None,
     stop_reason: str | int | None,
 ) -> dict[str, Any]:
-    """The named facts about a request whose answer is complete. It was `received` by `time.time`.
+    """The named facts about a request whose answer is complete.
 
-    That was `began` on the clock of `perf_counter`, by which `first_output` is measured too.
+    `received` and `began` are the moment of its arrival, by `time.time` and by `perf_counter`. `first_output` is by
+    `perf_counter`.
     """
     values: dict[str, Any] = {}
     if "worker_id" in names and decisions:

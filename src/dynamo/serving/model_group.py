@@ -38,6 +38,8 @@ class ModelGroup:
         """Why the card cannot be opened here, if it cannot."""
         self.was_reachable = False
         """A worker with the served card has had an address."""
+        self.was_ready = False
+        """The log says that it can be served."""
         self.senders_joined = 0
         """How often a worker that may send the model's files has joined."""
         self._checksums: dict[str, str] = {}

@@ -204,11 +204,14 @@ class Models:
             if group:
                 group.remove(before)
                 self._settle(group)
+                self._log_readiness(group)
             self._add(after)
         elif group := self._group_of(after):
             group.update(after)
         if (after.card and after.card != before.card) or (after.instance and after.endpoint.name == FILES_ENDPOINT):
             self._sender_joined(after.instance_id)
+        if group := self._group_of(after):
+            self._log_readiness(group)
         self._changed.set()
 
     def _sender_joined(self, instance_id: int) -> None:
@@ -326,8 +329,15 @@ class Models:
             card, router, loaded, self._times, self._migration_max_seq_len, splitter, group.resumes_guided
         )
         self._apply_overrides()
+        self._log_readiness(group)
         self._changed.set()
-        log.info("model '%s' can be served (%s)", group.name, ", ".join(card.type.names()))
+
+    def _log_readiness(self, group: ModelGroup) -> None:
+        """A card and an address may arrive in either order: a model can be served with both."""
+        if group.ready != group.was_ready:
+            group.was_ready = group.ready
+            if group.model and group.ready:
+                log.info("model '%s' can be served (%s)", group.name, ", ".join(group.model.card.type.names()))
 
     def _loading_failed(self, group: ModelGroup, error: ModelError) -> None:
         group.error = error

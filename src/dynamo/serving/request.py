@@ -22,15 +22,15 @@ from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.tensors import TensorRequest
 from dynamo.router.decision import Decision
 from dynamo.router.delivery import Delivery
-from dynamo.router.placement import pinned_instance
 from dynamo.runtime import Context
+from dynamo.runtime.logging import TRACE
 from dynamo.runtime.stream import Sink
+from dynamo.serving import stream_trace
 from dynamo.serving.collect import Listener
 from dynamo.serving.extra_fields import extra_fields
 from dynamo.serving.observer import RequestObserver
 from dynamo.serving.relay import RelayedAnswer
 from dynamo.serving.served_model import ServedModel
-from dynamo.serving.stream_trace import traced
 
 RequestT = TypeVar("RequestT", bound=ChatRequest | CompletionRequest | EmbeddingRequest | TensorRequest)
 
@@ -157,14 +157,14 @@ class ServedRequest(Generic[RequestT]):
         router = self.model.router
         if self._observer:
             sink = self._observer.metered(sink, prompt_tokens)
-        sink = traced(sink, context.id(), request)
+        if stream_trace.log.isEnabledFor(TRACE):
+            sink = stream_trace.TracedSink(sink, context.id(), request)
         delivery = Delivery(
             partial(router.place, group=self._group, tenant=context.tenant),
             router.instances,
             request,
             context,
             sink,
-            pinned=pinned_instance(request),
             limit=self.model.card.migration_limit,
             max_seq_len=self.model.migration_max_seq_len,
             resumes_guided=self.model.resumes_guided,

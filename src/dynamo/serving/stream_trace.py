@@ -12,18 +12,11 @@ from dynamo.runtime.stream import Sink
 log = logging.getLogger(__name__)
 
 
-def traced(sink: Sink, request_id: str, request: object) -> Sink:
-    """The sink itself, unless the log shows traces."""
-    if not log.isEnabledFor(TRACE):
-        return sink
-    log.log(TRACE, "request %s: %r", request_id, request)
-    return TracedSink(sink, request_id)
-
-
 class TracedSink:
-    def __init__(self, sink: Sink, request_id: str) -> None:
+    def __init__(self, sink: Sink, request_id: str, request: object) -> None:
         self._sink = sink
         self._request_id = request_id
+        log.log(TRACE, "request %s: %r", request_id, request)
 
     def tokens(self, ids: list[int]) -> None:
         log.log(TRACE, "request %s: tokens %s", self._request_id, ids)

@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from msgspec import Struct, structs
 
 from dynamo.engines.base import AdapterHost, DeathSource, Engine, EngineError, EngineInfo
-from dynamo.engines.registry import engine_entry, load_engine, make_engine, refuse_parallel
-from dynamo.model import AdapterConfig, HubConfig
+from dynamo.engines.registry import check_engine, make_engine
+from dynamo.model import AdapterConfig
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.children import exit_within
@@ -70,7 +70,7 @@ async def serve_started(
 ) -> AsyncIterator[ModelCard]:
     """Test a started engine with a request, then serve it while the block runs."""
     card = await in_thread(lambda: model_card(config, started.found, started.engine, started.info))
-    if not engine_entry(config.engine).file:  # a user's code sees the requests of clients only
+    if config.file is None:  # a user's code sees the requests of clients only
         await unless_shut_down(runtime, check_answers(started.engine, card.name))
     if runtime.is_shutting_down:
         raise Interrupted("interrupted")
@@ -175,11 +175,9 @@ class Death:
 
 async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
     """Refuse what is wrong before a download, and before anything is loaded."""
-    load_engine(config.engine)
     spec = structs.replace(config.spec(), environ=environ)
-    refuse_parallel(engine_entry(config.engine), spec)
+    check_engine(config.engine, spec)
     say_default(config)
-    hub = HubConfig.from_env(environ)
     adapters = AdapterConfig.from_env(environ)  # before an engine changes the environment for its own processes
 
     def made(found: EngineModel) -> Engine:
@@ -193,10 +191,10 @@ async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
             ),
         )
 
-    found = await in_thread(lambda: find_model(config, hub, weights=False))
+    found = await in_thread(lambda: find_model(config, adapters.hub, weights=False))
     engine = made(found)
     try:
-        complete = await in_thread(lambda: find_model(config, hub, weights=True))
+        complete = await in_thread(lambda: find_model(config, adapters.hub, weights=True))
         if complete != found:
             await engine.close()
             found, engine = complete, made(complete)

@@ -14,13 +14,13 @@ import uvloop
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import engine_entry, load_engine
 from dynamo.protocols.card import ModelType, WorkerType
-from dynamo.protocols.errors import DynamoException, StartError
+from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from dynamo.runtime.children import adopt_orphans, end_children, exit_now
+from dynamo.runtime.children import adopt_orphans, exit_now
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, DEFAULT_NAMESPACE, EndpointId
 from dynamo.runtime.plane.admission import request_limit
-from dynamo.runtime.process import INTERRUPTED, fail, run_until_signalled, start_or_exit
+from dynamo.runtime.process import INTERRUPTED, fail, failures_as_one_line, run_until_signalled, start_or_exit
 from dynamo.runtime.readiness import report_ready
 from dynamo.settings import given, nearest, options
 from dynamo.settings.arguments import FlagParser
@@ -50,16 +50,8 @@ def main(engine: str, argv: Sequence[str] | None = None, command: str | None = N
     except StartError as error:
         raise fail(str(error), error=error) from None
     adopt_orphans()
-    try:
+    with failures_as_one_line():
         uvloop.run(_run(config, place, network, os.environ))
-    except ValueError as error:
-        raise fail(str(error), code=2, error=error) from None
-    except (StartError, DynamoException) as error:
-        raise fail(str(error), error=error) from None
-    except Exception as error:
-        raise fail(f"{type(error).__name__}: {error} (more with -v)", error=error) from None
-    finally:
-        end_children()
 
 
 def parse(command: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ class MistralRsStream:
         self._generated: list[int] = []
         self._count = 0
         self._done = False
+        self._ended = False
+        """The last token that was read ended the answer, or nobody wants it any more."""
         self.queued: Future[None] | None = None
 
     def abort(self) -> None:
@@ -113,16 +115,14 @@ class MistralRsStream:
     def _step(self, parameters: dict[str, Any]) -> bool:
         """Pass on one token; returns whether the answer ended."""
         before = len(self._generated)
-        for chunk in self._open(parameters):
-            if self._done:
-                return True
+        for chunk in self._chunks(parameters):
             choice = chunk.choices[0]
-            if choice.logprobs is not None and self._token(choice.logprobs):
-                return True
             if choice.finish_reason == "stop":
                 self._count += choice.logprobs is None
                 self._end("stop", hidden=choice.logprobs is None)
                 return True
+        if self._ended:
+            return True
         if self._count >= self._plan.max_tokens:
             self._end("length", hidden=False)
             return True
@@ -134,12 +134,8 @@ class MistralRsStream:
         """Pass on up to `limit` tokens; returns whether the answer ended."""
         parameters = self._plan.request(self._vocabulary, self._generated, limit, may_end=may_end)
         before = self._count
-        for chunk in self._open(parameters):
-            if self._done:
-                return True
+        for chunk in self._chunks(parameters):
             choice = chunk.choices[0]
-            if choice.logprobs is not None and self._token(choice.logprobs):
-                return True
             reason = choice.finish_reason
             if reason is None:
                 continue
@@ -150,9 +146,18 @@ class MistralRsStream:
                 return False
             self._end("length" if reason == "length" else "stop", hidden=choice.logprobs is None)
             return True
-        if not self._done:
+        if not self._ended and not self._done:
             raise RuntimeError("mistralrs ended the answer without a reason")
         return True
+
+    def _chunks(self, parameters: dict[str, Any]) -> Iterator[Any]:
+        """The chunks of one request, after their tokens were passed on; none after the one that ends the answer."""
+        for chunk in self._open(parameters):
+            sampled = chunk.choices[0].logprobs
+            self._ended = self._done or (sampled is not None and self._token(sampled))
+            if self._ended:
+                return
+            yield chunk
 
     def _token(self, sampled: Any) -> bool:
         """Pass on one token; returns whether the answer ends with it."""

@@ -135,7 +135,7 @@ class FrontendMetrics:
         """Count the migrations of a request that is over."""
         self.migrations.at(model, "new_request").value += history.restarts
         self.migrations.at(model, "ongoing_request").value += history.migrations - history.restarts
-        for migration in history.finished:
+        for migration in history.finished_migrations:
             self.migration_duration.at(model, migration.kind, migration.outcome).observe(migration.seconds)
 
     def snapshot(self, cards: Iterable[ModelCard]) -> list[MetricFamily]:

@@ -298,7 +298,7 @@ class RequestRecord:
                 counts.count_migrations(model.name, delivery.history)
                 counts.migrated.append(
                     MigratedRequest(
-                        time(), self.request_id, model.name, delivery.history.finished, delivery.instance_id
+                        time(), self.request_id, model.name, delivery.history.finished_migrations, delivery.instance_id
                     )
                 )
             placement = delivery.placement

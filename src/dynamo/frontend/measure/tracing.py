@@ -86,7 +86,7 @@ def _stages(record: RequestRecord) -> Iterator[tuple[str, float, float]]:
         decision = delivery.placement.decision if delivery.placement else None
         if decision and decision.waited and (placed := delivery.history.placed_at):
             yield "queue", placed - decision.waited, placed
-        for migration in delivery.history.finished:
+        for migration in delivery.history.finished_migrations:
             yield f"migrate: {migration.outcome}", migration.ended_at - migration.seconds, migration.ended_at
 
 

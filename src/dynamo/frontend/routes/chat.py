@@ -29,7 +29,7 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
         if not body.stream:
             return json_response(await conversation.answer())
         stream: RelayedStream | Chunks
-        if conversation.takes_text:
+        if conversation.prepared is None:
             stream = RelayedStream(conversation.head, conversation.worker_name, call.request_id)
             await conversation.relay(stream)
         else:

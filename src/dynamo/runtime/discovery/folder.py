@@ -29,6 +29,8 @@ from urllib.parse import quote
 import msgspec
 
 from dynamo.runtime.discovery.base import DiscoveryError, check_key
+from dynamo.runtime.file_locks import EXHAUSTED, READ, create_held, is_held
+from dynamo.runtime.file_stamp import Stamp, file_stamp
 
 log = logging.getLogger("dynamo.runtime.discovery.file")
 
@@ -36,12 +38,7 @@ LARGEST_RECORD = 64 * 1024 * 1024
 LONGEST_NAME = 200  # of the 255 bytes most file systems allow
 STALE_AFTER = 3600.0  # seconds until a file left in tmp/ by a killed process is removed
 
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
-"""With these a file cannot be looked at: they say nothing about whether it is there."""
 _LEASE = re.compile(r"[0-9a-f]{16}")
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO or a link someone put there must not block
-
-Stamp = tuple[int, int, int]
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -229,33 +226,12 @@ class Folder:
         )
 
     def _take_lease(self) -> None:
-        # Locked before it gets its name: no process ever sees the lease of a live process unlocked.
-        unfinished = self._tmp / f"{self.lease}.{secrets.token_hex(4)}"
-        fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(unfinished, self._leases / self.lease)
-        except BaseException:
-            os.close(fd)
-            raise
+        fd = create_held(self._tmp / f"{self.lease}.{secrets.token_hex(4)}", self._leases / self.lease)
         self.release_lease()
         self._lock_fd = fd
 
     def _is_held(self, lease: str) -> bool:
-        try:
-            fd = os.open(self._leases / lease, _READ)
-        except OSError as why:
-            if why.errno in _EXHAUSTED:
-                raise
-            return False
-        try:
-            # Shared, so that two processes that check at once do not take each other for the owner.
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-        finally:
-            os.close(fd)
-        return False
+        return is_held(self._leases / lease)
 
     @contextmanager
     def _locked(self, patience: float = 5.0) -> Iterator[None]:
@@ -323,7 +299,7 @@ class Folder:
             listed_at = os.stat(self._records).st_mtime_ns
             entries = list(os.scandir(self._records))
         except OSError as why:
-            if why.errno in _EXHAUSTED:
+            if why.errno in EXHAUSTED:
                 raise
             listed_at = -1
         read: dict[str, tuple[Stamp, Record | None]] = {}
@@ -346,25 +322,21 @@ class Folder:
         if stamp is None or stamp[2] > LARGEST_RECORD:
             return None
         try:
-            with os.fdopen(os.open(place, _READ), "rb") as file:
+            with os.fdopen(os.open(place, READ), "rb") as file:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                     return None
                 record = _RECORD.decode(file.read(LARGEST_RECORD))
             check_key(record.key)
         except (OSError, ValueError, msgspec.MsgspecError, RecursionError) as why:
-            if isinstance(why, OSError) and why.errno in _EXHAUSTED:
+            if isinstance(why, OSError) and why.errno in EXHAUSTED:
                 raise
             return None
         return record if _LEASE.fullmatch(record.lease) and file_name(record.key) == place.name else None
 
 
 def _stamp(path: Path | str) -> Stamp | None:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    return file_stamp(path, follow_symlinks=False)
 
 
 def _close_in_forked_children(folder: Folder) -> None:

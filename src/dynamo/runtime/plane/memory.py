@@ -85,7 +85,7 @@ class MemoryChannel:
         except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
             sink.fail(InvalidArgument(f"request does not fit {self._path}: {error}"))
             return nothing_to_cancel
-        there = Context(context.id(), dict(context.metadata), traceparent=context.traceparent)
+        there = context.received()
         outlet = MemoryOutlet(sink, route, there, item_type=item_type, columnar=columnar)
         cancel = outlet.follow(context)
         route.start(request, there, outlet)

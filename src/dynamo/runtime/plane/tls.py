@@ -9,9 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from dynamo.runtime.file_stamp import Stamp, file_stamp
 from dynamo.runtime.plane.base import PlaneError
 
-Stamps = tuple[tuple[int, int, int] | None, ...]
+Stamps = tuple[Stamp | None, ...]
 
 
 class PlaneTls(Struct, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class PlaneTls(Struct, frozen=True, kw_only=True):
         return context
 
     def _stamps(self) -> Stamps:
-        return tuple(_stamp(path) for path in (self.cert, self.key) if path)
+        return tuple(file_stamp(path) for path in (self.cert, self.key) if path)
 
 
 class _Named:
@@ -118,11 +119,3 @@ def _reporting(failed: Callable[[ssl.SSLError], None]) -> type[ssl.SSLObject]:
                 raise
 
     return ReportingObject
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size

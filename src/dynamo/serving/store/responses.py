@@ -105,7 +105,7 @@ class ResponseStore:
                     "previous_response_id",
                     "mutually_exclusive_parameters",
                 )
-            history = await self._through(request.previous_response_id)
+            history = await self._history_through(request.previous_response_id)
         elif request.conversation is not None:
             self._require("conversation")
             history = await self._conversations.items(request.conversation_id or "")
@@ -181,7 +181,7 @@ class ResponseStore:
         if not self.enabled:
             raise InvalidRequest.unsupported(param, _NOT_KEPT)
 
-    async def _through(self, id: str) -> list[Raw]:
+    async def _history_through(self, id: str) -> list[Raw]:
         """Everything up to and including the output of a response."""
         stored = await self._find(id)
         if stored is None:

@@ -9,9 +9,9 @@ from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import unless_shut_down
 from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models
-from dynamo.serving.terminal.chat import TerminalChat, history_path
+from dynamo.serving.terminal.chat import TerminalChat
 
-__all__ = ["TerminalChat", "chat_with_workers", "history_path"]
+__all__ = ["TerminalChat", "chat_with_workers"]
 
 
 async def chat_with_workers(runtime: DistributedRuntime, models: Models, environ: Mapping[str, str]) -> None:
@@ -23,7 +23,7 @@ async def chat_with_workers(runtime: DistributedRuntime, models: Models, environ
             if not models.served():
                 print("waiting for a worker to join", file=sys.stderr)
             model = await models.wait_for()
-            await TerminalChat(models, model.name, RequestDefaults(), history_path(environ)).run()
+            await TerminalChat(models, model.name, RequestDefaults(), environ).run()
         finally:
             await models.close()
 

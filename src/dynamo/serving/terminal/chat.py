@@ -25,14 +25,14 @@ from dynamo.serving.terminal.state import ChatState
 
 
 class TerminalChat:
-    def __init__(self, models: Models, model: str, defaults: RequestDefaults, history: Path | None = None) -> None:
+    def __init__(self, models: Models, model: str, defaults: RequestDefaults, environ: Mapping[str, str]) -> None:
         self._state = ChatState(models, model, defaults)
         self._commands = Commands(self._state)
         self._session: PromptSession[str] = PromptSession(
             ANSI("\x1b[32;1m>\x1b[0m "),
             multiline=True,
             key_bindings=_keys(),
-            history=_history(history),
+            history=_history(environ),
             prompt_continuation="  ",
         )
         self._stopped = False
@@ -107,16 +107,10 @@ class TerminalChat:
         return answer
 
 
-def history_path(environ: Mapping[str, str]) -> Path:
-    """The file of the lines typed in earlier chats."""
+def _history(environ: Mapping[str, str]) -> History:
+    """The lines typed in earlier chats; kept in memory if their file cannot be written."""
     state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME") or Path.home()) / ".local/state")
-    return Path(state) / "dynamo" / "chat_history"
-
-
-def _history(path: Path | None) -> History:
-    """Kept in memory if the file cannot be written."""
-    if path is None:
-        return InMemoryHistory()
+    path = Path(state) / "dynamo" / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)

@@ -100,8 +100,10 @@ def _held(prompt_tokens: int, fleet: Fleet, overlaps: Overlaps, config: CostConf
         count, external, block = len(held), config.external_weight, fleet.block_size
         hosts, disks = overlaps.weights or ([config.host_weight] * count, [config.disk_weight] * count)
         held = [
-            min(prompt_tokens, int((device + (host * near + disk * below) + external * far) * block)) / block
-            for device, near, below, far, host, disk in zip(overlaps.device, *overlaps.lower, hosts, disks, strict=True)
+            min(prompt_tokens, int((device + (host * in_host + disk * on_disk) + external * outside) * block)) / block
+            for device, in_host, on_disk, outside, host, disk in zip(
+                overlaps.device, *overlaps.lower, hosts, disks, strict=True
+            )
         ]
     elif not any(held):
         return [0.0] * len(fleet.workers)

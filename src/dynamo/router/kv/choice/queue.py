@@ -128,7 +128,7 @@ class Queue(Generic[P]):
                 break
         else:
             return
-        # The first that may go anywhere must wait, and so must all others like it: only the rest is looked at.
+        # That request may use any worker and must wait, so all others that may use any must wait too. Try the rest.
         for waiting in sorted(self._restricted, key=lambda one: one.order):
             if id(waiting) not in tried:
                 self._try(waiting, awaited)

@@ -1,0 +1,43 @@
+"""Files that show whether a process lives: it holds a lock, which the kernel releases when the process ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
+"""With these a file cannot be looked at: they say nothing about whether it is there."""
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO or a link someone put there must not block
+
+
+def create_held(unfinished: Path, place: Path) -> int:
+    """Create a file at `place` and lock it, by way of `unfinished`; returns the descriptor that holds the lock."""
+    # Locked before it gets its name: no process ever finds the file of a live process unlocked.
+    fd = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.rename(unfinished, place)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock of this file. Raises OSError if it cannot be looked at."""
+    try:
+        fd = os.open(path, READ)
+    except OSError as why:
+        if why.errno in EXHAUSTED:
+            raise
+        return False
+    try:
+        # Shared, so that two processes that check at once do not take each other for the owner.
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
