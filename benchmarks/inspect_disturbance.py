@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import atexit
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,23 +50,28 @@ def child(words: list[str], kept: str) -> None:
     times, late = array("d"), array("d")
     start = server.Server.start
 
+    def write() -> None:
+        part = Path(kept).with_suffix(".part")
+        part.write_bytes(json.dumps([list(times), list(late)]).encode())
+        part.rename(kept)
+
     async def started(self: Any) -> None:
         await start(self)
         loop = asyncio.get_running_loop()
-        due = loop.time()
+        due = time.monotonic()  # uvloop's own clock counts whole milliseconds
 
         def tick() -> None:
             nonlocal due
-            now = loop.time()
-            times.append(time.monotonic())
+            now = time.monotonic()
+            times.append(now)
             late.append(now - due)
             due = now + EVERY_SECONDS
-            loop.call_at(due, tick)
+            loop.call_later(EVERY_SECONDS, tick)
 
+        loop.add_signal_handler(signal.SIGUSR1, write)
         tick()
 
     server.Server.start = started  # type: ignore[method-assign]
-    atexit.register(lambda: Path(kept).write_bytes(json.dumps([list(times), list(late)]).encode()))
     main(words)
 
 
@@ -107,7 +112,6 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
         speed = [f"--num-workers={options.workers}", f"--decode-speedup-ratio={options.speed}", "--max-num-seqs=256"]
         stack.mocker(make_model(folder / "model", max_position_embeddings=1 << 16), MODEL, *speed)
         stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=120)
-        print("streams begin", file=sys.stderr, flush=True)
         async with Streams(stack.url, options.streams):
             await asyncio.sleep(options.settle)
             before, at = frontend.cpu(), time.monotonic()
@@ -115,8 +119,10 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
                 for name, words in KINDS.items():
                     windows[name].append(await inspected(frontend.pid, words, stack.environ))
             used = (frontend.cpu() - before) / (time.monotonic() - at)
-        stack.stop()
-    times, late = json.loads(kept.read_bytes())
+            frontend.process.send_signal(signal.SIGUSR1)
+            while not kept.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        times, late = json.loads(kept.read_bytes())
     print(f"{options.streams} streams at {options.workers} workers, the frontend at {100 * used:.0f} % of a core\n")
     print(table(["inspected", "looks", "p50", "p99", "p99.9", "longest (ms)"], list(rows(windows, times, late))))
 
