@@ -52,7 +52,7 @@ def test_flags_of_dynamo_become_those_of_vllm() -> None:
 
 
 def test_a_follower_may_leave_the_layout_to_its_leader() -> None:
-    node = {"num_nodes": 2, "node_rank": 1, "leader_addr": "h:1"}
+    node: dict[str, Any] = {"num_nodes": 2, "node_rank": 1, "leader_addr": "h:1"}
     assert arguments(**node).layout_from_leader
     assert not arguments(**node, tensor_parallel_size=2).layout_from_leader
 
