@@ -4,7 +4,8 @@ python benchmarks/disaggregation.py identical [--requests 500] [--networks file+
                                                                  llama.cpp, 2 prefill + 2 decode, against one worker
 python benchmarks/disaggregation.py batching [--requests 150]    the same with continuous batching, and the control:
                                                                  one worker asked 8 at a time against one at a time
-python benchmarks/disaggregation.py cancel [--requests 1000]     mockers, clients that leave at random moments
+python benchmarks/disaggregation.py cancel [--requests 1000] [--engine llamacpp]
+                                                                 clients that leave at random moments of an answer
 python benchmarks/disaggregation.py kill [--requests 2000]       mockers, of which one is killed every second
 """
 
@@ -100,6 +101,11 @@ class Clients:
                 raise RuntimeError(f"{answer.status}: {told}")
             return told
 
+    async def cleared(self) -> int:
+        """How many workers had no block in use, so that their whole cache could be cleared."""
+        async with self._http.post(f"{self.url}/clear_kv_blocks") as answer:
+            return len((await answer.json())["cleared_workers"])
+
     async def metrics(self, url: str, pattern: str) -> list[float]:
         async with self._http.get(f"{url}/metrics") as answer:
             text = await answer.text()
@@ -187,19 +193,26 @@ def lead(choices: dict[str, float]) -> float:
     return first - others[0] if others else 0.0  # two tokens of the same text
 
 
-async def cancel(processes: Processes, http: aiohttp.ClientSession, count: int) -> None:
+async def cancel(processes: Processes, http: aiohttp.ClientSession, count: int, engine: str = "mocker") -> None:
     status = []
     for number, mode in enumerate(("prefill", "decode")):
         port = str(random.randrange(20000, 30000) + number)
         status.append(f"http://127.0.0.1:{port}")
-        await mocker(processes, mode, "--speedup-ratio", "20", DYN_SYSTEM_PORT=port)
+        if engine == "mocker":
+            await mocker(processes, mode, "--speedup-ratio", "20", DYN_SYSTEM_PORT=port)
+        else:
+            words = ("tiny", "--n-threads", "1", "--model-name", "m", "--disaggregation-mode", mode)
+            await processes.start("dynamo.llama_cpp", *words, until="worker for", DYN_SYSTEM_PORT=port)
     clients = Clients(await processes.frontend(*ALWAYS), http)
     await clients.until_served("m")
     chance = random.Random(3)
+    began = time.perf_counter()
+    await gathered(16, [clients.ask("m", text, 30) for text in prompts(32, 300, seed=2)])
+    whole = (time.perf_counter() - began) / 2
 
     async def leaves(text: str) -> str:
         try:
-            async with asyncio.timeout(chance.uniform(0, 1.0)):
+            async with asyncio.timeout(chance.uniform(0, whole)):
                 await clients.ask("m", text, 30)
             return "answered"
         except TimeoutError:
@@ -209,9 +222,12 @@ async def cancel(processes: Processes, http: aiohttp.ClientSession, count: int) 
     began = time.perf_counter()
     while any(await clients.metrics(status[0], "handoff_(open_records|held_blocks|leaked_blocks)")):  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    print(f"{dict(outcomes)}; nothing held {time.perf_counter() - began:.2f} s after the last one left")
+    while await clients.cleared() < len(status):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    print(f"{dict(outcomes)}; no record, no block in use {time.perf_counter() - began:.2f} s after the last one left")
     for name in ("taken", "given_back", "expired"):
         print(f"  {name}: {await clients.metrics(status[0], f'handoff_records_total.*{name}')}")
+    print(f"  takes: {await clients.metrics(status[1], 'handoff_takes_total')}")
     answer = await clients.ask("m", "after all " * 40, 8)
     print(f"  and then: {prefilled(answer)}")
 
@@ -253,6 +269,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("show", choices=SHOWS)
     parser.add_argument("--requests", type=int)
+    parser.add_argument("--engine", choices=("mocker", "llamacpp"), default="mocker", help="of cancel")
     parser.add_argument("--networks", default="file+tcp", help="how processes reach each other, one run each")
     asked = parser.parse_args()
     show, count = SHOWS[asked.show]
@@ -265,7 +282,11 @@ async def main() -> None:
                 processes = Processes(Path(folder) / network.name, **network.environ)
                 stack.push_async_callback(processes.close)
                 http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-                await show(processes, http, (asked.requests or count) // len(found))
+                requests = (asked.requests or count) // len(found)
+                if show is cancel:
+                    await cancel(processes, http, requests, asked.engine)
+                else:
+                    await show(processes, http, requests)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
 """Tiers of llama.cpp: a long document asked again, a working set beyond the cache, and a disk that is too slow.
 
-    python benchmarks/kv_tiers.py [--documents 8] [--tokens 2096] [--requests 40]
+    python benchmarks/kv_tiers.py [again] [working-set] [slow-disk] [--documents 8] [--tokens 2096] [--requests 40]
 
-The model has random weights (26 million parameters, 16 KiB of KV cache per token). "slow" is simulated: each read of a
-segment sleeps first.
+The model has random weights (26 million parameters, 16 KiB of KV cache per token). For the slow disk, the kernel limits
+what this process reads from the real one per second (cgroup v1, as root), and files leave the page cache before each
+request.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import logging
 import os
 import random
 import statistics
@@ -17,6 +20,7 @@ import sys
 import tempfile
 import time
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +29,23 @@ import numpy as np
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
+from dynamo.engines.llamacpp.tier_metrics import TierMetrics
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import LocalModel
 from dynamo.protocols.kv import Tier
-from dynamo.tiers import FolderTier, KvSegment
 from support.asking import answer, asking
 from support.gguf_writer import byte_level_metadata
 from support.tiny_llama import Tensor, gguf_with_tensors, vocabulary_size
 from support.waiting import until
 
+PARTS = ("again", "working-set", "slow-disk")
+THROTTLE = Path("/sys/fs/cgroup/blkio")
 HIDDEN, LAYERS, HEADS, HEAD, FORWARD, CONTEXT = 512, 8, 8, 64, 1408, 8192
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="all, unless some are named")
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=2096)
     parser.add_argument("--requests", type=int, default=40)
@@ -51,10 +58,14 @@ def main() -> None:
 async def measure(model: Path, place: Path, options: Any) -> None:
     texts = [document(seed, options.tokens) for seed in range(options.documents)]
     load = os.getloadavg()[0]
-    print(f"documents of {options.tokens} tokens, one thread, load of the machine {load:.0f}")
-    await again(model, place / "again", texts[:2])
-    await working_set(model, texts, options.requests, options.tokens)
-    await slow_disk(model, place / "slow", texts)
+    print(f"documents of {options.tokens} tokens, one thread, load of the machine {load:.1f}")
+    for part in options.parts or PARTS:
+        if part == "again":
+            await again(model, place / "again", texts[:2])
+        elif part == "working-set":
+            await working_set(model, place / "set", texts, options.requests, options.tokens)
+        else:
+            await slow_disk(model, place / "slow", texts[:3])
 
 
 async def again(model: Path, folder: Path, texts: list[list[int]]) -> None:
@@ -79,11 +90,13 @@ async def again(model: Path, folder: Path, texts: list[list[int]]) -> None:
         await engine.close()
 
 
-async def working_set(model: Path, texts: list[list[int]], requests: int, tokens: int) -> None:
+async def working_set(model: Path, folder: Path, texts: list[list[int]], requests: int, tokens: int) -> None:
     """Documents in random order through a cache that holds a quarter of them."""
+    memory = {"kv_offload_gb": 2.0}
+    disk = {"kv_offload_disk_gb": 2.0, "kv_offload_dir": str(folder)}
     room = len(texts) * (tokens + 64) // 4
     order = random.Random(7).choices(texts, k=requests)
-    for name, tiers in (("without", {}), ("with", {"kv_offload_gb": 2.0})):
+    for name, tiers in (("no tier", {}), ("memory", memory), ("disk", disk)):
         engine = await start(model, room, **tiers)
         for text in texts:
             await asked(engine, text)
@@ -97,36 +110,62 @@ async def working_set(model: Path, texts: list[list[int]], requests: int, tokens
             await saved(engine)
         share = 100 * hits / sum(map(len, order))
         print(
-            f"working set of 4 caches, {name:<7} tiers: {share:3.0f} % of tokens cached, TTFT p50 "
-            f"{statistics.median(times) * 1e3:.0f} ms, mean {statistics.mean(times) * 1e3:.0f} ms"
+            f"working set of 4 caches, {name:<7}: {share:3.0f} % of tokens cached, TTFT p50 "
+            f"{statistics.median(times) * 1e3:.0f} ms, mean {statistics.mean(times) * 1e3:.0f} ms, "
+            f"most {max(times) * 1e3:.0f} ms",
+            flush=True,
         )
         await engine.close()
 
 
-class SlowFolder(FolderTier):
-    seconds = 0.0
-
-    def read(self, key: int) -> KvSegment | None:
-        time.sleep(self.seconds)
-        return super().read(key)
-
-
 async def slow_disk(model: Path, folder: Path, texts: list[list[int]]) -> None:
-    """Each read takes twice as long as computing the segment."""
-    tiers = {"kv_offload_disk_gb": 2.0, "kv_offload_dir": str(folder)}
-    engine = await start(model, len(texts[0]) + 512, **tiers)
-    computed = [await asked(engine, text) for text in texts[:4]]
-    assert engine.tiers is not None
-    store = engine.tiers.store
-    assert store.folder is not None
-    store.folder.__class__ = SlowFolder
-    SlowFolder.seconds = 2 * store.segment_tokens * statistics.mean(computed) / len(texts[0])
-    times = [await asked(engine, text) for text in texts[:4] * 2]
-    costs = store.costs[Tier.Disk]
-    print(f"slow disk: computed {statistics.mean(computed) * 1e3:.0f} ms; then, in order:")
-    print("  " + ", ".join(f"{each * 1e3:.0f}" for each in times) + " ms")
-    print(f"  used: {costs.worthwhile(store.prefill)}, tokens restored {costs.restored_tokens}")
-    await engine.close()
+    """Reading a segment takes twice as long as computing it; each request is also asked without the tier."""
+    room = len(texts[0]) + 512
+    plain = await start(model, room)
+    tiered = await start(model, room, kv_offload_disk_gb=2.0, kv_offload_dir=str(folder))
+    assert tiered.tiers is not None
+    store = tiered.tiers.store
+    for text in texts:
+        await asked(tiered, text)
+    segment = store.costs[Tier.Disk].stored_bytes / (store.costs[Tier.Disk].stored_tokens / store.segment_tokens)
+    computing = store.segment_tokens * (store.prefill.seconds_per_token or 0.0)
+    logging.basicConfig(format="  %(levelname)s %(message)s", level=logging.INFO, stream=sys.stdout)
+    times: dict[str, list[float]] = {"without": [], "with": []}
+    with disk_read_at(folder, segment / (2 * computing)):
+        rate = segment / 2e6 / computing
+        print(f"slow disk: {rate:.1f} MB/s; a segment is computed in {computing:.2f} s and read in twice that time")
+        for text in texts * 3:
+            drop_from_page_cache(folder)
+            times["without"].append(await asked(plain, text))
+            times["with"].append(await asked(tiered, text))
+    for name, seconds in times.items():
+        print(f"  {name:<7} the tier: {', '.join(f'{each * 1e3:.0f}' for each in seconds)} ms; mean without the first "
+              f"{statistics.mean(seconds[1:]) * 1e3:.0f} ms")  # fmt: skip
+    for family in TierMetrics(store, 16).collect():
+        for sample in family.samples:
+            if sample.name.startswith(("dynamo_kv_tier_worthwhile", "dynamo_kv_tier_restored_tokens")):
+                print(f"  {sample.name}{sample.labels} {sample.value:g}")
+    await plain.close()
+    await tiered.close()
+
+
+@contextlib.contextmanager
+def disk_read_at(folder: Path, bytes_per_second: float) -> Iterator[None]:
+    """This process reads no more per second from the disk of this folder, as if it were a slow one."""
+    device = folder.stat().st_dev
+    group = THROTTLE / f"kv-tiers-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise SystemExit(f"slow-disk needs cgroup v1 with blkio, and root: {error}") from None
+    try:
+        limit = group / "blkio.throttle.read_bps_device"
+        limit.write_text(f"{os.major(device)}:{os.minor(device)} {int(bytes_per_second)}")
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        yield
+    finally:
+        (THROTTLE / "cgroup.procs").write_text(str(os.getpid()))
+        group.rmdir()
 
 
 async def start(model: Path, room: int, **arguments: Any) -> LlamaCppEngine:

@@ -14,8 +14,8 @@ from dynamo.frontend.measure.request_trace import TraceSettings, TraceSinkSettin
 from dynamo.mocker.__main__ import MockerSettings
 from dynamo.model import AdapterConfig, FetchConfig, HubConfig, S3Config
 from dynamo.planner.__main__ import PlannerSettings
-from dynamo.replay.__main__ import ReplaySettings, TrafficSettings
 from dynamo.replay.plan import PlanSettings
+from dynamo.replay.settings import ReplaySettings, TrafficSettings
 from dynamo.router.__main__ import StandaloneSettings
 from dynamo.run.help import help_text
 from dynamo.runtime.discovery.etcd.config import EtcdConfig

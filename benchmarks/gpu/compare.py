@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt (%(default)s)")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer (%(default)s)")
     parser.add_argument("--waves", type=int, default=6, help="requests of each client (%(default)s)")
+    parser.add_argument("--http-workers", type=int, default=1, help="processes of our frontend (%(default)s)")
     parser.add_argument("--patience", type=float, default=400, help="seconds for an engine to start (%(default)s)")
     parser.add_argument("--together", action="store_true", help="all sides run, and are measured in turns")
     parser.add_argument("--rounds", type=int, default=1, help="measurements of each side (%(default)s)")
@@ -164,7 +165,8 @@ class Served:
             self._engine = stack.start(
                 "worker", "-m", "dynamo.run.main", *asked, "--", *flags(options), *self._events()
             )
-            self._front = stack.frontend()
+            workers = ("--http-workers", str(options.http_workers)) if options.http_workers > 1 else ()
+            self._front = stack.frontend(*workers)
         return self
 
     def _events(self) -> Sequence[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import random
 import time
@@ -71,13 +72,36 @@ class DisturbedRun:
 
     async def ask_all(self, session: aiohttp.ClientSession, requests: int, at_once: int) -> None:
         """Ask so many requests, some at a time, the frontends by turns."""
-        chance = random.Random(f"order {self.outcome.seed}")
-        order = iter([chance.randrange(len(self._pool)) for _ in range(requests)])
-        urls = itertools.cycle([frontend.url for frontend in self._fleet.frontends])
-        await asyncio.gather(*(self._client(session, order, urls) for _ in range(at_once)))
+        await self._ask(session, itertools.islice(self._order(), requests), at_once, math.inf)
 
-    async def _client(self, session: aiohttp.ClientSession, order: Iterator[int], urls: Iterator[str]) -> None:
+    async def ask_for(
+        self, session: aiohttp.ClientSession, seconds: float, at_once: int, requests_per_second: float
+    ) -> None:
+        """Ask for so long, not faster than that."""
+        end = time.monotonic() + seconds
+        order = itertools.takewhile(lambda _: time.monotonic() < end, self._order())
+        await self._ask(session, order, at_once, requests_per_second)
+
+    def _order(self) -> Iterator[int]:
+        chance = random.Random(f"order {self.outcome.seed}")
+        while True:
+            yield chance.randrange(len(self._pool))
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, order: Iterator[int], at_once: int, requests_per_second: float
+    ) -> None:
+        urls = itertools.cycle([frontend.url for frontend in self._fleet.frontends])
+        pace = at_once / requests_per_second
+        await asyncio.gather(*(self._client(session, order, urls, pace) for _ in range(at_once)))
+
+    async def _client(
+        self, session: aiohttp.ClientSession, order: Iterator[int], urls: Iterator[str], pace: float
+    ) -> None:
+        """Ask one after the other, one every `pace` seconds if they are answered that fast."""
+        due = time.monotonic() + pace * random.random()
         for number in order:
+            await asyncio.sleep(max(due - time.monotonic(), 0.0))
+            due = max(due + pace, time.monotonic())
             question = self._pool[number]
             try:
                 answer = await ask(session, next(urls), question)

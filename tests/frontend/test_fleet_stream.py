@@ -11,12 +11,20 @@ from typing import Any
 
 import pytest
 
+from dynamo import __version__
 from dynamo.frontend.answers.sse import EventStream
 from dynamo.frontend.fleet import stream as fleet_stream
 from dynamo.frontend.fleet.merge_patch import apply_merge_patch
 from dynamo.frontend.fleet.stream import FleetStream
 from dynamo.frontend.fleet.view import FleetView
+from dynamo.kv.hashing import sequence_hashes
+from dynamo.llm import WorkerMetricsPublisher
+from dynamo.llm.kv.feed import kv_feed
+from dynamo.planner.announce import Announcer
+from dynamo.planner.config import PlannerConfig
+from dynamo.protocols.kv import Stored, Tier, TierReport
 from dynamo.router import RoutingConfig
+from dynamo.runtime.events.memory import MemoryEventPlane
 from support.toys import Live, Scripted, toy_card
 from support.waiting import until
 
@@ -56,8 +64,8 @@ class Viewer:
 
 
 @asynccontextmanager
-async def viewing(live: Live, **headers: str) -> AsyncIterator[Viewer]:
-    async with live.http.get("/fleet/events", headers=headers) as answer:
+async def viewing(live: Live, query: str = "") -> AsyncIterator[Viewer]:
+    async with live.http.get(f"/fleet/events{query}") as answer:
         assert (answer.status, answer.content_type) == (200, "text/event-stream")
         viewer = Viewer(answer)
         await viewer.read()
@@ -77,6 +85,7 @@ async def test_the_snapshot_has_the_models_and_their_workers(live: Live, toy: Sc
         assert (worker["model"], worker["role"], worker["health"], worker["requests"]) == (
             "org/toy", "aggregated", "ready", 0,
         )  # fmt: skip
+        assert worker["version"] == __version__
         assert viewer.document["models"]["org/toy"]["ready"] is True
 
 
@@ -120,6 +129,66 @@ async def test_a_kv_aware_decision_is_shown_with_its_candidates_and_costs(folder
             parts = [candidate[name] for name in ("work", "waiting", "crowding", "spreading")]
             assert candidate["worker"] == decision["worker"]
             assert sum(parts) == pytest.approx(candidate["cost"], abs=0.05)
+
+
+async def test_cached_prefixes_are_there_for_those_who_ask(folder: Path) -> None:
+    async with Live(router=RoutingConfig(mode="kv")) as live:
+        runtime = await live.serve(Scripted().generate, toy_card(folder, "org/toy"))
+        feed = kv_feed(runtime.endpoint("toy.backend.generate"))
+        await feed.ready()
+        hashes = sequence_hashes([1, 2, 3])
+        feed.rank().publish(Stored(hashes))
+        async with viewing(live) as viewer:
+            await viewer.until(lambda fleet: fleet["models"]["org/toy"]["known_blocks"] == 3)
+            assert viewer.document["prefixes"] == {}
+        async with viewing(live, "?prefixes=true") as viewer:
+            [(key, row)] = (await viewer.until(lambda fleet: fleet["prefixes"])).items()
+            assert key == f"org/toy/aggregated/device/{hashes[2]:016x}"
+            assert (row["blocks"], row["held"], row["holders"]) == (3, 3, 1)
+            assert row["workers"] == [f"{runtime.instance_id}/0"]
+        async with viewing(live) as viewer:
+            assert viewer.document["prefixes"] == {}
+
+
+async def test_tiers_are_shown_with_what_their_worker_says_of_them(folder: Path) -> None:
+    async with Live(router=RoutingConfig(mode="kv")) as live:
+        runtime = await live.serve(Scripted().generate, toy_card(folder, "org/toy"))
+        place = runtime.endpoint("toy.backend.generate")
+        feed, load = kv_feed(place), WorkerMetricsPublisher()
+        await feed.ready()
+        await load.create_endpoint(place)
+        feed.rank().publish(Stored(sequence_hashes([1, 2])), Tier.Disk)
+        report = TierReport(tier=Tier.Disk, used=False, bytes=5, limit_bytes=9, hits=1, misses=2, saved_seconds=0.5)
+        async with viewing(live) as viewer:
+            tier = await viewer.until(lambda fleet: next(iter(fleet["workers"].values())).get("tiers"))
+            assert tier == {"disk": {"blocks": 2}}
+            figures = 0
+            while "used" not in tier["disk"]:
+                # A report may be sent before the frontend follows them.
+                figures += 1
+                load.publish(kv_used_blocks=figures, tiers=[report])
+                assert await viewer.read()
+                tier = next(iter(viewer.document["workers"].values()))["tiers"]
+            assert tier["disk"] == {
+                "blocks": 2, "bytes": 5, "limit_bytes": 9, "used": False,
+                "hits": 1, "misses": 2, "restored_tokens": 0, "saved_seconds": 0.5,
+            }  # fmt: skip
+
+
+async def test_planners_are_shown_with_what_they_say(live: Live, toy: Scripted) -> None:
+    planner = Announcer(PlannerConfig(deployment="none"), MemoryEventPlane(live.local.bus))
+    async with viewing(live) as viewer:
+        while not viewer.document["planners"]:
+            planner.say("workers stay at 1: all is well")
+            assert await viewer.read()
+        planner.say("<b>workers go from 1 to 2</b>\x1b[31m")
+        [row] = (await viewer.until(lambda fleet: has_sentences(fleet["planners"], 2) and fleet["planners"])).values()
+        assert (row["namespace"], row["advisory"], row["state"]) == ("dynamo", False, "running")
+        assert [one["text"] for one in row["sentences"]][1] == "<b>workers go from 1 to 2</b>\x1b[31m"
+
+
+def has_sentences(planners: dict[str, Any], count: int) -> bool:
+    return all(len(row["sentences"]) == count for row in planners.values())
 
 
 async def test_nothing_is_computed_without_a_viewer(live: Live, toy: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +259,8 @@ class Counting:
     def document(self) -> dict[str, Any]:
         self.built += 1
         return {"built": self.built}
+
+    def open(self) -> None: ...
 
     def forget(self) -> None: ...
 

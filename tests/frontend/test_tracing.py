@@ -16,14 +16,22 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from dynamo.frontend.measure.tracing import Tracing, tracing_from_env
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import Disconnected
+from dynamo.runtime import Context
+from dynamo.runtime.endpoint_spans import EndpointSpans
 from dynamo.runtime.tracing import EXPORT_METHOD, SpanSettings
+from support.asking import asking
 from support.serving import Holding, serving
+from support.sinks import Kept
+from support.splitting import SplitStack
 from support.stack import SOURCE
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -152,6 +160,32 @@ async def test_a_request_that_moves_is_one_tree_of_spans(
     assert len({attribute_of(span, "dynamo.worker") for span in workers}) == 2
     assert sorted(attribute_of(span, "error.type") for span in workers) == ["", "Disconnected"]
     assert all(span.start_time_unix_nano <= span.end_time_unix_nano for span in everything)
+
+
+async def test_a_hand_off_is_a_span_of_the_decode_worker_in_the_same_tree() -> None:
+    kept = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    async with SplitStack(spans=EndpointSpans(provider)) as side:
+        await side.mocker("prefill"), await side.mocker("decode")
+        await side.ready()
+        context, sink = Context(traceparent=TRACEPARENT), Kept()
+        delivery = side.delivery(asking([*range(100)], max_tokens=4, ignore_eos=True), context, sink)
+        await delivery.start()
+        await sink.done
+        await delivery.close()
+        await until(lambda: sum(span.name.endswith(".generate") for span in kept.get_finished_spans()) == 2)
+    spans = kept.get_finished_spans()
+    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {TRACE}
+    roots = {span.context.span_id: span.name for span in spans if span.context and span.name.endswith(".generate")}
+    parents = [(span.parent and roots.get(span.parent.span_id), span.name) for span in spans]
+    assert sorted(pair for pair in parents if pair[0]) == [
+        ("decode.generate", "decode"),
+        ("decode.generate", "hand-off"),
+        ("decode.generate", "prefill"),
+        ("prefill.generate", "hand-off"),
+        ("prefill.generate", "prefill"),
+    ]
 
 
 def attribute_of(span: Span, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Get Debian's Prometheus into .observability/: downloaded and unpacked, so that no rights are needed.
+"""Get Debian's Prometheus and Grafana's types into .observability/: unpacked there, so that no rights are needed.
 
 With TEST_OPTIONAL=1 what cannot be had is reported as "NOT RUN: …" and the tests are skipped.
 """
@@ -12,6 +12,9 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[2] / ".observability"
 FAILED = FOLDER / "failed"
+TYPES = FOLDER / "types"
+TYPES_FAILED = FOLDER / "types-failed"
+TYPES_PACKAGES = ("@grafana/schema@13.2.3", "typescript@7.0.2")
 LIMIT = 300
 """Seconds for one step; the package has 19 MB."""
 
@@ -34,6 +37,25 @@ def why_missing() -> str | None:
     if program("prometheus") and program("promtool"):
         return None
     return FAILED.read_text() if FAILED.is_file() else "`make test-observability` gets it"
+
+
+def compiler() -> Path:
+    """TypeScript's, beside Grafana's types."""
+    return TYPES / "node_modules" / ".bin" / "tsc"
+
+
+def why_no_types() -> str | None:
+    if compiler().exists():
+        return None
+    return TYPES_FAILED.read_text() if TYPES_FAILED.is_file() else "`make test-observability` gets them"
+
+
+def install_types() -> None:
+    """Raises MissingPackage."""
+    if compiler().exists():
+        return
+    TYPES.mkdir(exist_ok=True)
+    _run("npm", "install", "--prefix", str(TYPES), "--no-audit", "--no-fund", "--ignore-scripts", *TYPES_PACKAGES)
 
 
 def install() -> None:
@@ -64,14 +86,13 @@ def _run(*command: str) -> None:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    FAILED.unlink(missing_ok=True)
-    try:
-        install()
-    except MissingPackage as error:
-        FAILED.write_text(str(error))
-        print(
-            f"{'NOT RUN: make test-observability' if is_optional() else 'Cannot get Prometheus'} ({error})", flush=True
-        )
+    for what, get, failed in (("Prometheus", install, FAILED), ("Grafana's types", install_types, TYPES_FAILED)):
+        failed.unlink(missing_ok=True)
+        try:
+            get()
+        except MissingPackage as error:
+            failed.write_text(str(error))
+            print(f"{'NOT RUN: the tests with' if is_optional() else 'Cannot get'} {what} ({error})", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
 import openai
 import pytest
 
+from dynamo.run.top import documents
 from support.running import run
 from support.services import free_port
 from support.stack import Stack
@@ -64,3 +66,7 @@ components:
             answered = await asyncio.gather(*(ask() for _ in range(4)))
         assert {length for lengths in answered for length in lengths} == {60}
         assert any("workers go from 2 to 1" in line for line in planner.lines)
+        async with aclosing(documents(f"http://127.0.0.1:{port}", None)) as states:
+            fleet = await anext(fleet async for fleet in states if fleet["planners"])
+        [row] = fleet["planners"].values()
+        assert any("workers go from 2 to 1" in sentence["text"] for sentence in row["sentences"])

@@ -246,7 +246,7 @@ async def test_what_workers_report_counts_for_the_thresholds_too(mode: str) -> N
         await until(lambda: len(side.client.instance_set) == 1)
         side.router.thresholds = Thresholds(active_decode_blocks_threshold=0.5)
 
-        def report(**load: int) -> None:
+        def report(**load: Any) -> None:
             worker.runtime.events.publish(
                 "namespace.test.component.backend.kv_metrics",
                 msgspec.msgpack.encode(ActiveLoad(worker_id=worker.id, **load)),

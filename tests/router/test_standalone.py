@@ -12,13 +12,11 @@ import pytest
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, EngineShutdown, Unavailable
 from dynamo.router import RoutingConfig
-from dynamo.router.__main__ import main
 from dynamo.router.service import serve_router
 from dynamo.router.standalone import StandaloneRouter
-from dynamo.runtime import Context, DistributedRuntime, EndpointId, Local
+from dynamo.runtime import Context, DistributedRuntime, Local
 from dynamo.runtime.client import Client
 from support.scripted import BLOCK, GENERATE, ScriptedWorker, asking, network
-from support.splitting import SplitStack
 from support.waiting import until
 
 
@@ -186,21 +184,3 @@ async def test_an_unreachable_worker_is_not_reported_as_an_unreachable_router() 
         with pytest.raises(Unavailable, match="can be reached"):
             await answer(client)
         assert router.core.active == 0
-
-
-async def test_a_router_without_a_frontend_says_that_it_does_not_split(caplog: pytest.LogCaptureFixture) -> None:
-    async with SplitStack() as side:
-        await side.mocker("decode")
-        router = StandaloneRouter(side.runtime, EndpointId("ns", "decode"), RoutingConfig(mode="kv"))
-        try:
-            await router.start()
-        finally:
-            await router.close()
-    assert caplog.text.count("this router does not split requests") == 1
-
-
-def test_a_policy_of_splitting_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--endpoint", "ns.decode.generate", "--router-conditional-disagg"])
-    assert ended.value.code == 2
-    assert "does not split requests" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -37,7 +38,7 @@ async def at_once(side: RouterSide, letters: str) -> Placement:
         return await side.router.place(asking(letters))
 
 
-def report(worker: ScriptedWorker, **load: int) -> None:
+def report(worker: ScriptedWorker, **load: Any) -> None:
     data = msgspec.msgpack.encode(ActiveLoad(worker_id=worker.id, **load))
     worker.runtime.events.publish(subject(PLACE, KV_METRICS), data)
 

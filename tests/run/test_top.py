@@ -37,9 +37,9 @@ def test_all_tables_are_shown_the_newest_decision_first() -> None:
     assert lines(FLEET, 103.0, 200) == [
         "dynamo 1.2   2 of 2 workers ready   1 requests running   2 waiting   75% of prompts cached",
         "",
-        "WORKER   MODEL  ROLE        HEALTH  REQUESTS  BLOCKS  PREFILL  CACHED    TTFT  ITL",
-        "…890123  m      aggregated  ready          1    5/10        -       -  12.5ms    -",
-        "7        m      aggregated  ready          1    5/10        -       -  12.5ms    -",
+        "WORKER   MODEL  ROLE        HEALTH  REQUESTS  BLOCKS  PREFILL  CACHED    TTFT  ITL  VERSION",
+        "…890123  m      aggregated  ready          1    5/10        -       -  12.5ms    -  -",
+        "7        m      aggregated  ready          1    5/10        -       -  12.5ms    -  -",
         "",
         "REQUEST  MODEL  STAGE   WORKER  IN  OUT  AGE",
         "r?[2J1   m      decode  7        3    4   3s",
@@ -48,6 +48,31 @@ def test_all_tables_are_shown_the_newest_decision_first() -> None:
         "r2        m      7       random, of 2, 1 requests there",
         "r1        m      7       of 2: 3/4 blocks cached, cost 1.5",
     ]
+
+
+def test_parts_that_a_fleet_may_have_are_shown_without_control_characters() -> None:
+    fleet = copy.deepcopy(FLEET)
+    fleet["workers"]["a/b/c/7/0"] |= {"version": "1.2\x1b[2J", "tiers": {"disk": {
+        "blocks": 3, "used": False, "bytes": 5, "limit_bytes": 9, "hits": 1, "misses": 3, "saved_seconds": 1.5,
+    }}}  # fmt: skip
+    fleet["planners"] = {"p": {"state": "running", "sentences": [{"text": "old"}, {"text": "workers stay\n\x1b[2J"}]}}
+    fleet["handoffs"] = {"1": {
+        "time": 1, "request_id": "r1", "decode": "7", "prefill": "8", "reason": "worth", "stage": "done",
+        "uncached_tokens": 64, "prefill_ms": 5.0, "handoff_ms": 1.0,
+    }}  # fmt: skip
+    row = {"model": "m", "begin": 0, "blocks": 2, "tokens": 32, "held": 4, "holders": 2}
+    below = row | {"begin": 2, "held": 1, "parent": "m/a/d/aaaaaaaa11"}
+    fleet["prefixes"] = {"m/a/d/bbbbbbbb22": below, "m/a/d/aaaaaaaa11": row}
+    text = "\n".join(lines(fleet, 103.0, 200))
+    assert "\x1b" not in text
+    assert "planner: workers stay??[2J" in text
+    for line in (
+        "7       disk  off        3    5/9    25%         -   1.5s",
+        "r1        8        7       split: worth  done       64    5.0ms     1.0ms",
+        "aaaaaaaa    m         0      32     4        2",
+        "  bbbbbbbb  m        32      32     1        2",
+    ):
+        assert line in text.splitlines()
 
 
 @pytest.mark.parametrize("height", [3, 5, 8, 10, 24, 60])
@@ -68,7 +93,7 @@ async def test_the_stream_of_a_server_is_followed(tmp_path: Any) -> None:
         while not (fleet := await anext(stream))["workers"]:
             pass
         assert any("late" in line for line in lines(fleet, 0.0, 200))
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
 
 
 async def test_a_server_that_refuses_is_named() -> None:

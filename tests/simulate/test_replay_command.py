@@ -7,7 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from dynamo.engines.mocker.fit_profile import DecodeFit, PrefillTime, profile_from, write_profile
+from dynamo.engines.mocker.profile import About
 from dynamo.replay.__main__ import main
+from dynamo.replay.inputs import engine_of
 
 pytestmark = pytest.mark.usefixtures("logging_untouched")
 MADE_UP = ("--request-count", "20", "--input-tokens", "256", "--output-tokens", "8", "--arrival-interval-ms", "20")
@@ -58,3 +61,44 @@ def test_what_is_wrong_is_said_in_one_line(
     # Beside it there may be the log of an engine that was started, where another test has set up logging.
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert error in line
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    decode = DecodeFit(idle=6.0, per_request=0.3, per_token=0.002)
+    about = About(model="m", frontend_ms=7.0, engine={"block_size": 32, "num_gpu_blocks": 500})
+    made = profile_from([PrefillTime(16, 10.0), PrefillTime(1016, 60.0)], decode, 4096, 16, about)
+    write_profile(made, tmp_path / "profile.npz")
+    return tmp_path / "profile.npz"
+
+
+def traced(path: Path, model: str) -> Path:
+    replay = {"trace_block_size": 64, "input_length": 16, "input_sequence_hashes": []}
+    request = {"model": model, "output_tokens": 1, "request_received_ms": 5.0, "replay": replay}
+    row = {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": request}
+    path.write_bytes(msgspec.json.encode(row) + b"\n")
+    return path
+
+
+def test_a_profile_says_what_the_flags_leave_open(profile: Path, tmp_path: Path) -> None:
+    trace, report = traced(tmp_path / "trace.jsonl", "m"), tmp_path / "r.json"
+    args = msgspec.json.encode({"planner_profile_data": str(profile)}).decode()
+    words = [str(trace), "--trace-format", "dynamo", "--extra-engine-args", args, "--report-json", str(report)]
+    main(words)
+    assert msgspec.json.decode(report.read_bytes())["ttft_ms"]["mean"] == pytest.approx(17.0, abs=0.01)
+    main([*words, "--frontend-ms", "0"])
+    assert msgspec.json.decode(report.read_bytes())["ttft_ms"]["mean"] == pytest.approx(10.0, abs=0.01)
+    engine, _ = engine_of({"planner_profile_data": str(profile), "block_size": 16})
+    assert (engine.block_size, engine.num_gpu_blocks) == (16, 500)
+
+
+def test_a_profile_of_another_model_is_refused(
+    profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = traced(tmp_path / "trace.jsonl", "other")
+    args = msgspec.json.encode({"planner_profile_data": str(profile)}).decode()
+    with pytest.raises(SystemExit) as stopped:
+        main([str(trace), "--trace-format", "dynamo", "--extra-engine-args", args])
+    assert stopped.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert f"{trace}:1 asks for 'other', but {profile} is a profile of 'm'" in line

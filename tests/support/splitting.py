@@ -21,6 +21,7 @@ from dynamo.router.delivery import Delivery
 from dynamo.router.handoff.pairing import TRANSFER
 from dynamo.router.handoff.split import Splitter
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId, Local, RuntimeConfig
+from dynamo.runtime.endpoint_spans import EndpointSpans
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
 from dynamo.settings.split import SplitConfig
@@ -100,9 +101,11 @@ def worker_card(info: EngineInfo, transfer: str, **more: Any) -> ModelCard:
 class SplitStack:
     """The frontend's half of a request, without HTTP, and workers of the mocker or of any other engine."""
 
-    def __init__(self, config: RoutingConfig = ALWAYS) -> None:
+    def __init__(self, config: RoutingConfig = ALWAYS, spans: EndpointSpans | None = None) -> None:
+        """`spans` are those of the workers."""
         self._local = Local()
-        self._config = config
+        self._spans = spans
+        self.config = config
         self.runtime = DistributedRuntime(config=RuntimeConfig.in_process({}), local=self._local)
         self.models = Models(self.runtime, config, HubConfig.from_env({"HF_HUB_OFFLINE": "1"}))
         self._stack = AsyncExitStack()
@@ -126,6 +129,7 @@ class SplitStack:
     async def worker(self, engine: SplitEngine, info: EngineInfo, **card: Any) -> InProcessWorker:
         component = {WorkerType.Aggregated: "backend"}.get(info.worker_type, info.worker_type.value)
         worker = InProcessWorker(self._local, engine, info, component, **card)
+        worker.runtime.spans = self._spans
         await worker.start()
         self._stack.push_async_callback(worker.leave)
         return worker

@@ -13,6 +13,7 @@ import pytest
 
 from chaos.fleet import PROXIED_MOCKER
 from chaos.proxy import FaultProxy
+from dynamo.runtime import DistributedRuntime
 from support.services import free_port
 from support.stack import Frontend, Process, Stack
 from support.waiting import until
@@ -69,6 +70,35 @@ async def test_requests_are_split_until_the_prefill_worker_is_killed_and_again_w
     await until(local)
     _, two = await mocker(stack, "prefill")
     await until(lambda: split(two))
+
+
+async def test_a_router_process_splits_until_the_prefill_worker_is_killed(
+    stack: Stack, here: DistributedRuntime
+) -> None:
+    prefill, _ = await mocker(stack, "prefill")
+    await mocker(stack, "decode")
+    router = await stack.python("-m", "dynamo.router", "--endpoint", "dynamo.decode.generate", *ALWAYS)
+    await router.line("serves dyn://dynamo.router")
+    client = await here.endpoint("dynamo.router.generate").client()
+    await client.wait_for_instances()
+
+    async def split(first: int) -> bool:
+        """Whether a prompt that nobody has cached was computed elsewhere, for an answer that is complete."""
+        request = {"token_ids": [first, *range(100, 200)], "stop_conditions": {"max_tokens": 8, "ignore_eos": True}}
+        answer = [item async for item in await client.random(request, annotated=False)]
+        assert sum(len(item["token_ids"]) for item in answer) == 8
+        return bool((answer[-1]["completion_usage"].get("prompt_tokens_details") or {}).get("cached_tokens"))
+
+    prompts = iter(range(1, 100))
+    await until(lambda: split(next(prompts)))
+    asked = [asyncio.create_task(split(next(prompts))) for _ in range(8)]
+    prefill.signal(signal.SIGKILL)
+    await asyncio.gather(*asked)
+
+    async def local() -> bool:
+        return not await split(next(prompts))
+
+    await until(local)
 
 
 class Offering:

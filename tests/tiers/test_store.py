@@ -101,8 +101,31 @@ def test_a_disk_that_hangs_is_not_asked_again_until_it_answers(store: TierStore,
     until_sync(lambda: (store.take_changes() or True) and store.find(KEYS))
 
 
-def test_a_slow_disk_turns_itself_off_and_is_tried_again_later(store: TierStore, clock: Clock) -> None:
-    store.restored(SEGMENTS[0], Tier.Disk, TOKENS, 2.0 * TOKENS)
+def test_a_disk_is_waited_for_no_longer_than_computing_one_more_segment_takes(store: TierStore, clock: Clock) -> None:
+    assert store.memory is not None
+    store.memory.clear()
+    opened = gate(store)
+    began = clock.now
+    fetch = store.fetch(KEYS)
+    assert fetch is not None
+    until_sync(lambda: fetch.began_at is not None)
+    clock.now += 10_000  # the next one is read after a long wait
+    assert fetch.due == began + TOKENS
+    opened.set()
+    until_sync(lambda: fetch.finished)
+    assert fetch.due == fetch.deadline == began + len(KEYS) * TOKENS
+
+
+def test_a_slow_disk_turns_itself_off_says_so_and_is_tried_again_later(
+    store: TierStore, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert store.folder is not None
+    for _ in range(2):
+        store.restored(SEGMENTS[0], Tier.Disk, TOKENS, 2.0 * TOKENS)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"KV blocks are not restored from {store.folder.folder} any more: that takes 2000 ms per token, "
+        "computing 1000 ms; measuring it again every minute"
+    ]
     assert store.memory is not None
     store.memory.clear()
     assert store.find(KEYS) == []

@@ -16,7 +16,7 @@ from msgspec import Struct
 from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import StartError
-from dynamo.protocols.kv import KvChange, Tier
+from dynamo.protocols.kv import KvChange, Tier, TierReport
 from dynamo.runtime.stream import Sink
 
 
@@ -86,6 +86,7 @@ class RankLoad(Struct, kw_only=True, frozen=True):
     host_weight: float | None = None
     """What a block in host memory is worth, as a share of one on the device; None: not measured."""
     disk_weight: float | None = None
+    tiers: list[TierReport] = []
 
 
 LoadListener = Callable[[RankLoad], None]

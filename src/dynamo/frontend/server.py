@@ -85,6 +85,7 @@ class Server:
             self._loop_delay,
             Callers(config, config.keys()),
             runtime.inspection,
+            runtime.events,
             siblings,
         )
         add_tables(runtime.inspection, self._frontend)

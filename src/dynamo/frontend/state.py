@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dynamo.frontend.callers import Callers
+from dynamo.frontend.fleet.planner_feed import PlannerFeed
+from dynamo.frontend.fleet.prefix_table import PrefixTable
 from dynamo.frontend.fleet.stream import FleetStream
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.frontend.kept_state import KeptState
@@ -13,6 +15,7 @@ from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.frontend.measure.router_metrics import overhead_metrics, router_metrics, split_metrics
 from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
+from dynamo.runtime.events import EventPlane
 from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.instruments import MetricFamily
 from dynamo.serving.models import Models
@@ -29,6 +32,7 @@ class Frontend:
         loop_delay: LoopDelay,
         callers: Callers,
         inspection: Inspection,
+        events: EventPlane,
         siblings: Siblings | None = None,
     ) -> None:
         self.callers = callers
@@ -39,7 +43,8 @@ class Frontend:
         """All that requests need is there."""
         self.draining = False
         """New requests are refused, running ones finish."""
-        self.fleet = FleetStream(FleetView(models, requests), lambda: self.draining)
+        view = FleetView(models, requests, PlannerFeed(events), PrefixTable(models))
+        self.fleet = FleetStream(view, lambda: self.draining)
         self._loop_delay = loop_delay
         self._siblings = siblings
 

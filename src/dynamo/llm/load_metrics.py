@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS, subject
 from dynamo.llm.kv.feed import component_of
-from dynamo.protocols.kv import ActiveLoad
+from dynamo.protocols.kv import ActiveLoad, TierReport
 from dynamo.runtime import Component, Context, Endpoint
 from dynamo.runtime.stream import Outlet
 
@@ -45,6 +46,7 @@ class WorkerMetricsPublisher:
         kv_total_blocks: int | None = None,
         host_weight: float | None = None,
         disk_weight: float | None = None,
+        tiers: Sequence[TierReport] = (),
     ) -> None:
         """New figures of one rank, from any thread; those not given stay, and only changes are sent.
 
@@ -68,7 +70,10 @@ class WorkerMetricsPublisher:
         for name, value in (("dp_rank", dp_rank or 0), *given.items()):
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 64:
                 raise ValueError(f"{name} must be an integer of at least 0, not {value!r}")
-        self._board.post(dp_rank or 0, given | {name: value for name, value in weights.items() if value is not None})
+        known: dict[str, Any] = {name: value for name, value in weights.items() if value is not None}
+        if tiers:
+            known["tiers"] = list(tiers)
+        self._board.post(dp_rank or 0, given | known)
 
 
 class LoadBoard:

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import structs
 
 from dynamo.planner.act import LocalActor, VirtualActor, VirtualConnector
+from dynamo.planner.announce import announcing
 from dynamo.planner.config import PlannerConfig, read_config
 from dynamo.planner.metrics import PlannerMetrics, served
 from dynamo.planner.observe import make_source
@@ -79,8 +80,11 @@ async def plan_virtual(config: PlannerConfig, environ: Mapping[str, str]) -> Non
 
 async def _plan(config: PlannerConfig, actor: Actor, signalled: asyncio.Event, environ: Mapping[str, str]) -> None:
     metrics = PlannerMetrics(config)
-    planner = Planner(config, make_source(config), actor, observer=metrics.observe)
-    async with served(metrics, config.metric_reporting_host, config.metric_reporting_prometheus_port) as port:
+    async with (
+        served(metrics, config.metric_reporting_host, config.metric_reporting_prometheus_port) as port,
+        announcing(config, environ) as announce,
+    ):
+        planner = Planner(config, make_source(config), actor, observer=metrics.observe, announce=announce)
         where = f", metrics on http://{config.metric_reporting_host}:{port}/metrics" if port else ""
         print(f"planning every {config.load_adjustment_interval_seconds:g} s{where}", file=sys.stderr, flush=True)
         report_ready(environ)

@@ -25,12 +25,14 @@ class Planner:
         actor: Actor,
         *,
         observer: Observer = lambda seen, decision: None,
+        announce: Callable[[str], None] = lambda sentence: None,
     ) -> None:
-        """`observer` is called after each decision."""
+        """`observer` is called after each decision, and `announce` with its sentence."""
         self.config = config
         self._source = source
         self._actor = actor
         self._observer = observer
+        self._announce = announce
         longest = max(config.throughput_adjustment_interval_seconds, config.manual_hold_seconds)
         kept = max(config.capacity_samples, round(longest / config.load_adjustment_interval_seconds)) + 2
         self.history: deque[Observation] = deque(maxlen=kept)
@@ -124,6 +126,7 @@ class Planner:
         # The same sentence every five seconds would hide the others.
         log.log(logging.DEBUG if said == self._said else logging.INFO, "%s", said)
         self._said = said
+        self._announce(said)
 
 
 def sentence(seen: Observation, decision: ScalingDecision, config: PlannerConfig, failure: str = "") -> str:

@@ -94,6 +94,21 @@ class KvSnapshot(Struct, frozen=True, kw_only=True, omit_defaults=True):
     dp_rank: Count = 0
 
 
+class TierReport(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one slower tier of a worker holds, and what it has done since the worker started."""
+
+    tier: Tier
+    used: bool = True
+    """False while restoring is slower than computing."""
+    bytes: Count = 0
+    limit_bytes: Count = 0
+    hits: Count = 0
+    misses: Count = 0
+    restored_tokens: Count = 0
+    saved_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    """What computing the restored tokens would have taken."""
+
+
 class ActiveLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker_id: U64
     dp_rank: Count = 0
@@ -104,6 +119,7 @@ class ActiveLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
     host_weight: Share | None = None
     """What a block in host memory is worth to this worker, as a share of one on the device; None: not measured."""
     disk_weight: Share | None = None
+    tiers: list[TierReport] = []
 
     @property
     def used_blocks(self) -> int:

@@ -16,20 +16,20 @@ from typing import Annotated, ClassVar
 from msgspec import Meta
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.replay.__main__ import TrafficSettings, simulation_of
+from dynamo.replay.inputs import simulation_of
+from dynamo.replay.settings import SimulationSettings, TrafficSettings
 from dynamo.router.config import RoutingConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.process import fail
-from dynamo.settings import Setting, Settings, given
+from dynamo.settings import Setting, given
 from dynamo.settings.arguments import FlagParser
 from dynamo.simulate.plan import PlannedFleet, Targets, plan_fleet, plan_json, plan_page, plan_text
-from dynamo.simulate.simulation import FRONTEND_MS
 
 COMMAND = "dynamo plan"
 Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 
-class PlanSettings(Settings, frozen=True, kw_only=True):
+class PlanSettings(SimulationSettings, frozen=True, kw_only=True):
     GROUP: ClassVar[str] = "plan"
 
     # fmt: off
@@ -42,19 +42,6 @@ class PlanSettings(Settings, frozen=True, kw_only=True):
     settings: Annotated[tuple[str, ...], Setting(
         "--try", metavar="FLAGS", help="router settings to try; may be repeated")] = (
         "--router-mode kv", "--router-mode round-robin")
-    extra_engine_args: Annotated[str | None, Setting(
-        "--extra-engine-args", help="arguments of the simulated engine, as JSON or the name of a file",
-        metavar="JSON")] = None
-    router_config: Annotated[str | None, Setting(
-        "--router-config", help="router settings by the names of their flags, as JSON or the name of a file",
-        metavar="JSON")] = None
-    frontend_ms: Annotated[float, Meta(ge=0, le=1e6), Setting(
-        "--frontend-ms", help="what a frontend adds to the time to the first token", metavar="MS")] = FRONTEND_MS
-    seed: Annotated[int, Setting("--seed", help="of all that is drawn at random")] = 0
-    report_json: Annotated[str | None, Setting(
-        "--report-json", help="write the plan there too", metavar="FILE")] = None
-    report_html: Annotated[str | None, Setting(
-        "--report-html", help="write a page with a plot there", metavar="FILE")] = None
     # fmt: on
 
 

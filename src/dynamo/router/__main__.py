@@ -59,9 +59,6 @@ def main(argv: list[str] | None = None) -> None:
         asked = StandaloneSettings.from_env(os.environ, **given(flags, StandaloneSettings))
         endpoint = EndpointId.exact(asked.endpoint)
         config = StandaloneRouterConfig.from_env(os.environ, **given(flags, StandaloneRouterConfig))
-        if config.conditional_disagg or config.conditional_disagg_config is not None:
-            raise ValueError("python -m dynamo.router does not split requests; give --router-conditional-disagg to "
-                             "python -m dynamo.frontend")  # fmt: skip
         network = RuntimeConfig.from_env(os.environ, **given(flags, NetworkSettings))
     except (ValueError, StartError) as error:
         raise fail(str(error), code=2, error=error) from None

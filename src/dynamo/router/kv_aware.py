@@ -28,6 +28,7 @@ from dynamo.router.kv.choice.queue import Queue, RequestToPlace
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.index.overlaps import Overlaps
+from dynamo.router.kv.index.prefixes import PrefixScan
 from dynamo.router.kv.load.book import LoadBook
 from dynamo.router.kv.sync.follow import Follower
 from dynamo.router.kv.sync.rank_sync import FollowConfig
@@ -35,6 +36,7 @@ from dynamo.router.kv.sync.replicas import Replicas
 from dynamo.router.overhead import ChoiceTimer, Overhead
 from dynamo.router.placement import DECISIONS_KEPT, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies
+from dynamo.router.rank_status import kv_status
 from dynamo.router.reported import NO_REPORT, ReportedLoads
 from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
@@ -215,19 +217,14 @@ class KvAwareRouter:
         return [WorkerLoad(worker, int(blocks), int(tokens)) for worker, blocks, tokens in columns]
 
     def status(self) -> list[RankStatus]:
-        workers = self._ranks.workers
-        loads = self.book.loads(workers, (), asyncio.get_running_loop().time())
-        columns = zip(workers, loads.requests, loads.active_blocks, loads.prefill_tokens, strict=True)
-        return [
-            RankStatus(
-                worker,
-                int(requests),
-                int(blocks),
-                int(tokens),
-                self.index.blocks(worker) if self.approximate is None else None,
-            )
-            for worker, requests, blocks, tokens in columns
-        ]
+        if self.index.has_tiers:
+            self._follow_reports(tiers=True)
+        loads = self.book.loads(self._ranks.workers, (), asyncio.get_running_loop().time())
+        index = self.index if self.approximate is None else None
+        return kv_status(self._ranks.workers, loads, index, self._reported)
+
+    def prefixes(self, most: int) -> PrefixScan:
+        return (self.index if self.approximate is None else self.approximate).prefixes(most)
 
     def _request_to_place(
         self, request: Any, request_id: str, pinned: int | None, avoid: Collection[int]

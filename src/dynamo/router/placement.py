@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from dynamo.protocols.engine import PreprocessedRequest, Tenant
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.kv import WorkerRank
+from dynamo.protocols.kv import Tier, TierReport, WorkerRank
 from dynamo.router.backoff import Backoff
 from dynamo.router.decision import Decision
+from dynamo.router.kv.index.prefixes import PrefixScan
 from dynamo.router.stats import RouterStats
 from dynamo.router.stream_watch import StreamWatch
 from dynamo.router.thresholds import Thresholds
@@ -31,6 +32,16 @@ class WorkerLoad(Struct, frozen=True):
     prefill_tokens: int
 
 
+class TierStatus(Struct, frozen=True):
+    """What a router knows of one slower tier of a rank."""
+
+    tier: Tier
+    blocks: int
+    """Held there, as KV events say."""
+    report: TierReport | None = None
+    """What the worker says of it; None: nothing."""
+
+
 class RankStatus(Struct, frozen=True):
     """What a router knows of one rank, for people; None is not known."""
 
@@ -40,6 +51,7 @@ class RankStatus(Struct, frozen=True):
     active_blocks: int | None = None
     prefill_tokens: int | None = None
     cached_blocks: int | None = None
+    tiers: Sequence[TierStatus] = ()
 
 
 class Account(Protocol):
@@ -142,6 +154,9 @@ class Router(Protocol):
 
     def status(self) -> list[RankStatus]:
         """Every rank that can be reached, with all that is known of it."""
+
+    def prefixes(self, most: int) -> PrefixScan:
+        """The `most` largest cached prefixes; none where caches are not looked at."""
 
     @property
     def waiting_tokens(self) -> int:

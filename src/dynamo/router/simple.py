@@ -15,6 +15,7 @@ from dynamo.protocols.errors import ResourceExhausted
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
+from dynamo.router.kv.index.prefixes import PrefixScan
 from dynamo.router.placement import DECISIONS_KEPT, Placement, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.policy import Policy
 from dynamo.router.reported import ReportedLoads
@@ -150,6 +151,10 @@ class SimpleRouter:
             )
             for worker in dict.fromkeys((*first, *reported))
         ]
+
+    def prefixes(self, most: int) -> PrefixScan:
+        yield from ()
+        return []
 
     def _below_thresholds(self, candidates: Sequence[int]) -> Sequence[int]:
         """The candidates that are not busy; raises when all are."""

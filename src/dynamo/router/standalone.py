@@ -17,12 +17,15 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery import Delivery, reach
+from dynamo.router.handoff.prefills import Prefills
+from dynamo.router.handoff.split import Split, Splitter
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Placement, pinned_instance
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId
+from dynamo.runtime.membership import Membership
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
@@ -35,7 +38,10 @@ _OVERRIDES = {
 
 
 class StandaloneRouter:
-    """Routes to the endpoint's workers from `start` to `close`."""
+    """Routes to the endpoint's workers from `start` to `close`.
+
+    If they are decode workers, prefill workers of their namespace compute prompts, as behind a frontend.
+    """
 
     def __init__(
         self, runtime: DistributedRuntime, endpoint: EndpointId, config: RoutingConfig, block_size: int | None = None
@@ -47,7 +53,10 @@ class StandaloneRouter:
         self._core: KvAwareRouter | None = None
         self._core_started = asyncio.Event()
         self._warned = False
-        self._named_decode = False
+        self.splitter: Splitter | None = None
+        """Of the model whose decode worker was seen first: an endpoint serves one model."""
+        self._prefills = Prefills(runtime, config)
+        self._roles = Membership(runtime.discovery, self._prefills.changed, path=endpoint.namespace, cards=True)
         self._deliveries: WeakSet[Delivery] = WeakSet()
         """Those under way. Weak references suffice: their streams and retries hold them."""
 
@@ -55,6 +64,7 @@ class StandaloneRouter:
         """Return when all current workers are known and the block size is given or read from a model card."""
         await self._runtime.start()
         await self._workers.start()
+        await self._roles.start()
         if self._block_size is not None:
             self._start_core(self._block_size)
         else:
@@ -63,8 +73,10 @@ class StandaloneRouter:
 
     async def close(self) -> None:
         await self._workers.close()
+        await self._roles.close()
         for delivery in list(self._deliveries):
             await delivery.close()
+        await self._prefills.close()
         if self._core:
             await self._core.close()
 
@@ -91,9 +103,14 @@ class StandaloneRouter:
             pinned=pinned_instance(request),
             watch=self.core.watch,
             backoff=self.core.backoff,
+            split=self._split(request),
         )
         self._deliveries.add(delivery)
-        await delivery.start()
+        try:
+            await delivery.start()
+        except BaseException:
+            await delivery.close()
+            raise
 
     async def book(
         self, request: PreprocessedRequest, request_id: str, override: CostConfig | None = None, *, learn: bool
@@ -126,11 +143,15 @@ class StandaloneRouter:
         ]
         return {"block_size": self.block_size, "num_blocks": choice.prompt_blocks, "workers": rows}
 
+    def _split(self, request: PreprocessedRequest) -> Split | None:
+        """None also for a request whose caller has already split it."""
+        if self.splitter is None or request.prefill_result is not None or request.bootstrap_info is not None:
+            return None
+        return self.splitter.begin()
+
     def _card_changed(self, instance_id: int, card: ModelCard) -> None:
-        if card.worker_type is WorkerType.Decode and not self._named_decode:
-            self._named_decode = True
-            log.warning("this router does not split requests: decode workers compute their prompts themselves; "
-                        "python -m dynamo.frontend sends prompts to prefill workers")  # fmt: skip
+        if card.worker_type is WorkerType.Decode and self.splitter is None:
+            self.splitter = Splitter(self._prefills.pool(card.name), self._config.split)
         if self._block_size is None:
             self._block_size = card.kv_cache_block_size
             self._start_core(self._block_size)

@@ -4,81 +4,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+from msgspec import structs
 
 from dynamo.engines.mocker import MockerArgs, ProfileTiming
-from dynamo.engines.mocker.fit_profile import DecodeTime, PrefillTime, fit_decode, profile_from, write_profile
-from dynamo.engines.mocker.profile import Profile
+from dynamo.engines.mocker.fit_profile import fit_decode, profile_from, write_profile
+from dynamo.engines.mocker.profile import About, Profile
+from dynamo.run.served_engine import ProfileError, ServedEngine
 from dynamo.runtime.process import fail
 
 _LENGTHS = 7
-_REPEATS = 3
-_TOKENS = 48
-"""Output tokens of a request that measures decoding."""
-_IDS = range(100, 500)
-"""Token ids that every vocabulary has."""
 _SHORTEST = 32
-
-
-class ProfileError(Exception):
-    """Its message is for the user."""
-
-
-class ServedEngine:
-    """Sends prompts of token ids to /v1/completions and measures when their tokens come."""
-
-    def __init__(self, http: aiohttp.ClientSession, url: str, model: str) -> None:
-        self._http, self._url, self.model = http, url, model
-        self._random = random.Random()
-
-    async def token_times(self, tokens: int, answer: int) -> list[float]:
-        """Seconds after sending at which each event with text came. No other prompt begins like this one."""
-        body = {"model": self.model, "prompt": self._random.choices(_IDS, k=tokens), "max_tokens": answer,
-                "min_tokens": answer, "ignore_eos": True, "stream": True, "temperature": 1.0}  # fmt: skip
-        begun, times = time.perf_counter(), []
-        async with self._http.post(f"{self._url}/v1/completions", json=body) as response:
-            if response.status != 200:
-                raise ProfileError(f"{self._url} answers {response.status}: {(await response.text())[:300]}")
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    if b'"error"' in line[:20]:
-                        raise ProfileError(f"{self._url} answers {line[6:300].decode(errors='replace')}")
-                    times.append(time.perf_counter() - begun)
-        if not times:
-            raise ProfileError(f"{self._url} answers without any token")
-        return times
-
-    async def prefill(self, tokens: int) -> PrefillTime:
-        times = [(await self.token_times(tokens, 1))[0] for _ in range(_REPEATS)]
-        return PrefillTime(tokens, 1000 * statistics.median(times))
-
-    async def decode(self, requests: int, tokens: int) -> DecodeTime:
-        """Only the time in which all of them were decoding counts."""
-        begun = time.perf_counter()
-
-        async def ask() -> list[float]:
-            sent = time.perf_counter() - begun
-            return [sent + each for each in await self.token_times(tokens, _TOKENS)]
-
-        answers = await asyncio.gather(*(ask() for _ in range(requests)))
-        since, until = max(times[0] for times in answers), min(times[-1] for times in answers)
-        gaps = []
-        for times in answers:
-            inside = [each for each in times if since <= each <= until]
-            if len(inside) > 2:
-                gaps.append((inside[-1] - inside[0]) / (len(inside) - 1))
-        if not gaps:
-            raise ProfileError(f"{requests} requests never ran at the same time: try fewer with --max-requests")
-        return DecodeTime(requests, tokens + _TOKENS / 2, 1000 * statistics.fmean(gaps))
+_STEP_TOKENS = 2048
+"""What one step is taken to compute at least, where the server does not say."""
+_ENGINE = {
+    "model_kv_cache_block_size": "block_size",
+    "model_total_kv_blocks": "num_gpu_blocks",
+    "model_max_num_seqs": "max_num_seqs",
+    "model_max_num_batched_tokens": "max_num_batched_tokens",
+}
+"""Gauges of a frontend, and what the mocker calls them."""
 
 
 def main(words: Sequence[str]) -> None:
@@ -102,43 +54,103 @@ def main(words: Sequence[str]) -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     print(f"written to {asked.output}: simulate with --extra-engine-args '{{\"planner_profile_data\": "
-          f"\"{asked.output}\"}}' --frontend-ms 0")  # fmt: skip
+          f"\"{asked.output}\"}}'")  # fmt: skip
 
 
 async def _measure(url: str, model: str | None, longest: int, most: int) -> Profile:
     limits = aiohttp.ClientTimeout(total=600, sock_connect=10)
     async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0)) as http:
-        engine = ServedEngine(http, url, await _model(http, url, model))
+        name = await _model(http, url, model)
+        args = await _engine_args(http, url, name)
+        engine = ServedEngine(http, url, name, longest, args.get("max_num_batched_tokens", _STEP_TOKENS))
         await engine.prefill(_SHORTEST)  # connections, caches and compilers are warm afterwards
-        prefill, decode = [], []
-        for step in range(_LENGTHS):
-            prefill.append(await engine.prefill(round(_SHORTEST * (longest / _SHORTEST) ** (step / (_LENGTHS - 1)))))
-            _say(f"prefill of {prefill[-1].tokens:,} tokens: {prefill[-1].milliseconds:.1f} ms")
-        for requests in sorted({1, max(2, most // 4), most}):
-            for tokens in (longest // 16, longest // 2):
-                seen = await engine.decode(requests, max(_SHORTEST, tokens))
-                _say(f"{requests} requests of {seen.context:,.0f} tokens: {seen.milliseconds:.1f} ms per token")
-                decode.append(seen)
-        fit = fit_decode(decode)
-        profile = profile_from(prefill, fit, longest + _TOKENS, most)
+        profile = await _fitted(engine, longest, most, args)
         await _check(engine, profile, longest, most)
         return profile
 
 
+async def _fitted(engine: ServedEngine, longest: int, most: int, args: dict[str, Any]) -> Profile:
+    prefill, decode = [], []
+    for step in range(_LENGTHS):
+        tokens = round(_SHORTEST * (engine.step_tokens / _SHORTEST) ** (step / (_LENGTHS - 1)))
+        prefill.append(await engine.prefill(tokens))
+        _say(f"first token of a prompt of {tokens:,} tokens: {prefill[-1].milliseconds:.1f} ms")
+    frontend = await _frontend_ms(engine)
+    steps = [structs.replace(one, milliseconds=max(0.05, one.milliseconds - frontend)) for one in prefill]
+    for requests in sorted({1, max(2, most // 4), most}):
+        for tokens in (longest // 16, longest // 2):
+            seen = await engine.decode(requests, max(_SHORTEST, tokens))
+            _say(f"{requests} requests of {seen.context:,.0f} tokens: {seen.milliseconds:.1f} ms per token")
+            decode.append(seen)
+    fit = fit_decode(decode)
+    alone = ProfileTiming(profile_from(steps, fit, longest + engine.step_tokens, most), MockerArgs())
+    shared, waited = [], []
+    for tokens, requests in ((engine.step_tokens // 8, most // 4), (engine.step_tokens // 3, most // 2)):
+        mixed = await engine.mixed(max(_SHORTEST, tokens), max(1, requests), longest // 8)
+        shared.append(1000 * alone.prefill(mixed.tokens) + mixed.decode_ms - mixed.step_ms)
+        waited.append(mixed.waited_steps(frontend))
+        _say(
+            f"a prompt of {mixed.tokens:,} tokens beside {mixed.requests} requests: {mixed.step_ms:.1f} ms instead of "
+            f"{mixed.decode_ms:.1f} ms between their tokens, after waiting for {waited[-1]:.1f} steps"
+        )
+    about = About(
+        model=engine.model,
+        shared_ms=max(0.0, statistics.fmean(shared)),
+        frontend_ms=frontend,
+        engine=args | {"async_scheduling": statistics.fmean(waited) > 1.0, "watermark": 0.0},
+    )
+    _say(f"what only the first of several in a step costs: {about.shared_ms:.1f} ms; scheduled ahead: "
+         f"{'yes' if about.engine['async_scheduling'] else 'no'}")  # fmt: skip
+    return profile_from(steps, fit, longest + engine.step_tokens, most, about)
+
+
+async def _frontend_ms(engine: ServedEngine) -> float:
+    """What is left of the time to the first token without the step that computes the prompt."""
+    rest = []
+    for share in (8, 3):
+        tokens = max(_SHORTEST, engine.step_tokens // share)
+        step = await engine.prefill_step(tokens)
+        if step is not None:
+            rest.append(max(0.0, (await engine.prefill(tokens)).milliseconds - step))
+            _say(f"the step of a prompt of {tokens:,} tokens: {step:.1f} ms, the way there and back {rest[-1]:.1f} ms")
+    return statistics.fmean(rest) if rest else 0.0
+
+
 async def _check(engine: ServedEngine, profile: Profile, longest: int, most: int) -> None:
     """How well the profile predicts requests that it was not made from."""
-    timing = ProfileTiming(profile, MockerArgs())
-    errors: dict[str, list[float]] = {"prefill": [], "decode": []}
+    timing, about = ProfileTiming(profile, MockerArgs()), profile.about
+    frontend = about.frontend_ms or 0.0
+    errors: dict[str, list[float]] = {"first token": [], "decode step": [], "first token beside others": []}
     for share in (0.1, 0.3, 0.7):
-        found = await engine.prefill(max(_SHORTEST, round(share * longest)))
-        errors["prefill"].append(1000 * timing.prefill(found.tokens) / found.milliseconds - 1)
+        found = await engine.prefill(max(_SHORTEST, round(share * engine.step_tokens)))
+        errors["first token"].append((frontend + 1000 * timing.prefill(found.tokens)) / found.milliseconds - 1)
     for requests in {max(1, most // 2), max(1, most // 3)}:
         seen = await engine.decode(requests, longest // 4)
         predicted = 1000 * timing.decode(seen.requests, round(seen.requests * seen.context))
-        errors["decode"].append(predicted / seen.milliseconds - 1)
+        errors["decode step"].append(predicted / seen.milliseconds - 1)
+    waits = 1.5 if about.engine["async_scheduling"] else 0.5
+    for tokens, requests in ((engine.step_tokens // 5, most // 3), (engine.step_tokens // 2, most // 5)):
+        mixed = await engine.mixed(max(_SHORTEST, tokens), max(1, requests), longest // 6)
+        context = mixed.requests * longest // 6
+        step = 1000 * timing.mixed(mixed.tokens, mixed.requests, context)
+        waited = waits * 1000 * timing.decode(mixed.requests, context)
+        errors["first token beside others"].append((frontend + waited + step) / mixed.ttft_ms - 1)
     for name, values in errors.items():
         shown = ", ".join(f"{100 * value:+.1f} %" for value in values)
-        print(f"{name} times of {engine.model} that were not used for the fit are predicted with errors of {shown}")
+        print(f"times of {engine.model} that were not used for the fit are predicted with errors of {shown} ({name})")
+
+
+async def _engine_args(http: aiohttp.ClientSession, url: str, model: str) -> dict[str, Any]:
+    """What the server's metrics say about the engine; nothing if it has none."""
+    async with http.get(f"{url}/metrics") as response:
+        text = await response.text() if response.status == 200 else ""
+    found = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition("{")
+        known = _ENGINE.get(name.removeprefix("dynamo_frontend_"))
+        if known and f'model="{model}"' in rest:
+            found[known] = int(float(rest.rpartition(" ")[2]))
+    return found
 
 
 async def _model(http: aiohttp.ClientSession, url: str, asked: str | None) -> str:

@@ -8,19 +8,21 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 
 import aiohttp
 import msgspec
 
 from dynamo.frontend.fleet.merge_patch import Document, apply_merge_patch
-from dynamo.run.top_screen import lines, printable
+from dynamo.run.top_cells import printable
+from dynamo.run.top_screen import lines
 
-USAGE = """usage: dynamo top [URL]
+USAGE = """usage: dynamo top [--prefixes] [URL]
 
-Show the workers of a server, their load, the running requests and the last routing decisions, as they change.
-URL is http://localhost:8080 where it is left out. q quits. Into a pipe or a file, the present state is written once.
-Where the server has keys, set DYN_ADMIN_KEY."""
+Show the workers of a server, their load and tiers, the running requests, the last hand-offs and routing decisions and
+what the planner says, as they change. --prefixes also shows the largest cached prefixes. URL is http://localhost:8080
+where it is left out. q quits. Into a pipe or a file, the present state is written once. Where the server has keys, set
+DYN_ADMIN_KEY."""
 DEFAULT_URL = "http://localhost:8080"
 LONGEST_EVENT = 1 << 24
 LONGEST_RETRY = 15.0
@@ -36,6 +38,8 @@ def top(words: Sequence[str], environment: Mapping[str, str]) -> int:
     if words and words[0] in ("-h", "--help"):
         print(USAGE)
         return 0
+    prefixes = "--prefixes" in words
+    words = [word for word in words if word != "--prefixes"]
     if len(words) > 1 or (words and words[0].startswith("-")):
         print(USAGE, file=sys.stderr)
         return 2
@@ -43,7 +47,7 @@ def top(words: Sequence[str], environment: Mapping[str, str]) -> int:
     url = url if "://" in url else f"http://{url}"
     key = environment.get("DYN_ADMIN_KEY")
     try:
-        asyncio.run(_watch(url, key) if sys.stdout.isatty() else _once(url, key))
+        asyncio.run(_watch(url, key, prefixes) if sys.stdout.isatty() else _once(url, key, prefixes))
     except TopError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -52,13 +56,13 @@ def top(words: Sequence[str], environment: Mapping[str, str]) -> int:
     return 0
 
 
-async def documents(url: str, key: str | None) -> AsyncIterator[Document]:
+async def documents(url: str, key: str | None, prefixes: bool = False) -> AsyncGenerator[Document, None]:
     """The state after each event, until the stream breaks. Raises TopError if the server refuses."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with (
         aiohttp.ClientSession(headers=headers, timeout=limits, read_bufsize=LONGEST_EVENT) as http,
-        http.get(f"{url}/fleet/events") as answer,
+        http.get(f"{url}/fleet/events{'?prefixes=true' if prefixes else ''}") as answer,
     ):
         if answer.status in (401, 403):
             raise TopError(f"{url} needs the key of an administrator in DYN_ADMIN_KEY")
@@ -78,9 +82,12 @@ async def documents(url: str, key: str | None) -> AsyncIterator[Document]:
                 yield document
 
 
-async def _once(url: str, key: str | None) -> None:
+async def _once(url: str, key: str | None, prefixes: bool) -> None:
     try:
-        async for document in documents(url, key):
+        async for document in documents(url, key, prefixes):
+            known = any(model.get("known_blocks") for model in document["models"].values())
+            if prefixes and known and not document["prefixes"]:
+                continue  # they are being looked for
             print("\n".join(lines(document, time.time(), 1 << 16)))
             return
     except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -88,9 +95,9 @@ async def _once(url: str, key: str | None) -> None:
     raise TopError(f"{url} ended the connection")
 
 
-async def _watch(url: str, key: str | None) -> None:
+async def _watch(url: str, key: str | None, prefixes: bool) -> None:
     with _screen() as quitting:
-        following = asyncio.create_task(_follow(url, key))
+        following = asyncio.create_task(_follow(url, key, prefixes))
         await asyncio.wait((following, quitting), return_when=asyncio.FIRST_COMPLETED)
         if not following.done():
             following.cancel()
@@ -98,12 +105,12 @@ async def _watch(url: str, key: str | None) -> None:
             await following
 
 
-async def _follow(url: str, key: str | None) -> None:
+async def _follow(url: str, key: str | None, prefixes: bool) -> None:
     """Draw each state; connect again when the stream breaks."""
     pause, document = 1.0, None
     while True:
         try:
-            async for document in documents(url, key):
+            async for document in documents(url, key, prefixes):
                 pause = 1.0
                 _draw(document, f"{printable(url)}   q quits")
             why = "it ended the connection"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import structs
 
+from dynamo import __version__
 from dynamo.protocols.instance import Instance
 from dynamo.runtime import records
 from dynamo.runtime.client import Client
@@ -322,6 +323,7 @@ class Endpoint:
             transport=runtime.plane.transport,
             address=address,
             device_type=runtime.config.device_type,
+            version=__version__,
             health_check=health_check_payload,
         )
         try:

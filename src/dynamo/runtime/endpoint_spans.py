@@ -58,9 +58,12 @@ class EndpointSpans:
 
 
 class SpannedOutlet:
-    """Passes everything on, and ends the span with the stream: until the first token it is prefill, then decode."""
+    """Passes everything on, and ends the span with the stream: until the first token it is prefill, then decode.
 
-    __slots__ = ("_began", "_first", "_outlet", "_span", "_spans", "columnar")
+    A handler that does something else before calls `next_stage`.
+    """
+
+    __slots__ = ("_began", "_first", "_outlet", "_span", "_spans", "columnar", "last_stage")
 
     def __init__(self, outlet: Outlet, span: Any, spans: EndpointSpans) -> None:
         self._outlet = outlet
@@ -68,6 +71,8 @@ class SpannedOutlet:
         self._spans = spans
         self._began = time.time_ns()
         self._first = 0
+        self.last_stage = "decode"
+        """What follows the first token; at a prefill worker, its offer to a decode worker."""
         self.columnar = outlet.columnar
 
     def tokens(self, ids: list[int]) -> None:
@@ -77,6 +82,12 @@ class SpannedOutlet:
     def item(self, value: Any) -> None:
         self._first = self._first or time.time_ns()
         self._outlet.item(value)
+
+    def next_stage(self, name: str) -> None:
+        """What was done so far is a stage of this name; the next one begins now."""
+        now = time.time_ns()
+        self._spans.child(self._span, name, self._began, now)
+        self._began = now
 
     def end(self) -> None:
         self.close(None)
@@ -95,7 +106,7 @@ class SpannedOutlet:
         end = time.time_ns()
         self._spans.child(self._span, "prefill", self._began, self._first or end)
         if self._first:
-            self._spans.child(self._span, "decode", self._first, end)
+            self._spans.child(self._span, self.last_stage, self._first, end)
         if error is not None:
             self._spans.mark_failed(self._span, error)
         self._span.end(end)

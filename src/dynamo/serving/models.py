@@ -14,6 +14,7 @@ from dynamo.protocols.card import ModelCard, ModelInput
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import RoutingConfig, make_router
+from dynamo.router.handoff.prefills import Prefills
 from dynamo.router.handoff.split import Splitter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
@@ -22,7 +23,6 @@ from dynamo.runtime.names import FILES_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import Channel
 from dynamo.serving.model_group import ModelGroup, retry_delay
 from dynamo.serving.overrides import Override, Overrides
-from dynamo.serving.prefills import Prefills
 from dynamo.serving.served_model import ServedModel
 
 log = logging.getLogger(__name__)

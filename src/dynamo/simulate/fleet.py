@@ -9,7 +9,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from dynamo.engines.mocker import MockerArgs, MockerEngine
+from dynamo.engines.mocker import MockerArgs, MockerEngine, MockVocabulary
 from dynamo.engines.mocker.profile import timing_for
 from dynamo.engines.mocker.timing import Timing
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
@@ -21,6 +21,9 @@ from dynamo.worker.life import registered
 MODEL = "simulated"
 ENDPOINT = EndpointId("simulated", "backend", "generate")
 PREFILL_ENDPOINT = EndpointId("simulated", "prefill", "generate")
+
+_ONE_WORD = MockVocabulary(1000, 1001)
+"""Nobody reads the answers: how long they are is all that counts."""
 
 Role = Literal["agg", "prefill", "decode"]
 
@@ -35,8 +38,11 @@ class VariableTiming:
     def prefill(self, new_tokens: int) -> float:
         return self.factor * self._timing.prefill(new_tokens)
 
-    def decode(self, sequences: int, context_tokens: int) -> float:
+    def decode(self, sequences: int, context_tokens: float) -> float:
         return self.factor * self._timing.decode(sequences, context_tokens)
+
+    def mixed(self, new_tokens: int, sequences: int, context_tokens: int) -> float:
+        return self.factor * self._timing.mixed(new_tokens, sequences, context_tokens)
 
 
 class SimulatedWorker:
@@ -45,7 +51,7 @@ class SimulatedWorker:
     def __init__(self, config: RuntimeConfig, local: Local, args: MockerArgs, timing: Timing) -> None:
         self.runtime = DistributedRuntime(config=config, local=local)
         self.timing = VariableTiming(timing)
-        self.engine = MockerEngine(args, timing=self.timing, coarse=True)
+        self.engine = MockerEngine(args, vocabulary=_ONE_WORD, timing=self.timing, coarse=True)
         self.started_at = self.ended_at = 0.0
         self._args = args
         self._serving: asyncio.Task[None] | None = None

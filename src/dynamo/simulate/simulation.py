@@ -19,12 +19,12 @@ from dynamo.router.backoff import Backoff
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery import Delivery
 from dynamo.router.factory import make_router
+from dynamo.router.handoff.prefills import Prefills
 from dynamo.router.handoff.split import Splitter
 from dynamo.router.placement import Router
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime
 from dynamo.runtime.membership import Membership
-from dynamo.serving.prefills import Prefills
 from dynamo.simulate import virtual_time
 from dynamo.simulate.fleet import ENDPOINT, MODEL, SimulatedFleet
 from dynamo.simulate.incidents import Incident
@@ -190,9 +190,13 @@ class Simulation:
         start = self._loop.time()
         incidents = [asyncio.create_task(incident.happen(self.fleet, start)) for incident in self.config.incidents]
         send = self._at_its_times if self.config.concurrency is None else self._as_answers_end
-        await send(traffic, start)
-        for task in incidents:
-            task.cancel()
+        try:
+            await send(traffic, start)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from None  # such as a row of a trace that cannot be read
+        finally:
+            for task in incidents:
+                task.cancel()
         for outcome in await asyncio.gather(*incidents, return_exceptions=True):
             if isinstance(outcome, Exception):
                 raise outcome

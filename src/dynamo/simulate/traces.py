@@ -39,6 +39,7 @@ class ReplayFields(Struct, frozen=True, kw_only=True):
 
 
 class TracedRequest(Struct, frozen=True, kw_only=True):
+    model: str = ""
     output_tokens: Tokens | None = None
     request_received_ms: Milliseconds
     replay: ReplayFields | None = None
@@ -104,6 +105,7 @@ def read_request_trace(path: Path) -> Iterator[SimulatedRequest]:
                     output_tokens=request.output_tokens,
                     block_ids=replay.input_sequence_hashes,
                     block_size=replay.trace_block_size,
+                    model=request.model,
                     label=label,
                 ),
             )

@@ -26,6 +26,8 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
     delay: float = 0.0
     """Seconds between the end of the session's earlier request and this one."""
     priority: int = 0
+    model: str = ""
+    """Which it asks for, where the trace says so."""
     label: str = ""
     """Where it comes from, for error messages."""
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from dynamo.protocols.kv import KvChange, Tier
+from dynamo.protocols.kv import KvChange, Tier, TierReport
 from dynamo.tiers.costs import PrefillCost, TierCosts
 from dynamo.tiers.folder import FolderTier
 from dynamo.tiers.memory import MemoryTier
@@ -32,14 +32,25 @@ _CLOSE_SECONDS = 5.0
 class TierFetch:
     """Segments that are being read for one request."""
 
-    def __init__(self, keys: Sequence[int], deadline: float) -> None:
+    def __init__(self, keys: Sequence[int], deadline: float, pace: float) -> None:
         self.keys = keys
         self.deadline = deadline
         """When computing the tokens would have been done: waiting longer is of no use."""
+        self.pace = pace
+        """Seconds in which a segment would be computed."""
+        self.began_at: float | None = None
+        """When the first segment began to be read; before that, other fetches are."""
         self.read: dict[int, tuple[KvSegment, float]] = {}
         """With the seconds that reading took."""
         self.finished = False
         self.abandoned = False
+
+    @property
+    def due(self) -> float:
+        """Until when to wait for the next segment: a disk that falls behind computing costs one segment's time."""
+        if self.began_at is None:
+            return self.deadline
+        return min(self.deadline, self.began_at + (len(self.read) + 1) * self.pace)
 
 
 class TierStore:
@@ -60,6 +71,8 @@ class TierStore:
         self.costs = {
             tier: TierCosts() for tier, there in ((Tier.Host, memory), (Tier.Disk, folder)) if there is not None
         }
+        self._in_use = dict.fromkeys(self.costs, True)
+        """As the log has it."""
         self.wake = wake
         self._changes: deque[tuple[Tier, KvChange]] = deque()
         self.announced = False
@@ -107,7 +120,8 @@ class TierStore:
             wanted = wanted[:1] if disk.take_trial(self.prefill, now) else []
         if not wanted:
             return None
-        fetch = TierFetch(wanted, now + len(keys) * self.segment_tokens * (self.prefill.seconds_per_token or 0.0))
+        pace = self.segment_tokens * (self.prefill.seconds_per_token or 0.0)
+        fetch = TierFetch(wanted, now + len(keys) * pace, pace)
         self._fetches.put(fetch)
         return fetch
 
@@ -129,8 +143,14 @@ class TierStore:
     def restored(self, segment: KvSegment, tier: Tier, tokens: int, seconds: float) -> None:
         """It was used; `seconds` counts everything from the tier to the device."""
         self.costs[tier].restored(tokens, segment.size, seconds, self.prefill, self._clock())
+        self._log_use(tier)
         if tier is Tier.Disk and self.memory is not None:
             self.memory.put(segment)
+
+    def measured(self, tier: Tier, tokens: int, seconds: float) -> None:
+        """Restoring `tokens` took, or would have taken, `seconds`."""
+        self.costs[tier].measured(tokens, seconds, self.prefill, self._clock())
+        self._log_use(tier)
 
     def failed(self, tier: Tier) -> None:
         self.costs[tier].failures += 1
@@ -163,6 +183,24 @@ class TierStore:
         while self._changes:
             changes.append(self._changes.popleft())
         return changes
+
+    def reports(self) -> list[TierReport]:
+        """What each tier holds and has done, for people who look at the fleet."""
+        held = {Tier.Host: self.memory, Tier.Disk: self.folder}
+        return [
+            TierReport(
+                tier=tier,
+                used=costs.worthwhile(self.prefill),
+                bytes=where.used,
+                limit_bytes=where.limit,
+                hits=costs.hits,
+                misses=costs.misses,
+                restored_tokens=costs.restored_tokens,
+                saved_seconds=round(costs.saved_seconds, 3),
+            )
+            for tier, costs in self.costs.items()
+            if (where := held[tier]) is not None
+        ]
 
     def clear(self) -> None:
         """Forget everything, without a change for each block; the files are removed by and by."""
@@ -229,11 +267,29 @@ class TierStore:
                 self._hanging = None
             if fetch.abandoned:
                 for _, seconds in fetch.read.values():
-                    self.costs[Tier.Disk].measured(self.segment_tokens, seconds, self.prefill, self._clock())
+                    self.measured(Tier.Disk, self.segment_tokens, seconds)
+
+    def _log_use(self, tier: Tier) -> None:
+        """One line when a tier turns itself off, and one when it is used again."""
+        costs = self.costs[tier]
+        used = costs.worthwhile(self.prefill)
+        if used == self._in_use[tier]:
+            return
+        self._in_use[tier] = used
+        where = self.folder.folder if tier is Tier.Disk and self.folder is not None else "memory"
+        restoring, computing = (1e3 * (each.seconds_per_token or 0.0) for each in (costs, self.prefill))
+        if used:
+            log.info("KV blocks are restored from %s again: %.4g ms per token, computing takes %.4g ms", where,
+                     restoring, computing)  # fmt: skip
+        else:
+            log.warning("KV blocks are not restored from %s any more: that takes %.4g ms per token, computing %.4g ms; "
+                        "measuring it again every minute", where, restoring, computing)  # fmt: skip
 
     def _read(self) -> None:
         assert self.folder is not None
         while (fetch := self._fetches.get()) is not None:
+            fetch.began_at = self._clock()
+            self.wake()
             for key in fetch.keys:
                 if fetch.abandoned:
                     break

@@ -14,6 +14,7 @@ from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
 from dynamo.protocols.errors import DynamoException, ProtocolError
 from dynamo.protocols.handoff import CHUNK_BYTES, MAX_STATE_BYTES, HandoffOffer, StateChunk, TakeRequest, read_offer
 from dynamo.runtime import Context, DistributedRuntime
+from dynamo.runtime.endpoint_spans import SpannedOutlet
 from dynamo.runtime.stream import Outlet
 from dynamo.worker.bootstrap import meet
 from dynamo.worker.handoff_metrics import TakeMetrics
@@ -73,6 +74,8 @@ class DecodeWorker:
         finally:
             forget()
             taking.cancel()
+            if isinstance(outlet, SpannedOutlet):
+                outlet.next_stage("hand-off")
         if context.is_stopped():
             outlet.item(EngineOutput(finish_reason="cancelled"))
             outlet.end()

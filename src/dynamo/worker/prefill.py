@@ -23,6 +23,7 @@ from dynamo.protocols.handoff import CHUNK_BYTES, OFFER, HandoffOffer, StateChun
 from dynamo.protocols.instance import Instance
 from dynamo.router.handoff.record import HandoffLedger, HandoffRecord, HandoffState
 from dynamo.runtime import Context, Endpoint
+from dynamo.runtime.endpoint_spans import SpannedOutlet
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import HANDOFF_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import route_path
@@ -89,6 +90,8 @@ class PrefillWorker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def __call__(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
+        if isinstance(outlet, SpannedOutlet):
+            outlet.last_stage = "hand-off"
         if request.stop_conditions.max_tokens != 1:
             request = structs.replace(request, stop_conditions=structs.replace(request.stop_conditions, max_tokens=1))
         running = self._engine.generate(request, PrefillSink(self, request, context, outlet))

@@ -182,6 +182,7 @@ async def publish_load(endpoint: Endpoint, engine: LoadSource, gauges: CacheGaug
             kv_total_blocks=load.kv_total_blocks,
             host_weight=load.host_weight,
             disk_weight=load.disk_weight,
+            tiers=load.tiers,
         )
 
     engine.on_load(publish)

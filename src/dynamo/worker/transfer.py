@@ -18,6 +18,7 @@ from dynamo.engines.base import Engine, EngineTransfer
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import Context
+from dynamo.runtime.endpoint_spans import SpannedOutlet
 from dynamo.runtime.stream import Handler, Outlet
 from dynamo.worker.prefill import LEASE_SECONDS
 
@@ -37,6 +38,8 @@ class LeasedPrefills:
         self._lease = lease
 
     def __call__(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
+        if isinstance(outlet, SpannedOutlet):
+            outlet.last_stage = "hand-off"
         if request.stop_conditions.max_tokens != 1:
             request = structs.replace(request, stop_conditions=structs.replace(request.stop_conditions, max_tokens=1))
         try:

@@ -32,6 +32,7 @@ def test_flags_and_the_file_of_arguments_are_one_table() -> None:
         ({"extra_engine_args": {"n_gpu_layer": 1}}, "did you mean 'n_gpu_layers'"),
         ({"extra_engine_args": {"cache_type": "f8"}}, "f8"),
         ({"extra_engine_args": {"max_num_seqs": 200, "cached_seqs": 200}}, "at most 256 together"),
+        ({"arguments": ["--disaggregation-mode", "encode"]}, "must be one of agg, prefill or decode, not 'encode'"),
         ({"extra_engine_args": {"n_batch": 32}}, "n_batch must be at least"),
         ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
         ({"num_nodes": 2}, "--num-nodes"),

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import shutil
+from pathlib import Path
+
+import pytest
 
 from dynamo.engines.base import EngineInfo
+from dynamo.engines.llamacpp.engine import LlamaCppEngine
+from dynamo.engines.registry import EngineSpec
+from dynamo.model import LocalModel
+from dynamo.model.bundled import bundled
 from dynamo.protocols.card import WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from engines.llamacpp.conftest import Starting
@@ -38,6 +47,30 @@ async def test_split_answers_are_token_for_token_those_of_one_engine(starting: S
         for engine in engines.values():
             await until(lambda engine=engine: engine.quiet() and engine.blocks.in_use == 0)
             engine.blocks.check()
+
+
+@pytest.mark.parametrize("other", ["weights", "cache_type"])
+async def test_engines_with_other_weights_or_another_data_type_are_not_paired_and_that_is_said_once(
+    starting: Starting, tmp_path: Path, caplog: pytest.LogCaptureFixture, other: str
+) -> None:
+    options = {"cache_type": "q8_0"} if other == "cache_type" else {}
+    path = Path(shutil.copytree(bundled(), tmp_path / "model"))
+    if other == "weights":
+        with (path / "tiny.gguf").open("r+b") as weights:
+            weights.seek(-64, os.SEEK_END)
+            weights.write(bytes(64))
+    arguments = {"n_threads": 1, "disaggregation_mode": "prefill", **options}
+    prefill = LlamaCppEngine(EngineSpec(model=LocalModel(source="tiny", path=path), extra_engine_args=arguments))
+    async with SplitStack() as side:
+        await side.worker(prefill, await prefill.start())
+        decode = await starting(disaggregation_mode="decode")
+        await side.worker(decode, EngineInfo(worker_type=WorkerType.Decode, kv_cache_block_size=16))
+        await side.ready()
+        sink, _ = await side.ask(mixed(1)[0])
+        assert sink.error is None
+        assert side.reasons == {(False, "no_prefill"): 1}
+    (line,) = [record.getMessage() for record in caplog.records if "cannot hand over" in record.getMessage()]
+    assert f"it has hand-off by {prefill.transfer}, not by {decode.transfer}" in line
 
 
 async def test_a_state_from_another_engine_is_bit_for_bit_what_the_own_cache_holds(starting: Starting) -> None:

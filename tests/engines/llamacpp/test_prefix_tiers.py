@@ -21,6 +21,7 @@ from engines.llamacpp.conftest import Starting
 from engines.llamacpp.test_batching import _cached
 from support.asking import answer, asking, chat
 from support.kv_reader import Reader, ask_snapshot, content
+from support.limits import full_disk
 from support.waiting import until
 
 ONE = chat("The first document, which is read with care. " * 60)
@@ -140,7 +141,7 @@ async def test_salts_are_kept_apart(starting: Starting) -> None:
     assert _cached(sink) == 0
 
 
-@pytest.mark.parametrize("place", ["file", "locked", "zero"])
+@pytest.mark.parametrize("place", ["file", "locked", "read-only", "zero"])
 async def test_a_folder_that_cannot_be_used_is_named_and_requests_are_answered(
     starting: Starting, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
@@ -148,6 +149,8 @@ async def test_a_folder_that_cannot_be_used_is_named_and_requests_are_answered(
     if place == "file":
         folder = tmp_path / "file"
         folder.write_text("")
+    if place == "read-only":
+        folder = Path("/sys/dynamo-kv")  # root, too, can make nothing there
     options = {"kv_offload_disk_gb": 0.0 if place == "zero" else 0.1, "kv_offload_dir": str(folder)}
     if place == "locked":
         await started(starting, **options)
@@ -157,6 +160,21 @@ async def test_a_folder_that_cannot_be_used_is_named_and_requests_are_answered(
     assert str(folder) in line
     assert (await asked(engine, ONE))[1] == 0
     assert engine.tiers is None
+
+
+async def test_a_disk_that_is_full_is_named_once_and_requests_are_answered(
+    starting: Starting, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = await started(starting, kv_offload_disk_gb=0.1, kv_offload_dir=str(tmp_path))
+    with caplog.at_level(logging.WARNING), full_disk():
+        first = await asked(engine, ONE)
+        await until(lambda: figures(engine, Tier.Disk).failures)
+        assert (await asked(engine, TWO))[0]
+        assert (await asked(engine, ONE))[0] == first[0]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "dynamo.tiers.store"]
+    assert line.startswith("cannot write KV blocks into ")
+    assert line.endswith("; trying again later")
+    assert not list(tmp_path.glob("*/*.part"))
 
 
 async def test_a_disk_tier_without_a_folder_is_refused(starting: Starting) -> None:

@@ -95,6 +95,14 @@ def test_a_file_that_is_no_profile_is_refused_when_the_engine_is_made(tmp_path: 
             MockerEngine(MockerArgs(planner_profile_data=str(path)))
 
 
+def test_a_profile_about_something_strange_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "p.npz", {name: npy(values) for name, values in PROFILE.items()})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("about.json", '{"shared_ms": "much"}')
+    with pytest.raises(InvalidArgument, match=r"about\.json: Expected `float`"):
+        read_profile(path)
+
+
 @given(st.lists(st.tuples(st.integers(0), st.integers(0, 255)), min_size=1, max_size=4))
 def test_a_damaged_file_is_a_profile_or_refused(damage: list[tuple[int, int]]) -> None:
     with TemporaryDirectory() as folder:

@@ -22,6 +22,7 @@ ARGS = st.builds(
     max_num_batched_tokens=st.integers(1, 16),
     enable_prefix_caching=st.booleans() | st.just(True),
     enable_chunked_prefill=st.booleans(),
+    async_scheduling=st.booleans(),
     preemption_mode=st.sampled_from(["lifo", "fifo"]),
     watermark=st.sampled_from([0.0, 0.01, 0.3]),
     dp_size=st.integers(1, 2),
@@ -103,7 +104,8 @@ def check(scheduler: Scheduler) -> None:
     pool.check()
     assert pool.used + pool.free == pool.total
     held = Counter(block for sequence in scheduler.running for block in sequence.blocks)
-    assert [held[block] for block in range(pool.total)] == pool._holders
+    assert [held[block] for block in range(len(pool._holders))] == pool._holders
+    assert all(block < len(pool._holders) for block in held)
     assert len(scheduler.running) <= scheduler.args.max_num_seqs
     for sequence in scheduler.running:
         assert len(sequence.blocks) == -(-sequence.computed // size)

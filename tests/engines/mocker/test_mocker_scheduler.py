@@ -372,3 +372,31 @@ def test_only_iterations_that_end_in_time_are_folded() -> None:
     assert iteration.ends <= start + 0.020
     assert len(iteration.take_tokens()[0][1]) == 3
     assert ranks.step(iteration.ends, iteration.ends).steps == 1
+
+
+def test_a_step_scheduled_ahead_does_not_know_who_came_since() -> None:
+    desk = Desk(async_scheduling=True)
+    desk.add(1, range(4), 9)
+    assert desk.scheduled() == {1: 4}
+    desk.add(2, range(100, 104), 9)
+    assert desk.scheduler.load().waiting == 1
+    assert desk.scheduled() == {1: 1}
+    assert desk.scheduled() == {1: 1, 2: 4}
+
+
+def test_nothing_is_scheduled_ahead_of_the_first_request_and_after_the_last() -> None:
+    desk = Desk(async_scheduling=True)
+    desk.add(1, range(4), 1)
+    desk.add(2, range(100, 104), 1)
+    assert desk.scheduled() == {1: 4}
+    assert desk.scheduled() == {2: 4}
+    assert not desk.scheduler.busy
+
+
+def test_a_request_that_came_too_late_for_the_next_step_can_be_cancelled() -> None:
+    desk = Desk(async_scheduling=True)
+    desk.add(1, range(4), 3)
+    desk.step()
+    desk.add(2, range(100, 104), 9)
+    assert desk.scheduler.cancel(2)
+    assert [done.request_id for done in desk.finish()] == [1]

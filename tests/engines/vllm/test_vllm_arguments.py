@@ -51,6 +51,12 @@ def test_flags_of_dynamo_become_those_of_vllm() -> None:
     assert (made.nnodes, made.node_rank, made.master_addr, made.master_port) == (2, 1, "10.1.2.3", 6539)
 
 
+def test_a_follower_may_leave_the_layout_to_its_leader() -> None:
+    node = {"num_nodes": 2, "node_rank": 1, "leader_addr": "h:1"}
+    assert arguments(**node).layout_from_leader
+    assert not arguments(**node, tensor_parallel_size=2).layout_from_leader
+
+
 def test_a_model_config_gives_the_tokenizer_and_the_configuration(tmp_path: Path) -> None:
     made = arguments(model_config=LocalModel(source="config", path=tmp_path))
     assert (made.tokenizer, made.hf_config_path) == (str(tmp_path), str(tmp_path))
@@ -73,7 +79,8 @@ def test_a_gguf_file_needs_vllms_plugin(tmp_path: Path) -> None:
         (["--max-model-len", "128"], {"context_length": 256}, "--context-length says 256"),
         ([], {"kv_cache_block_size": 16}, "32 tokens or a multiple, not 16"),
         ([], {"num_nodes": 2, "leader_addr": "host:port"}, "--leader-addr"),
-        ([], {"num_nodes": 2, "node_rank": 1, "leader_addr": "h:1"}, "--tensor-parallel-size on every node"),
+        ([], {"num_nodes": 2, "leader_addr": "h:1"}, "--tensor-parallel-size that is a multiple of 2"),
+        ([], {"num_nodes": 2, "node_rank": 1, "tensor_parallel_size": 3, "leader_addr": "h:1"}, "a multiple of 2"),
     ],
 )
 def test_wrong_arguments_are_named(flags: list[str], fields: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import socket
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from dynamo.engines.base import EngineError
 from dynamo.engines.registry import EngineSpec
 from dynamo.engines.vllm.arguments import engine_arguments
 from dynamo.engines.vllm.connector import announce
+from dynamo.engines.vllm.engine import VllmEngine
 from dynamo.engines.vllm.outbox import Outbox
 from dynamo.model import LocalModel, bundled
 from support.waiting import until
@@ -120,3 +122,18 @@ class CoreCalls:
 
     async def abort_requests_async(self, ids: list[str]) -> None:
         self.calls.append(("abort", ids))
+
+    async def reset(self, **asked: bool) -> bool:
+        self.calls.append(("reset", asked))
+        return True
+
+
+async def test_clearing_the_cache_reaches_what_a_connector_keeps() -> None:
+    core = CoreCalls()
+    llm = SimpleNamespace(reset_prefix_cache=core.reset, engine_core=SimpleNamespace(engine_ranks_managed=[]))
+    sockets = TemporaryDirectory()
+    engine = VllmEngine(arguments(), sockets)
+    engine._llm = llm
+    assert await engine.clear_cache()
+    assert core.calls == [("reset", {"reset_connector": True})]
+    sockets.cleanup()

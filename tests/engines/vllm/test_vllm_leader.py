@@ -1,9 +1,15 @@
-"""A follower notices that its leader is gone."""
+"""A follower takes the layout of its leader, and notices that it is gone."""
 
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
+import pytest
+from torch.distributed import TCPStore
+
+from dynamo.engines.base import EngineError
+from dynamo.engines.vllm.layout import Announcement, adopt_layout
 from dynamo.engines.vllm.leader import until_leader_leaves
 
 
@@ -39,3 +45,23 @@ async def test_a_follower_that_closes_stops_waiting() -> None:
         await asyncio.wait([watching])
         assert watching.cancelled()
         await ended.wait()
+
+
+async def test_a_follower_takes_the_layout_of_its_leader(unused_tcp_port: int) -> None:
+    leader = SimpleNamespace(
+        master_addr="127.0.0.1", master_port=unused_tcp_port, tensor_parallel_size=8, pipeline_parallel_size=2
+    )
+    follower = SimpleNamespace(master_addr="127.0.0.1", master_port=unused_tcp_port)
+    adopting = asyncio.create_task(asyncio.to_thread(adopt_layout, follower, lambda: False))
+    announcement = Announcement(leader)
+    store = await asyncio.to_thread(TCPStore, "127.0.0.1", unused_tcp_port, is_master=True, wait_for_workers=False)
+    await adopting
+    assert (follower.tensor_parallel_size, follower.pipeline_parallel_size) == (8, 2)
+    announcement.stop()
+    del store
+
+
+async def test_a_follower_that_is_stopped_no_longer_waits_for_its_leader(unused_tcp_port: int) -> None:
+    follower = SimpleNamespace(master_addr="127.0.0.1", master_port=unused_tcp_port)
+    with pytest.raises(EngineError, match="stopped before its leader came"):
+        await asyncio.to_thread(adopt_layout, follower, lambda: True)

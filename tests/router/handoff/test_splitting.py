@@ -11,6 +11,7 @@ from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.handoff import read_offer
 from dynamo.router import RoutingConfig
+from dynamo.router.handoff.recent import HandoffStage
 from dynamo.router.handoff.split import Prefill, prefill_request
 from dynamo.runtime import Context
 from dynamo.settings.split import SplitConfig
@@ -40,6 +41,22 @@ async def test_a_prefill_worker_computes_the_prompt_and_a_decode_worker_continue
         assert decision.reasons()["prefill"]["reason"] == "always"
         assert side.reasons == {(True, "always"): 1}
         await until(lambda: held(prefill) == held(decode) == 0)
+
+
+async def test_the_last_hand_offs_are_kept_for_people() -> None:
+    async with SplitStack() as side:
+        decode = await side.mocker("decode")
+        await side.ready(prefills=0)
+        await side.ask(long(1))
+        prefill = await side.mocker("prefill")
+        await side.until_known(prefills=1)
+        await side.ask(long(2))
+        local, split = side.splitter.recent
+        assert (local.stage, local.reason, local.prefill_id) == (HandoffStage.LOCAL, "no_prefill", None)
+        assert (split.stage, split.reason, split.prefill_id) == (HandoffStage.DONE, "always", prefill.id)
+        assert split.decode_id == decode.id
+        assert split.prefill_seconds is not None
+        assert split.handoff_seconds is not None
 
 
 async def test_the_answer_is_that_of_an_aggregated_worker() -> None:

@@ -215,6 +215,21 @@ def test_only_the_user_can_reach_the_socket_and_it_goes_with_the_process(short_f
     assert list(processes(folder)) == []
 
 
+async def test_a_process_that_starts_removes_what_killed_ones_left(short_folder: Path) -> None:
+    folder = inspection_folder({"XDG_RUNTIME_DIR": str(short_folder)})
+    folder.mkdir(mode=0o700)
+    other = folder / "other.sock"
+    other.touch()
+    stale = socket_path(folder, 1)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(stale))
+    listener = InspectionListener(Inspection(), folder)
+    listener.start()
+    await until(lambda: not stale.exists())
+    assert other.exists()
+    listener.close()
+
+
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     """As someone could put it into the temporary folder first: here as a link, which only its maker can change."""
     folder = inspection_folder({"XDG_RUNTIME_DIR": str(tmp_path)})

@@ -32,9 +32,10 @@ from dynamo.engines.llamacpp.state import SequenceStates
 from dynamo.engines.llamacpp.thread import EngineThread, StepReport
 from dynamo.engines.llamacpp.tier_metrics import TierMetrics
 from dynamo.engines.llamacpp.tier_setup import open_tiers
+from dynamo.engines.llamacpp.weights import weights_digest
 from dynamo.engines.registry import EngineSpec
 from dynamo.model import HubConfig, LoadedModel, ModelError, build_card, open_card
-from dynamo.protocols.card import ModelInput, ModelType
+from dynamo.protocols.card import ModelInput, ModelType, WorkerType
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
@@ -73,6 +74,8 @@ class LlamaCppEngine:
         self._block_size = spec.kv_cache_block_size or _BLOCK_SIZE
         if self._block_size < 1:
             raise EngineError(f"--kv-cache-block-size must be at least 1, not {self._block_size}")
+        self._transfer = ""
+        """Of an engine that computes prompts for others, or continues from theirs."""
         self._thread: EngineThread | None = None
         self._open: set[Job] = set()
         """Their sinks have not ended."""
@@ -100,7 +103,8 @@ class LlamaCppEngine:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-grammar")
         self._thread = EngineThread(self.scheduler, decoder, self._deliver, self._died)
         self._states = SequenceStates(decoder, self.blocks)
-        self._transfer = f"the state of llama.cpp sequences, {decoder.description}, {self._args.cache_type}"
+        if self._args.worker_type is not WorkerType.Aggregated:
+            self._transfer = await asyncio.to_thread(self._form_of_state, decoder.description)
         self._prefixes = HeldPrefixes(decoder, self.blocks, self._states, self._args.cached_seqs // 2)
         self.scheduler.give_way = self._prefixes.give_way
         log.info(
@@ -117,6 +121,10 @@ class LlamaCppEngine:
             guided_decoding=find_spec("llguidance") is not None,
             resumes_guided=True,
         )
+
+    def _form_of_state(self, model: str) -> str:
+        """Equal for two engines exactly when one can continue from the other's state."""
+        return f"llama.cpp state, {model}, {self._args.cache_type}, weights {weights_digest(self._file)[:12]}"
 
     def generate(self, request: PreprocessedRequest, sink: Sink) -> LlamaCppRunning:
         """Start one answer; if the request is invalid, its sink fails at once."""

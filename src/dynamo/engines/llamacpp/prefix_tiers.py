@@ -62,13 +62,13 @@ class PrefixTiers:
         fetch = job.fetch
         if fetch is None or fetch.finished:
             return True
-        if time.monotonic() < fetch.deadline:
+        if time.monotonic() < fetch.due:
             return False
         self.store.abandon(fetch)
         return True
 
     def seconds_to_wait(self, fetching: Sequence[Job]) -> float | None:
-        deadlines = [job.fetch.deadline for job in fetching if job.fetch is not None]
+        deadlines = [job.fetch.due for job in fetching if job.fetch is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def restore(self, job: Job, most: int | None) -> bool:
@@ -156,8 +156,8 @@ class PrefixTiers:
         decoder.clear()
         if not works:
             raise EngineError("llama.cpp cannot restore the state of this model")
-        if host := self.store.costs.get(Tier.Host):
-            host.measured(count, seconds, self.store.prefill, time.monotonic())
+        if Tier.Host in self.store.costs:
+            self.store.measured(Tier.Host, count, seconds)
 
     def weights(self) -> tuple[float | None, float | None]:
         """What a block in memory and on disk is worth; in steps, as each change is sent to the routers."""

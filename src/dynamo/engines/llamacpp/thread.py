@@ -186,6 +186,7 @@ class EngineThread:
         load = RankLoad(
             host_weight=host,
             disk_weight=disk,
+            tiers=[] if self._tiers is None else self._tiers.store.reports(),
             active_decode_blocks=blocks.active_blocks,
             active_prefill_tokens=self._scheduler.prefill_tokens,
             kv_used_blocks=-(-blocks.used // blocks.block_size),

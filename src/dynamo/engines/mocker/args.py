@@ -52,6 +52,8 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
         "--enable-prefix-caching", help="reuse the blocks of earlier prompts")] = True
     enable_chunked_prefill: Annotated[bool, Setting(
         "--enable-chunked-prefill", help="compute a prompt in several steps")] = True
+    async_scheduling: Annotated[bool, Setting(
+        "--async-scheduling", help="schedule a step while the one before it runs, as vLLM does on GPUs")] = False
     preemption_mode: Annotated[Literal["lifo", "fifo"], Setting(
         "--preemption-mode", help="which request is preempted")] = "lifo"
     watermark: Annotated[float, Meta(ge=0, lt=1), Setting(

@@ -21,9 +21,13 @@ class BlockPool:
         self.total = total
         self.caching = caching
         self._record_events = record_events and caching
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(total))
-        self._holders = [0] * total
-        self._hash_of: list[int | None] = [None] * total
+        self._blank: list[int] = []
+        """Free blocks that hold nothing, those that are taken first at the end; beside them the ones never used yet."""
+        self._free: OrderedDict[int, None] = OrderedDict()
+        """Free blocks that may hold something, in the order in which they are taken."""
+        self._holders: list[int] = []
+        self._hash_of: list[int | None] = []
+        """Of the blocks used so far: a simulation has thousands of pools, and most are never full."""
         self._found: dict[int, int] = {}
         """Where each cached hash is found: in the first of its copies."""
         self._copies: dict[int, list[int]] = {}
@@ -36,11 +40,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return self.total - len(self._holders) + len(self._blank) + len(self._free)
 
     @property
     def used(self) -> int:
-        return self.total - len(self._free)
+        return len(self._holders) - len(self._blank) - len(self._free)
 
     def cached_hashes(self) -> set[int]:
         return set(self._found)
@@ -73,13 +77,19 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks to write to, which forget what they held; the caller has checked `free`."""
-        if count > len(self._free):
-            raise ValueError(f"{count} blocks asked of {len(self._free)} free ones")
-        take, holders, hash_of = self._free.popitem, self._holders, self._hash_of
+        if count > self.free:
+            raise ValueError(f"{count} blocks asked of {self.free} free ones")
+        holders, hash_of = self._holders, self._hash_of
         found, copies = self._found, self._copies
-        blocks = [take(False)[0] for _ in range(count)]
+        blocks = self._empty(count)
+        if count > len(blocks):
+            take = self._free.popitem
+            used = [take(False)[0] for _ in range(count - len(blocks))]
+            blocks += used
+        else:
+            used = []
         gone = []
-        for block in blocks:
+        for block in used:
             holders[block] = 1
             block_hash = hash_of[block]
             if block_hash is None:
@@ -94,6 +104,18 @@ class BlockPool:
             self._events.append(Removed(gone))
         return blocks
 
+    def _empty(self, count: int) -> list[int]:
+        """Blocks that hold nothing, at most `count`, taken from the free ones."""
+        blank, holders = self._blank, self._holders
+        blocks = [blank.pop() for _ in range(min(count, len(blank)))]
+        for block in blocks:
+            holders[block] = 1
+        first = len(holders)
+        fresh = min(count - len(blocks), self.total - first)
+        holders += [1] * fresh
+        self._hash_of += [None] * fresh
+        return blocks + list(range(first, first + fresh))
+
     def release(self, blocks: Sequence[int]) -> None:
         """Give back a request's blocks, the last one first: the tail of a chain is worth less than its head."""
         holders, free, hash_of = self._holders, self._free, self._hash_of
@@ -101,11 +123,11 @@ class BlockPool:
         for block in reversed(blocks):
             holders[block] -= 1
             if not holders[block]:
-                free[block] = None
                 if hash_of[block] is None:
                     blank.append(block)
-        for block in reversed(blank):
-            free.move_to_end(block, last=False)
+                else:
+                    free[block] = None
+        self._blank += reversed(blank)
 
     def store(self, blocks: Sequence[int], hashes: list[int], parent: int | None) -> None:
         """These blocks are full and may be found from now on."""
@@ -129,7 +151,7 @@ class BlockPool:
             return False
         self._found.clear()
         self._copies.clear()
-        self._hash_of = [None] * self.total
+        self._hash_of = [None] * len(self._hash_of)
         if self._record_events:
             self._events.append(Cleared())
         return True
@@ -145,7 +167,8 @@ class BlockPool:
         """Raise AssertionError if the books do not balance."""
         for block, holders in enumerate(self._holders):
             assert holders >= 0, f"block {block} has {holders} holders"
-            assert (holders == 0) == (block in self._free), f"block {block} is both held and free, or neither"
+            places = (holders > 0) + (block in self._free) + self._blank.count(block)
+            assert places == 1, f"block {block} is in {places} places"
         kept = {block: block_hash for block, block_hash in enumerate(self._hash_of) if block_hash is not None}
         copies = [(block_hash, block) for block_hash, blocks in self._copies.items() for block in blocks]
         assert sorted(kept.items()) == sorted((block, name) for name, block in [*self._found.items(), *copies])

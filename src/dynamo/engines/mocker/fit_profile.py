@@ -8,11 +8,12 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
-from .profile import Profile
+from .profile import ABOUT, ARRAYS, About, Profile
 
-_STEPS = 10
+_STEPS = 40
 _SMALLEST = 16.0
 
 
@@ -27,6 +28,23 @@ class DecodeTime(Struct, frozen=True):
     requests: int
     context: float
     milliseconds: float
+
+
+class MixedTime(Struct, frozen=True):
+    """A prompt of so many tokens sent while requests decoded."""
+
+    tokens: int
+    requests: int
+    decode_ms: float
+    """Between their tokens before and after it."""
+    step_ms: float
+    """Between their tokens around the step that computed it."""
+    ttft_ms: float
+    """Its own time to the first token."""
+
+    def waited_steps(self, frontend_ms: float) -> float:
+        """Steps that the prompt waited for: half of one on average, and one more if the next was scheduled already."""
+        return (self.ttft_ms - frontend_ms - self.step_ms) / self.decode_ms
 
 
 class DecodeFit(Struct, frozen=True):
@@ -76,7 +94,9 @@ def _least_squares(times: Sequence[DecodeTime], used: Sequence[bool]) -> list[fl
     return found
 
 
-def profile_from(prefill: Sequence[PrefillTime], decode: DecodeFit, longest: float, most_requests: int) -> Profile:
+def profile_from(
+    prefill: Sequence[PrefillTime], decode: DecodeFit, longest: float, most_requests: int, about: About | None = None
+) -> Profile:
     """Prefill as measured; decode as a table of the fit, from 1 to `most_requests` of up to `longest` tokens."""
     ordered = sorted(prefill, key=lambda one: one.tokens)
     contexts = _from_to(_SMALLEST, max(longest, 2 * _SMALLEST))
@@ -88,6 +108,7 @@ def profile_from(prefill: Sequence[PrefillTime], decode: DecodeFit, longest: flo
         decode_active_kv_tokens=active,
         decode_context_length=contexts,
         decode_itl=table,
+        about=about or About(),
     )
 
 
@@ -99,7 +120,8 @@ def _from_to(low: float, high: float) -> list[float]:
 def write_profile(profile: Profile, path: Path) -> None:
     """An .npz file, as NumPy writes it."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in Profile.__struct_fields__:
+        archive.writestr(ABOUT, msgspec.json.encode(profile.about))
+        for name in ARRAYS:
             values = getattr(profile, name)
             rows = values if name == "decode_itl" else [values]
             shape = (len(values), len(values[0])) if name == "decode_itl" else (len(values),)

@@ -11,7 +11,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
@@ -19,7 +21,23 @@ from dynamo.protocols.errors import InvalidArgument
 from .args import MockerArgs
 from .timing import PolynomialTiming, Scale, Timing
 
+ARRAYS = ("prefill_isl", "prefill_ttft_ms", "decode_active_kv_tokens", "decode_context_length", "decode_itl")
+"""The tables of a profile, by the names of their arrays in the file."""
+ABOUT = "about.json"
+"""Beside the arrays: what was measured. Files of other profilers do not have it."""
 _NUMBERS = {"<f8": "d", "<f4": "f", "<i8": "q", "<i4": "i", "<u8": "Q", "<u4": "I"}
+
+
+class About(Struct, frozen=True, kw_only=True):
+    """What a profile is about, and what its tables do not say. Times in milliseconds."""
+
+    model: str = ""
+    shared_ms: float = 0.0
+    """What an iteration that prefills and decodes does only once."""
+    frontend_ms: float | None = None
+    """From a client to the engine and back; not part of the tables."""
+    engine: dict[str, Any] = {}
+    """Arguments of the mocker, as the measured engine has them."""
 
 
 class Profile(Struct, frozen=True):
@@ -30,6 +48,7 @@ class Profile(Struct, frozen=True):
     decode_active_kv_tokens: list[float]
     decode_context_length: list[float]
     decode_itl: list[list[float]]
+    about: About = About()
 
     def __post_init__(self) -> None:
         for name in ("prefill_isl", "decode_active_kv_tokens", "decode_context_length"):
@@ -60,7 +79,7 @@ class ProfileTiming:
         times = self._profile.prefill_ttft_ms
         return self._scale.prefill * max(0.0, times[low] + share * (times[low + 1] - times[low]))
 
-    def decode(self, sequences: int, context_tokens: int) -> float:
+    def decode(self, sequences: int, context_tokens: float) -> float:
         if not sequences:
             return 0.0
         table = self._profile.decode_itl
@@ -69,6 +88,12 @@ class ProfileTiming:
         upper = table[row][column] + right * (table[row][column + 1] - table[row][column])
         lower = table[row + 1][column] + right * (table[row + 1][column + 1] - table[row + 1][column])
         return self._scale.decode * max(1.0, upper + down * (lower - upper))
+
+    def mixed(self, new_tokens: int, sequences: int, context_tokens: int) -> float:
+        prefill, decode = self.prefill(new_tokens), self.decode(sequences, context_tokens)
+        if not decode:
+            return prefill
+        return max(prefill, decode, prefill + decode - self._scale.prefill * self._profile.about.shared_ms)
 
 
 def timing_for(args: MockerArgs) -> Timing:
@@ -82,7 +107,8 @@ def read_profile(path: Path) -> Profile:
     """The arrays of a profiler's .npz file by name; an error names what is wrong with the file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            arrays = {name: _array(name, archive.read(f"{name}.npy")) for name in Profile.__struct_fields__}
+            arrays = {name: _array(name, archive.read(f"{name}.npy")) for name in ARRAYS}
+            about = archive.read(ABOUT) if ABOUT in archive.namelist() else b"{}"
     except KeyError as error:
         raise InvalidArgument(f"profile {path}: {error.args[0]}") from None
     except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
@@ -92,7 +118,10 @@ def read_profile(path: Path) -> Profile:
     if len(shape) != 2 or len(flat) != 4:
         raise InvalidArgument(f"profile {path}: 'decode_itl' must have two dimensions and the others one")
     rows = [table[at : at + shape[1]] for at in range(0, len(table), max(1, shape[1]))]
-    return Profile(**flat, decode_itl=rows)
+    try:
+        return Profile(**flat, decode_itl=rows, about=msgspec.json.decode(about, type=About))
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InvalidArgument(f"profile {path}: {ABOUT}: {error}") from None
 
 
 def _between(axis: Sequence[float], value: float) -> tuple[int, float]:

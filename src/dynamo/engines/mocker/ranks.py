@@ -19,6 +19,9 @@ from .sequence import Sequence
 from .timing import Timing
 from .tokens import MockAnswer
 
+_FEW = 8
+"""Iterations whose times are added up one by one."""
+
 
 class Iteration(Struct):
     """What happened up to `ends`, when its tokens are ready; `steps` iterations were folded into one."""
@@ -121,6 +124,8 @@ class Ranks:
 
     def _pace(self, busy: list[Scheduler], now: float, until: float, most: int) -> tuple[float, int]:
         """When the last quiet iteration that fits ends, and how many fit; the first one counts in any case."""
+        if len(busy) == 1 and most > _FEW:
+            return self._pace_of_many(*busy[0].decoding(), now, until, most)
         durations = [self._durations(scheduler, most) for scheduler in busy]
         slowest = map(max, *durations) if len(durations) > 1 else durations[0]
         ends = now
@@ -129,6 +134,29 @@ class Ranks:
                 return ends, step
             ends += duration
         return ends, most
+
+    def _pace_of_many(self, count: int, context: int, now: float, until: float, most: int) -> tuple[float, int]:
+        """The same by bisection: a run's time is known without adding up its steps."""
+        ends = now + self._run_seconds(count, context, most)
+        if ends <= until:
+            return ends, most
+        low, high = 1, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            if now + self._run_seconds(count, context, middle) > until:
+                high = middle
+            else:
+                low = middle
+        return now + self._run_seconds(count, context, low), low
+
+    def _run_seconds(self, count: int, context: int, steps: int) -> float:
+        """The time of so many quiet iterations: exact where that of one is at most a quadratic of the context."""
+        decode, last = self._timing.decode, steps - 1
+        if not last:
+            return decode(count, context)
+        outer = 1 / 6 + 1 / (3 * last)
+        ends = decode(count, context) + decode(count, context + count * last)
+        return steps * (outer * ends + (1 - 2 * outer) * decode(count, context + count * last / 2))
 
     def _durations(self, scheduler: Scheduler, steps: int) -> Iterator[float]:
         """How long each of the next quiet iterations of one rank takes; each adds a token to every context."""

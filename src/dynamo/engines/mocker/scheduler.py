@@ -63,6 +63,8 @@ class Scheduler:
         self.args = args
         self.pool = BlockPool(args.num_gpu_blocks, caching=args.enable_prefix_caching, record_events=record_events)
         self.waiting: deque[Sequence] = deque()
+        self._arrived: deque[Sequence] = deque()
+        """Too late for the next iteration, which is scheduled while the one before it runs."""
         self.running: list[Sequence] = []
         self._timing = timing
         self._block_size = args.block_size
@@ -91,8 +93,8 @@ class Scheduler:
         sequence = Sequence(request_id, prompt, answer, salt)
         if self.pool.caching:
             sequence.hash_up_to(len(prompt) // self._block_size, self._block_size)
+        (self._arrived if self.args.async_scheduling and self._sequences else self.waiting).append(sequence)
         self._sequences[request_id] = sequence
-        self.waiting.append(sequence)
 
     def cancel(self, request_id: int) -> bool:
         """Drop a request and free what it held; False if it is not here any more."""
@@ -103,13 +105,20 @@ class Scheduler:
             self.running.remove(sequence)
             self.pool.release(sequence.blocks)
         else:
-            self.waiting.remove(sequence)
+            (self._arrived if sequence in self._arrived else self.waiting).remove(sequence)
         return True
 
     def step(self) -> StepResult:
         """One iteration. What it schedules is computed and answered by the time `duration` has passed."""
+        if not self.running and not self.waiting:
+            self._take_arrived()
         scheduled = self._schedule()
+        self._take_arrived()
         return self._compute(scheduled)
+
+    def _take_arrived(self) -> None:
+        self.waiting += self._arrived
+        self._arrived.clear()
 
     def quiet_steps(self, most: int = _FOLD_MOST) -> int:
         """How many of the next iterations can only be one decoded token for each running request.
@@ -122,7 +131,7 @@ class Scheduler:
             return 0
         if self.waiting and len(running) < args.max_num_seqs:
             return 0
-        steps = most
+        steps = 1 if self._arrived else most
         for sequence in running:
             if not sequence.decoding:
                 return 0
@@ -172,11 +181,11 @@ class Scheduler:
         decoding = [sequence for sequence in self.running if sequence.computed >= sequence.prefill_end]
         return Load(
             running=len(self.running),
-            waiting=len(self.waiting),
+            waiting=len(self.waiting) + len(self._arrived),
             kv_used_blocks=self.pool.used,
             kv_total_blocks=self.pool.total,
             active_decode_blocks=len({block for sequence in decoding for block in sequence.blocks}),
-            active_prefill_tokens=sum([sequence.known for sequence in self.waiting])
+            active_prefill_tokens=sum([sequence.known for queue in (self.waiting, self._arrived) for sequence in queue])
             + sum([max(0, sequence.prefill_end - sequence.computed) for sequence in self.running]),
             prefix_query_tokens=self._query_tokens,
             prefix_hit_tokens=self._hit_tokens,
@@ -317,8 +326,13 @@ class Scheduler:
                     sequence.look_ahead(self._block_size)
                 else:
                     done.append(sequence)
-        duration = self._timing.prefill(prefilled) + self._timing.decode(decoded, context)
+        duration = self._duration(prefilled, decoded, context)
         return StepResult(answered, self._finish(done), duration, 1, scheduled)
+
+    def _duration(self, prefilled: int, decoded: int, context: int) -> float:
+        if prefilled and decoded:
+            return self._timing.mixed(prefilled, decoded, context)
+        return self._timing.prefill(prefilled) if prefilled else self._timing.decode(decoded, context)
 
     def _finish(self, done: list[Sequence]) -> list[Finished]:
         finished = []

@@ -11,8 +11,11 @@ class Timing(Protocol):
     def prefill(self, new_tokens: int) -> float:
         """Time to compute this many prompt tokens."""
 
-    def decode(self, sequences: int, context_tokens: int) -> float:
+    def decode(self, sequences: int, context_tokens: float) -> float:
         """Time to produce one token for each of `sequences`, which together read `context_tokens`."""
+
+    def mixed(self, new_tokens: int, sequences: int, context_tokens: int) -> float:
+        """Time of one iteration that does both."""
 
 
 class Scale:
@@ -40,8 +43,11 @@ class PolynomialTiming:
             return 0.0
         return self._scale.prefill * ((4.209989e-07 * new_tokens + 1.518344e-02) * new_tokens + 16.50142)
 
-    def decode(self, sequences: int, context_tokens: int) -> float:
+    def decode(self, sequences: int, context_tokens: float) -> float:
         if not sequences:
             return 0.0
         fill = context_tokens / self._capacity if context_tokens < self._capacity else 1.0
         return self._scale.decode * max(1.0, (-25.74 * fill + 54.01) * fill + 5.74)
+
+    def mixed(self, new_tokens: int, sequences: int, context_tokens: int) -> float:
+        return self.prefill(new_tokens) + self.decode(sequences, context_tokens)

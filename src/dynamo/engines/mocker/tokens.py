@@ -116,6 +116,10 @@ class MockAnswer:
     def _draw(self, count: int) -> list[int]:
         words = self.words
         size = len(words)
+        if size == 1:
+            self._sum += words[0] * count
+            self._position += count
+            return [words[0]] * count
         tokens = []
         mixed = (mixed_context(self._sum, self._position) + self._seed) & _MASK
         for _ in range(count):
@@ -259,8 +263,10 @@ def answer_for(
         words = tuple(word for word in words if word not in ends) or words
     if first is not None:
         limit = min(limit, first)
-    context = total(request.token_ids)
-    if stop.stop_token_ids or end_token is not None:
+    may_stop = bool(stop.stop_token_ids or end_token is not None)
+    # Where there is nothing to choose, what a choice depends on does not matter.
+    context = total(request.token_ids) if may_stop or len(words) > 1 else 0
+    if may_stop:
         stops = stop.stop_token_ids or ()
         return EndingAnswer(
             context, prompt, seed, words, limit, marks, least=least, end_token=end_token, stop_tokens=stops

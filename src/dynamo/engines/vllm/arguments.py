@@ -30,6 +30,8 @@ CPU_CACHE_BYTES = 1 << 30
 
 class EngineArguments(AsyncEngineArgs):  # type: ignore[misc]
     disaggregation_mode: Mode = "agg"
+    layout_from_leader = False
+    """A follower that was not told over how many processes the engine is spread."""
     compact_json = False
     """Guided JSON has no whitespace, of which a small model may write any amount."""
 
@@ -70,9 +72,10 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool, sockets: Path) -> EngineArg
             flag = _FLAGS[name]
             raise EngineError(f"{flag} says {value}, vLLM's argument {name} says {getattr(args, name)}: give one")
     processes = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
-    if processes % args.nnodes:
+    args.layout_from_leader = processes == 1 and args.nnodes > 1 and args.node_rank > 0
+    if processes % args.nnodes and not args.layout_from_leader:
         raise EngineError(
-            f"--num-nodes {args.nnodes} needs the same --tensor-parallel-size on every node, a multiple of "
+            f"--num-nodes {args.nnodes} needs a --tensor-parallel-size that is a multiple of "
             f"{args.nnodes}: here vLLM has {processes} process{'es' if processes > 1 else ''}"
         )
     if parsed.kv_offload_gb:

@@ -29,6 +29,7 @@ from dynamo.engines.vllm.connector import worker_type
 from dynamo.engines.vllm.controls import VllmControls
 from dynamo.engines.vllm.environment import installed
 from dynamo.engines.vllm.intake import Intake
+from dynamo.engines.vllm.layout import Announcement
 from dynamo.engines.vllm.orphans import OwnChildren
 from dynamo.engines.vllm.outbox import Outbox
 from dynamo.engines.vllm.request import VllmRequest
@@ -94,8 +95,13 @@ class VllmEngine:
         )
 
     def _load(self) -> AsyncLLM:
-        with self._own:
-            llm = AsyncLLM.from_engine_args(self._args)
+        announcement = Announcement(self._args) if self._args.nnodes > 1 else None
+        try:
+            with self._own:
+                llm = AsyncLLM.from_engine_args(self._args)
+        finally:
+            if announcement is not None:
+                announcement.stop()
         if self._closed:
             llm.shutdown()
         # What was imported stays: without this a full collection stops all streams for a tenth of a second or more.
@@ -280,7 +286,8 @@ class VllmEngine:
 
     async def clear_cache(self) -> bool:
         assert self._llm is not None
-        if not await self._llm.reset_prefix_cache():
+        # Without the connector's part, blocks in host memory would outlive it: those of a replaced adapter too.
+        if not await self._llm.reset_prefix_cache(reset_connector=True):
             return False
         await self._announce_cleared()
         return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from dynamo.engines.base import DeathListener, EngineError, EngineInfo
+from dynamo.engines.vllm.arguments import EngineArguments
+from dynamo.engines.vllm.layout import adopt_layout
 from dynamo.engines.vllm.leader import until_leader_leaves
 from dynamo.engines.vllm.orphans import OwnChildren
 from dynamo.protocols.card import ModelInput
@@ -16,13 +18,15 @@ from dynamo.protocols.errors import EngineShutdown
 from dynamo.runtime.stream import Sink
 from dynamo.runtime.threads import in_thread
 
+log = logging.getLogger(__name__)
+
 
 class VllmFollower:
     """vLLM's workers of this node. They join the leader's process group, so `start` waits for the leader."""
 
     model_input = ModelInput.Tokens
 
-    def __init__(self, args: AsyncEngineArgs) -> None:
+    def __init__(self, args: EngineArguments) -> None:
         self._args = args
         self._executor: Any = None
         self._closed = False
@@ -37,6 +41,9 @@ class VllmFollower:
         return EngineInfo(follower=True)
 
     def _join(self) -> Any:
+        if self._args.layout_from_leader:
+            log.info("waiting for the leader at %s:%d", self._args.master_addr, self._args.master_port)
+            adopt_layout(self._args, lambda: self._closed)
         with self._own:
             return MultiprocExecutor(self._args.create_engine_config(headless=True))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import thread_time
 
 import msgspec
 
@@ -13,6 +14,10 @@ from dynamo.frontend.fleet.merge_patch import Document, merge_patch
 from dynamo.frontend.fleet.view import FleetView
 
 INTERVAL_SECONDS = 0.5
+SHARE = 0.01
+"""Of a core, at most: where a change takes long to compute, changes come less often,"""
+LONGEST_INTERVAL_SECONDS = 5.0
+"""but not less often than this."""
 QUIET_TICKS = 20
 """After so many intervals without a change a comment is sent: viewers and proxies see that the stream lives."""
 MAX_UNSENT = 1 << 18
@@ -30,29 +35,41 @@ class FleetStream:
         self._document: Document = {}
         self._timer: asyncio.TimerHandle | None = None
         self._quiet = 0
+        self._asking = 0
+        """Viewers that ask for the cached prefixes."""
 
     @contextmanager
-    def viewer(self, stream: EventStream) -> Iterator[None]:
-        """Send everything to `stream` meanwhile."""
+    def viewer(self, stream: EventStream, *, prefixes: bool = False) -> Iterator[None]:
+        """Send everything to `stream` meanwhile; the cached `prefixes` are there while any viewer asks for them."""
         if self._timer is None:
+            self._view.open()
             self._document = self._view.document()
             self._schedule()
         stream.write(_event("snapshot", self._document))
         self._viewers[stream] = False
+        self._asking += prefixes
+        if prefixes:
+            self._view.want_prefixes(True)
         try:
             yield
         finally:
             del self._viewers[stream]
+            self._asking -= prefixes
+            if prefixes and not self._asking:
+                self._view.want_prefixes(False)
             if not self._viewers and self._timer:
                 self._timer.cancel()
                 self._timer = None
                 self._document = {}
                 self._view.forget()
 
-    def _schedule(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._tick)
+    def _schedule(self, delay: float = 0.0) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(max(INTERVAL_SECONDS, delay), self._tick)
 
     def _tick(self) -> None:
+        begun = thread_time()
         self._schedule()  # first, so that a failure of one tick does not end the stream
         if self._is_over():
             for stream in self._viewers:
@@ -66,6 +83,7 @@ class FleetStream:
         elif self._quiet % QUIET_TICKS == 0:
             self._send(KEEP_ALIVE)
         self._catch_up()
+        self._schedule(min(LONGEST_INTERVAL_SECONDS, (thread_time() - begun) / SHARE))
 
     def _send(self, event: bytes) -> None:
         for stream, behind in self._viewers.items():

@@ -1,4 +1,4 @@
-"""The state of the fleet as one JSON document: models, workers, running requests, decisions, migrations.
+"""The state of the fleet as one JSON document: models, workers, running requests, decisions, hand-offs, migrations.
 
 Every table is an object by key, and no value is null, so that changes can be sent as merge patches. Worker ids are
 text: they have 64 bits, which browsers' numbers do not.
@@ -13,14 +13,15 @@ from time import perf_counter
 from typing import Any
 
 from dynamo import __version__
+from dynamo.frontend.fleet.handoffs import handoff_rows, split_counts
 from dynamo.frontend.fleet.merge_patch import Document
+from dynamo.frontend.fleet.planner_feed import PlannerFeed
+from dynamo.frontend.fleet.prefix_table import PrefixTable
+from dynamo.frontend.fleet.worker_rows import LONGEST_NAME, WorkerRows
 from dynamo.frontend.measure.request_record import RequestRecord, RunningRequests
 from dynamo.frontend.measure.stages import DISPATCH
-from dynamo.protocols.card import ModelCard
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.decision import Decision
-from dynamo.router.placement import RankStatus
-from dynamo.runtime.membership import Member
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
 
@@ -31,21 +32,33 @@ NEW_DECISIONS = 4
 """Decisions added at once. Under load only a sample is shown: nobody reads a thousand a second."""
 MOST_CANDIDATES = 8
 """Candidates of a decision, the cheapest first."""
-LONGEST_NAME = 200
-"""Characters of a name or an error that are shown."""
 
 
 class FleetView:
     """Reads the state when asked, and does nothing in between. It remembers the decisions it has shown."""
 
-    def __init__(self, models: Models, requests: RunningRequests) -> None:
+    def __init__(self, models: Models, requests: RunningRequests, planners: PlannerFeed, prefixes: PrefixTable) -> None:
         self._models = models
         self._requests = requests
+        self._planners = planners
+        self._prefixes = prefixes
+        self._workers = WorkerRows(models, requests.metrics.last_requests)
         self._decisions: deque[tuple[int, Document]] = deque(maxlen=MOST_DECISIONS)
         self._numbered = 0
         self._last_decisions: dict[str, Decision] = {}
         self._epoch = time.time() - perf_counter()
         """What turns the clock of the measurements into seconds since 1970."""
+
+    def open(self) -> None:
+        """Someone begins to look."""
+        self._planners.start()
+
+    def want_prefixes(self, wanted: bool) -> None:
+        """Whether any viewer asks for the cached prefixes."""
+        if wanted:
+            self._prefixes.start()
+        else:
+            self._prefixes.stop()
 
     def document(self) -> Document:
         served = self._models.served()
@@ -54,14 +67,20 @@ class FleetView:
             "version": __version__,
             "running": len(self._requests),
             "models": self._model_rows(served),
-            "workers": self._worker_rows(served),
+            "workers": self._workers.rows(served),
             "requests": {record.request_id: self._request(record) for record in self._requests.oldest(MOST_REQUESTS)},
             "decisions": {str(number): row for number, row in self._decisions},
             "migrations": self._migrations(),
+            "handoffs": handoff_rows(served),
+            "planners": self._planners.rows(),
+            "prefixes": self._prefixes.rows,
         }
 
     def forget(self) -> None:
-        """The last viewer has left: hold on to no decision."""
+        """The last viewer has left: hold on to nothing."""
+        self._planners.stop()
+        self._prefixes.stop()
+        self._workers.forget()
         self._decisions.clear()
         self._last_decisions.clear()
 
@@ -84,38 +103,9 @@ class FleetView:
                 "overlap_blocks": stats.overlap_blocks,
                 "known_blocks": router.known_blocks,
             }
+            if splits := split_counts(model):
+                rows[model.name]["splits"] = splits
         return rows
-
-    def _worker_rows(self, served: list[ServedModel]) -> Document:
-        statuses: dict[tuple[str, int], list[RankStatus]] = {}
-        for model in served:
-            for status in model.router.status():
-                statuses.setdefault((model.name, status.worker.worker_id), []).append(status)
-        rows: Document = {}
-        for member in self._models.workers():
-            assert member.card
-            about = _about(member, member.card, self._models.health(member))
-            ranks = statuses.get((member.card.name, member.instance_id)) if member.card.takes_requests else None
-            for status in ranks or [RankStatus(WorkerRank(member.instance_id), 0)]:
-                # A process may serve several endpoints under one id.
-                rows[f"{member.endpoint.path}/{_key(status.worker)}"] = about | self._load(status)
-        return rows
-
-    def _load(self, status: RankStatus) -> Document:
-        worker = status.worker
-        last_requests = self._requests.metrics.last_requests
-        last = last_requests.get(worker) or (
-            last_requests.get((worker.worker_id, None)) if not worker.dp_rank else None
-        )
-        return _row(
-            rank=worker.dp_rank,
-            requests=status.requests,
-            active_blocks=status.active_blocks,
-            prefill_tokens=status.prefill_tokens,
-            cached_blocks=status.cached_blocks,
-            ttft_ms=round(last.time_to_first_token_seconds * 1000, 1) if last else None,
-            itl_ms=round(last.inter_token_latency_seconds * 1000, 2) if last else None,
-        )
 
     def _request(self, record: RequestRecord) -> Document:
         record.settle()
@@ -202,21 +192,6 @@ def _candidate(reasons: dict[str, Any]) -> Document:
 def _newest(decisions: deque[Decision], last: Decision | None) -> list[Decision]:
     """Those after `last`, the newest first, and no more than can be shown."""
     return list(islice(takewhile(lambda one: one is not last, reversed(decisions)), MOST_DECISIONS))
-
-
-def _about(member: Member, card: ModelCard, health: str) -> Document:
-    runtime, instance = card.runtime_config, member.instance
-    return _row(
-        worker_id=str(member.instance_id),
-        model=card.name[:LONGEST_NAME],
-        endpoint=member.endpoint.path,
-        role=card.worker_type.value,
-        health=health,
-        address=instance.address if instance and instance.address else None,
-        device=instance.device_type if instance else None,
-        total_blocks=runtime.total_kv_blocks,
-        max_requests=runtime.max_num_seqs,
-    )
 
 
 def _stage(record: RequestRecord) -> str:

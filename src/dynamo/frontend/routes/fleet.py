@@ -15,7 +15,7 @@ async def events(frontend: Frontend, call: HttpCall[None]) -> web.StreamResponse
     if call.request.method == "HEAD":
         return web.Response(headers=HEADERS, content_type=EVENTS)
     stream = EventStream()
-    with frontend.fleet.viewer(stream):
+    with frontend.fleet.viewer(stream, prefixes=call.request.query.get("prefixes") == "true"):
         await stream.open(call.request, HEADERS)
         await stream.ended
     return await stream.close()

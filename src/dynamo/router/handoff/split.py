@@ -15,7 +15,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from msgspec import structs
@@ -30,6 +30,7 @@ from dynamo.protocols.errors import (
 )
 from dynamo.router.handoff.costs import HandoffCosts
 from dynamo.router.handoff.pool import PrefillPool
+from dynamo.router.handoff.recent import Handoff, HandoffStage, RecentHandoffs
 from dynamo.router.handoff.rule import SplitVerdict, SplitView, decide
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
@@ -67,6 +68,7 @@ class Splitter:
         self.config = config
         self.costs = HandoffCosts()
         self.stats = SplitStats()
+        self.recent = RecentHandoffs()
         self.measuring: Split | None = None
         """The request that is split to measure the costs."""
         self.clock = clock
@@ -89,6 +91,8 @@ class Split:
         self._failure = "failed"
         self._local: tuple[int, int] | None = None
         """The decode worker and the tokens that it computes itself."""
+        self._handoff: Handoff | None = None
+        """What is shown of the present attempt."""
 
     async def prefilled(
         self, request: PreprocessedRequest, placement: Placement, context: Context
@@ -108,7 +112,7 @@ class Split:
             placement.first_token()
             if verdict.reason == "measuring" and self._of.measuring is None:
                 self._of.measuring = self
-            continued = await self._elsewhere(request, placement.instance_id, verdict.uncached_tokens, context)
+            continued = await self._elsewhere(request, placement.instance_id, verdict, context)
             if continued is not None:
                 if verdict.handoff_seconds is not None:
                     self._of.stats.transfer.observe(verdict.handoff_seconds)
@@ -116,6 +120,7 @@ class Split:
                 return continued
             verdict = structs.replace(verdict, remote=False, reason=self._failure)
         self._note(placement, verdict, context)
+        self._show(request, placement.instance_id, verdict, context)
         self._local = placement.instance_id, verdict.uncached_tokens
         pool.add_waiting(*self._local)
         return request
@@ -128,11 +133,18 @@ class Split:
             # time that includes them would end the splits that keep prompts away from the decode worker.
             waited = costs.prefill.seconds(self._ahead) if self._ahead else 0.0
             costs.transfer.add(self._prompt_tokens, max(0.0, now - self._answered_at - (waited or 0.0)), now)
+            if self._handoff is not None:
+                self._handoff.handoff_seconds = now - self._answered_at
+        if self._handoff is not None and self._handoff.split:
+            self._handoff.stage = HandoffStage.DONE
         self.end()
 
     def end(self) -> None:
         """The attempt is over: give back what was not taken. Further calls do nothing."""
         self._answered_at = None
+        handoff, self._handoff = self._handoff, None
+        if handoff is not None and handoff.stage in (HandoffStage.PREFILL, HandoffStage.TRANSFER):
+            handoff.stage = HandoffStage.GIVEN_BACK
         if self._of.measuring is self:
             self._of.measuring = None
         prefill, self._prefill = self._prefill, None
@@ -162,7 +174,7 @@ class Split:
         )
 
     async def _elsewhere(
-        self, request: PreprocessedRequest, decode_id: int, tokens: int, context: Context
+        self, request: PreprocessedRequest, decode_id: int, verdict: SplitVerdict, context: Context
     ) -> PreprocessedRequest | None:
         """The request that continues after a prefill; None if none succeeded."""
         pinned = request.routing.prefill_worker_id if request.routing else None
@@ -175,7 +187,8 @@ class Split:
             try:
                 placement = await self._of.pool.place(asked, allowed, request_id=context.id(), pinned=pinned)
                 tried.add(placement.instance_id)
-                self._prefill = Prefill(self._of, placement, tokens)
+                self._prefill = Prefill(self._of, placement, verdict.uncached_tokens)
+                self._show(request, decode_id, verdict, context, placement.instance_id)
                 return await self._continue_from(self._prefill, decode_id, request, asked, context)
             except DynamoException as error:
                 if isinstance(error, ResourceExhausted):
@@ -203,12 +216,36 @@ class Split:
         if info is not None:
             # Not learned from: the transfer begins before the prefill has ended.
             await prefill.send(structs.replace(asked, bootstrap_info=info), context)
+            if self._handoff is not None:
+                self._handoff.stage = HandoffStage.TRANSFER
             return structs.replace(request, bootstrap_info=info, routing=routing)
         await prefill.send(asked, context)
         result = await prefill.answered()
         self._answered_at, self._prompt_tokens = self._of.clock(), len(request.token_ids)
+        if self._handoff is not None:
+            self._handoff.stage, self._handoff.prefill_seconds = HandoffStage.TRANSFER, prefill.seconds
         self._ahead = self._of.pool.waiting(decode_id)
         return structs.replace(request, prefill_result=result, routing=routing)
+
+    def _show(
+        self,
+        request: PreprocessedRequest,
+        decode_id: int,
+        verdict: SplitVerdict,
+        context: Context,
+        prefill_id: int | None = None,
+    ) -> None:
+        self._handoff = Handoff(
+            time=time(),
+            request_id=context.id(),
+            decode_id=decode_id,
+            prompt_tokens=len(request.token_ids),
+            uncached_tokens=verdict.uncached_tokens,
+            reason=verdict.reason,
+            stage=HandoffStage.LOCAL if prefill_id is None else HandoffStage.PREFILL,
+            prefill_id=prefill_id,
+        )
+        self._of.recent.append(self._handoff)
 
     def _note(self, placement: Placement, verdict: SplitVerdict, context: Context) -> None:
         """The reason, for the counter, the log and the routing notes of the answer."""
@@ -251,6 +288,11 @@ class Prefill:
         self.placement.channel.send(
             structs.replace(request, routing=routing), self._context, self, item_type=EngineOutput, columnar=True
         )
+
+    @property
+    def seconds(self) -> float:
+        """Since the prompt was sent."""
+        return self._of.clock() - self._began
 
     async def answered(self) -> PrefillResult:
         """Raises DynamoException if the worker fails, or takes much longer than is known of others."""

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from dynamo.runtime.inspection.inspection import Inspection, encoded
-from dynamo.runtime.inspection.place import LONGEST_PATH, is_listening, open_folder, socket_path
+from dynamo.runtime.inspection.place import LONGEST_PATH, open_folder, remove_dead, socket_path
 
 log = logging.getLogger(__name__)
 
@@ -50,19 +50,22 @@ class InspectionListener:
 
     def _listen(self) -> socket.socket:
         open_folder(self._path.parent)
-        if self._path.exists() and not is_listening(self._path):
-            self._path.unlink()
+        # It gets its name once it listens: others remove sockets at which nobody does.
+        unnamed = self._path.with_suffix(".new")
+        unnamed.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listening.bind(str(self._path))
-            self._path.chmod(0o600)
+            listening.bind(str(unnamed))
+            unnamed.chmod(0o600)
             listening.listen(8)
+            unnamed.rename(self._path)
         except OSError:
             listening.close()
             raise
         return listening
 
     def _serve(self, listening: socket.socket) -> None:
+        remove_dead(self._path.parent)
         while True:
             try:
                 client, _ = listening.accept()

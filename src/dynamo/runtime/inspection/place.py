@@ -47,6 +47,12 @@ def processes(folder: Path) -> Iterator[int]:
                 path.unlink(missing_ok=True)
 
 
+def remove_dead(folder: Path) -> None:
+    """Remove the sockets that killed processes left."""
+    for _ in processes(folder):
+        pass
+
+
 def is_listening(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)

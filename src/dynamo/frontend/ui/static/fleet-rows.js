@@ -10,7 +10,7 @@ export const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([]
 /** A worker's id, or "id/rank", in short: the last digits, which tell workers apart. */
 export function shortWorker(key) {
   const [id, rank] = String(key).split("/");
-  return (id.length > 8 ? `…${id.slice(-6)}` : brief(id, 12)) + (rank && rank !== "0" ? `/${brief(rank, 6)}` : "");
+  return (id.length > 8 ? `…${brief(id.slice(-6), 6)}` : brief(id, 12)) + (rank && rank !== "0" ? `/${brief(rank, 6)}` : "");
 }
 
 export function setText(node, text) {

@@ -26,6 +26,7 @@ export class FleetStream {
     this.onChange = onChange;
     this.onState = onState;
     this.document = null;
+    this.prefixes = false;
     this.delay = FIRST_RETRY;
     document.addEventListener("visibilitychange", () => this.look());
     addEventListener("online", () => this.look());
@@ -39,10 +40,17 @@ export class FleetStream {
     if (document.visibilityState === "visible") this.follow();
   }
 
+  /** Whether the server is to look for cached prefixes too: it does so only for those who ask. */
+  ask(prefixes) {
+    if (prefixes === this.prefixes) return;
+    this.prefixes = prefixes;
+    this.look();
+  }
+
   async follow() {
     const abort = this.abort = new AbortController();
     try {
-      const answer = await request("fleet/events", { signal: abort.signal });
+      const answer = await request(this.prefixes ? "fleet/events?prefixes=true" : "fleet/events", { signal: abort.signal });
       await this.read(answer.body.pipeThrough(new TextDecoderStream()).getReader());
       throw new ServerError("unreachable", "The server ended the connection.");
     } catch (error) {

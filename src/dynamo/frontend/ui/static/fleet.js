@@ -3,6 +3,7 @@
 import { key } from "./api.js";
 import { $, brief, el, icon } from "./dom.js";
 import { Decisions } from "./fleet-decisions.js";
+import { Handoffs, Planners, Prefixes, Tiers } from "./fleet-parts.js";
 import { amount, clock, duration, name, Rows, setText, shortWorker, text } from "./fleet-rows.js";
 import { FleetStream } from "./fleet-stream.js";
 
@@ -19,7 +20,7 @@ const body = (id) => $(id).querySelector("tbody");
 const workers = new Rows(body("workers"), [
   name((row) => `${row.worker_id}/${row.rank}`, shortWorker, "id"),
   name((row) => row.model),
-  text((row) => row.role + (row.rank ? `, rank ${row.rank}` : "")),
+  text((row) => brief(row.role, 20) + (row.rank ? `, rank ${row.rank}` : "")),
   ["", showHealth],
   text((row) => amount(row.requests), "number"),
   ["", showBlocks],
@@ -27,11 +28,12 @@ const workers = new Rows(body("workers"), [
   text((row) => amount(row.cached_blocks), "number"),
   text((row) => duration(row.ttft_ms), "number"),
   text((row) => duration(row.itl_ms), "number"),
+  name((row) => row.version, (version) => brief(version, 24), ""),
 ]);
 const requests = new Rows(body("requests"), [
   name((_, id) => id, (id) => brief(id, 13), "id"),
   name((row) => row.model, (model) => brief(model, 24)),
-  text((row) => row.stage + (row.migrations ? ` (moved ${row.migrations}×)` : "")),
+  text((row) => brief(row.stage, 20) + (row.migrations ? ` (moved ${row.migrations}×)` : "")),
   text((row) => row.workers.map(shortWorker).join(", ") || "–"),
   text((row) => amount(row.input_tokens), "number"),
   text((row) => amount(row.output_tokens), "number"),
@@ -42,15 +44,16 @@ const migrations = new Rows(body("migrations"), [
   name((row) => row.request_id, (id) => brief(id, 13), "id"),
   text((row) => shortWorker(row.source)),
   text((row) => (row.target ? shortWorker(row.target) : "–")),
-  text((row) => row.outcome),
+  text((row) => brief(row.outcome, 40)),
   text((row) => duration(row.ms), "number"),
 ]);
 const age = (started) => duration(Math.max(1, Math.round(Date.now() / 1000 - started)) * 1000).replace(".0 ", " ");
 const decisions = new Decisions($("decisions"));
+const parts = [new Planners(), new Tiers(), new Prefixes((open) => stream.ask(open)), new Handoffs()];
 
 function showHealth(cell, row) {
   const badge = cell.firstChild ?? cell.appendChild(el("span"));
-  setText(badge, row.health);
+  setText(badge, brief(row.health, 20));
   badge.className = `health ${row.health}`;
 }
 
@@ -83,6 +86,7 @@ function draw() {
   requests.show(running);
   migrations.show(moved);
   decisions.show(Object.entries(fleet.decisions).filter(wanted));
+  for (const part of parts) part.show(fleet, wanted, all);
   $("no-workers").hidden = all.length > 0;
   $("no-decisions").hidden = $("decisions").children.length > 0;
   $("requests").hidden = !running.length;

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.index.overlaps import Overlaps
+from dynamo.router.kv.index.prefixes import PrefixScan, scan_segments
 from dynamo.router.kv.load.active_blocks import ActiveBlocks, Segment
 from dynamo.router.kv.slots import Slots
 
@@ -27,6 +28,9 @@ class ApproximateIndex:
     def __len__(self) -> int:
         """Blocks remembered, counted once per worker."""
         return self._size
+
+    def prefixes(self, most: int) -> PrefixScan:
+        return scan_segments(self._blocks, self._slots.workers, most)
 
     def record(self, worker: WorkerRank, hashes: Sequence[int], now: float) -> None:
         """A prompt with these sequence hashes goes to this worker."""

@@ -12,6 +12,7 @@ from operator import eq, sub
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import KvSnapshot, Removed, RouterEvent, Stored, Tier, TierSnapshot, WorkerRank
 from dynamo.router.kv.index.overlaps import Overlaps
+from dynamo.router.kv.index.prefixes import PrefixScan, scan_runs
 from dynamo.router.kv.index.runs import Runs
 from dynamo.router.kv.slots import Slots
 
@@ -39,10 +40,23 @@ class Index:
     def workers(self) -> list[WorkerRank]:
         return list(self._slots)
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether any rank holds a block in a slower tier."""
+        return any(self._below)
+
     def blocks(self, worker: WorkerRank, tier: Tier = Tier.Device) -> int:
         """How many blocks a rank holds."""
         slot = self._slots.get(worker)
         return 0 if slot is None else self._tiers[tier].counts.get(slot, 0)
+
+    def prefixes(self, most: int) -> PrefixScan:
+        """The `most` largest of each tier."""
+        found = []
+        for tier, runs in self._tiers.items():
+            if runs.of:
+                found += yield from scan_runs(runs, tier, self._slots.workers, most)
+        return found
 
     def apply(self, event: RouterEvent) -> int:
         """How many blocks the rank gained or lost. A malformed event changes nothing and raises InvalidArgument."""

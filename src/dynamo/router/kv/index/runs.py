@@ -66,6 +66,10 @@ class Runs:
         self._all: dict[Run, None] = {}
         """In order of creation, so that equal histories give equal snapshots."""
 
+    def all(self) -> list[Run]:
+        """All runs, the oldest first, as they are now."""
+        return list(self._all)
+
     def holds(self, slot: int, block: int) -> bool:
         run = self.of.get(block)
         if run is None:

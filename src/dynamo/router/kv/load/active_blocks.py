@@ -5,7 +5,7 @@ The time an operation takes depends on how often prompts diverge, not on how lon
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dynamo.kv.hashing import common_blocks
 from dynamo.router.kv.slots import fill
@@ -40,6 +40,14 @@ class Segment:
 class ActiveBlocks:
     def __init__(self) -> None:
         self._root = Segment((), 0, 0, None)
+
+    def segments(self) -> Iterator[Segment]:
+        """All of them, parents first. What changes meanwhile may be missed."""
+        waiting = list(self._root.children.values())
+        while waiting:
+            segment = waiting.pop()
+            yield segment
+            waiting += segment.children.values()
 
     def shared(self, hashes: Sequence[int], slots: int) -> list[int]:
         """How many leading blocks of a prompt each worker has in use, by slot."""

@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 from dynamo.protocols.card import ModelCard, WorkerType
-from dynamo.router import RoutingConfig, make_router
+from dynamo.router.config import RoutingConfig
+from dynamo.router.factory import make_router
 from dynamo.router.handoff.pairing import Peer, mismatch
 from dynamo.router.handoff.pool import PrefillPool
 from dynamo.runtime import DistributedRuntime

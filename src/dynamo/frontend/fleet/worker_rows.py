@@ -1,0 +1,101 @@
+"""The workers of the fleet: one row per rank, with its load, health, tiers and version."""
+
+from __future__ import annotations
+
+from dynamo.frontend.fleet.merge_patch import Document
+from dynamo.frontend.measure.worker_metrics import LastRequests
+from dynamo.protocols.card import ModelCard
+from dynamo.protocols.kv import WorkerRank
+from dynamo.router.placement import RankStatus, TierStatus
+from dynamo.runtime.membership import Member
+from dynamo.serving.models import Models
+from dynamo.serving.served_model import ServedModel
+
+LONGEST_NAME = 200
+"""Characters of a name or an error that are shown."""
+
+
+class WorkerRows:
+    """Keeps what does not change of a worker: with hundreds of them, making it anew costs more than all else."""
+
+    def __init__(self, models: Models, last_requests: LastRequests) -> None:
+        self._models = models
+        self._last_requests = last_requests
+        self._about: dict[int, tuple[Member, str, Document]] = {}
+        """By the identity of the member: the start of its rows' keys, and what does not change."""
+
+    def forget(self) -> None:
+        self._about = {}
+
+    def rows(self, served: list[ServedModel]) -> Document:
+        statuses: dict[tuple[str, int], list[RankStatus]] = {}
+        for model in served:
+            prefill = model.splitter.pool.router if model.splitter else None
+            for status in [*model.router.status(), *(prefill.status() if prefill else ())]:
+                statuses.setdefault((model.name, status.worker.worker_id), []).append(status)
+        before, self._about = self._about, {}
+        rows: Document = {}
+        for member in self._models.workers():
+            assert member.card
+            known = before.get(id(member))
+            if known is None or known[0] is not member:
+                known = (member, f"{member.endpoint.path}/{member.instance_id}/", _about(member, member.card))
+            self._about[id(member)] = known
+            _, key, about = known
+            health = self._models.health(member)
+            ranks = statuses.get((member.card.name, member.instance_id))
+            for status in ranks or (RankStatus(WorkerRank(member.instance_id), 0),):
+                # A process may serve several endpoints under one id.
+                rows[f"{key}{status.worker.dp_rank}"] = {**about, "health": health, **self._load(status)}
+        return rows
+
+    def _load(self, status: RankStatus) -> Document:
+        worker = status.worker
+        row: Document = {"rank": worker.dp_rank, "requests": status.requests}
+        if status.active_blocks is not None:
+            row["active_blocks"] = status.active_blocks
+        if status.prefill_tokens is not None:
+            row["prefill_tokens"] = status.prefill_tokens
+        if status.cached_blocks is not None:
+            row["cached_blocks"] = status.cached_blocks
+        last = self._last_requests.get(worker)
+        if last is None and not worker.dp_rank:
+            last = self._last_requests.get((worker.worker_id, None))
+        if last is not None:
+            row["ttft_ms"] = round(last.time_to_first_token_seconds * 1000, 1)
+            row["itl_ms"] = round(last.inter_token_latency_seconds * 1000, 2)
+        if status.tiers:
+            row["tiers"] = {one.tier.value: _tier(one) for one in status.tiers}
+        return row
+
+
+def _about(member: Member, card: ModelCard) -> Document:
+    runtime, instance = card.runtime_config, member.instance
+    about = {
+        "worker_id": str(member.instance_id),
+        "model": card.name[:LONGEST_NAME],
+        "endpoint": member.endpoint.path,
+        "role": card.worker_type.value,
+        "address": (instance.address or None) if instance else None,
+        "device": instance.device_type if instance else None,
+        "version": instance.version[:LONGEST_NAME] if instance and instance.version else None,
+        "total_blocks": runtime.total_kv_blocks,
+        "max_requests": runtime.max_num_seqs,
+    }
+    return {name: value for name, value in about.items() if value is not None}
+
+
+def _tier(status: TierStatus) -> Document:
+    report = status.report
+    if report is None:
+        return {"blocks": status.blocks}
+    return {
+        "blocks": status.blocks,
+        "bytes": report.bytes,
+        "limit_bytes": report.limit_bytes,
+        "used": report.used,
+        "hits": report.hits,
+        "misses": report.misses,
+        "restored_tokens": report.restored_tokens,
+        "saved_seconds": report.saved_seconds,
+    }

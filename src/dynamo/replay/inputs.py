@@ -1,0 +1,125 @@
+"""One simulation as its flags describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dynamo.engines.mocker import MockerArgs, read_profile
+from dynamo.engines.mocker.profile import About
+from dynamo.protocols.errors import InvalidArgument
+from dynamo.replay.settings import ReplaySettings, TrafficSettings
+from dynamo.router.config import RoutingConfig
+from dynamo.settings import given
+from dynamo.simulate.incidents import Incident, read_incident
+from dynamo.simulate.simulation import FRONTEND_MS, SimulationConfig
+from dynamo.simulate.synthetic import Synthetic
+from dynamo.simulate.traces import FORMATS
+from dynamo.simulate.traffic import SimulatedRequest, scaled
+
+
+def simulation_of(
+    flags: Mapping[str, Any], name: str = ""
+) -> tuple[SimulationConfig, Callable[[], Iterable[SimulatedRequest]]]:
+    """One simulation as its flags describe it; a ValueError or InvalidArgument says what is wrong."""
+    asked = ReplaySettings.from_env({}, **given(flags, ReplaySettings))
+    routing_flags: dict[str, Any] = {"router_mode": "kv"} | given(flags, RoutingConfig)
+    if asked.router_config:
+        routing_flags = _object(asked.router_config, "--router-config") | given(flags, RoutingConfig)
+    mode = str(routing_flags.get("router_mode", "kv"))
+    routing_flags["router_mode"] = {"kv_router": "kv"}.get(mode, mode.replace("_", "-"))
+    try:
+        routing = RoutingConfig.from_env({}, **routing_flags)
+    except TypeError as error:
+        raise ValueError(f"--router-config: {error}") from None
+    engine, about = engine_of(_object(asked.extra_engine_args, "--extra-engine-args"))
+    frontend_ms = next(ms for ms in (asked.frontend_ms, about.frontend_ms, FRONTEND_MS) if ms is not None)
+    config = SimulationConfig(
+        name=name or f"{routing.mode}, {asked.workers} workers",
+        workers=asked.workers,
+        engine=engine,
+        routing=routing,
+        concurrency=asked.concurrency,
+        frontend_seconds=frontend_ms / 1000,
+        incidents=[_incident(each) for each in asked.incidents],
+        seed=asked.seed,
+    )
+    traffic = _traffic(flags, TrafficSettings.from_env({}, **given(flags, TrafficSettings)), asked.seed)
+    return config, partial(_of_model, traffic, about.model, engine.planner_profile_data) if about.model else traffic
+
+
+def engine_of(args: Mapping[str, Any]) -> tuple[MockerArgs, About]:
+    """The engine, with what its profile says about it where the arguments do not, and the rest of what that says."""
+    about = About()
+    if isinstance(profile := args.get("planner_profile_data"), str):
+        about = read_profile(Path(profile)).about
+    return MockerArgs.from_json({**about.engine, **args}), about
+
+
+def _of_model(
+    make: Callable[[], Iterable[SimulatedRequest]], model: str, profile: str | None
+) -> Iterable[SimulatedRequest]:
+    """Refuse requests for a model other than the one the profile was measured with."""
+    for request in make():
+        if request.model and request.model != model:
+            raise InvalidArgument(
+                f"{request.label} asks for '{request.model}', but {profile} is a profile of '{model}'"
+            )
+        yield request
+
+
+def _traffic(flags: Mapping[str, Any], asked: TrafficSettings, seed: int) -> Callable[[], Iterable[SimulatedRequest]]:
+    if flags["trace"]:
+        path = Path(flags["trace"])
+        if not path.is_file():
+            raise ValueError(f"there is no trace {path}")
+        read = FORMATS[asked.trace_format]
+        return partial(_limited, lambda: scaled(read(path, asked.trace_block_size), asked.copies, asked.speedup), asked)
+    if not asked.request_count or not asked.input_tokens or not asked.output_tokens:
+        raise ValueError("name a trace, or give --request-count, --input-tokens and --output-tokens")
+    made = Synthetic(
+        requests=asked.request_count,
+        input_tokens=asked.input_tokens,
+        output_tokens=asked.output_tokens,
+        interval=asked.interval_ms / 1000,
+        turns=asked.turns,
+        shared_prefix=asked.shared_prefix,
+        groups=asked.groups,
+        think=asked.think_ms / 1000,
+        seed=seed,
+    )
+    return partial(_limited, lambda: scaled(made, asked.copies, asked.speedup), asked)
+
+
+def _limited(make: Callable[[], Iterable[SimulatedRequest]], asked: TrafficSettings) -> Iterable[SimulatedRequest]:
+    for number, request in enumerate(make()):
+        if asked.limit is not None and number >= asked.limit:
+            return
+        yield request
+
+
+def _incident(text: str) -> Incident:
+    try:
+        return read_incident(text)
+    except ValueError as error:
+        raise ValueError(f"--incident must be {error}, not '{text}'") from None
+
+
+def _object(source: str | None, flag: str) -> dict[str, Any]:
+    """JSON given as it is, or in a file."""
+    if source is None:
+        return {}
+    text: bytes | str = source
+    if not source.lstrip().startswith("{"):
+        try:
+            text = Path(source).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{flag}: {error}") from None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{flag}: {error}") from None
