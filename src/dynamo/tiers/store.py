@@ -44,6 +44,8 @@ class TierFetch:
         """With the seconds that reading took."""
         self.finished = False
         self.abandoned = False
+        self.measures = False
+        """It is read although nobody waits for it."""
 
     @property
     def due(self) -> float:
@@ -80,7 +82,7 @@ class TierStore:
         self._listening = False
         self._clock = clock
         self._hanging: TierFetch | None = None
-        """A fetch that missed its deadline and has not returned: the disk is not asked for more."""
+        """A fetch that nobody waits for any more and that has not returned: the disk is not asked for more."""
         self._unwritten: dict[int, KvSegment] = {}
         self._unwritten_bytes = 0
         self._pause_until = 0.0
@@ -110,15 +112,19 @@ class TierStore:
     def fetch(self, keys: Sequence[int]) -> TierFetch | None:
         """Begin to read what of the found `keys` lies in the folder only; None if that is nothing.
 
-        While the disk is slower than computing, one segment is read now and then, to measure it.
+        While the disk is slower than computing, one segment is read now and then, to measure it; nobody waits for that.
         """
         if self.folder is None or self._hanging is not None:
             return None
         now, disk = self._clock(), self.costs[Tier.Disk]
         wanted = [key for key in keys if (self.memory is None or key not in self.memory) and key in self.folder]
-        if not disk.worthwhile(self.prefill):
-            wanted = wanted[:1] if disk.take_trial(self.prefill, now) else []
         if not wanted:
+            return None
+        if not disk.worthwhile(self.prefill):
+            if disk.take_trial(self.prefill, now):
+                self._hanging = trial = TierFetch(wanted[:1], now, 0.0)
+                trial.measures = trial.abandoned = True
+                self._fetches.put(trial)
             return None
         pace = self.segment_tokens * (self.prefill.seconds_per_token or 0.0)
         fetch = TierFetch(wanted, now + len(keys) * pace, pace)
@@ -291,7 +297,7 @@ class TierStore:
             fetch.began_at = self._clock()
             self.wake()
             for key in fetch.keys:
-                if fetch.abandoned:
+                if fetch.abandoned and not fetch.measures:
                     break
                 begun = time.perf_counter()
                 try:
