@@ -1,8 +1,7 @@
 """KV events published by the thread of vLLM's scheduler.
 
-vLLM's own publisher passes each batch through a queue to a thread that encodes and sends it. That thread competes with
-the scheduler for the interpreter, which costs a small model more than the events themselves. Subscribers see no
-difference: the same messages on the same kinds of sockets.
+vLLM's own publisher passes each batch through a queue to a thread that encodes and sends it, and that competes with the
+scheduler for the interpreter. Subscribers see no difference: the same messages on the same kinds of sockets.
 """
 
 from __future__ import annotations
