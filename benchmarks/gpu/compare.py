@@ -15,7 +15,7 @@ CPU time of the process that talks to vLLM's engine: AsyncLLM's, the API server 
 last one is answered, `--waves` times, after one wave to warm up. As all answers have the same length, such clients
 nearly begin and end together. `offline` gets all requests at once and always has a full batch; `offline-waves` gets
 them as the clients send them, one for each client at a time. `ours` publishes KV events, as it does by default;
-`ours-vllm-events` with vLLM's own publisher, `ours-no-events` none, as the sides that are not ours.
+`ours-no-events` none, as the sides that are not ours.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from processes import REPOSITORY, Stack, free_port
 from prompts import MODEL, make_model
 
 SIDES = ("offline", "async", "serve", "ours")
-OURS = ("ours", "ours-vllm-events", "ours-no-events")
+OURS = ("ours", "ours-no-events")
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 4, "head_dim": 32},
@@ -170,14 +170,7 @@ class Served:
         return self
 
     def _events(self) -> Sequence[str]:
-        sockets = f"ipc://{self._folder}/inproc"
-        configured = {
-            "ours-vllm-events": {
-                "enable_kv_cache_events": True, "endpoint": f"{sockets}-e", "replay_endpoint": f"{sockets}-r",
-            },
-            "ours-no-events": {"enable_kv_cache_events": False},
-        }.get(self.side)  # fmt: skip
-        return () if configured is None else ("--kv-events-config", json.dumps(configured))
+        return ("--kv-events-config", '{"enable_kv_cache_events": false}') if self.side == "ours-no-events" else ()
 
     def wait(self) -> None:
         self._stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=self._options.patience)

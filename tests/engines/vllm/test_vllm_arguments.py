@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm.distributed.kv_events import EventPublisherFactory
 from vllm.usage.usage_lib import UsageContext
 
 from dynamo.engines.base import EngineError
@@ -173,14 +172,3 @@ def test_offloading_that_cannot_work_is_refused_in_one_sentence(flags: list[str]
     with pytest.raises(EngineError) as refused:
         arguments(*flags, cpu=cpu)
     assert str(refused.value).startswith(sentence)
-
-
-def test_a_vllm_without_a_place_for_our_publisher_uses_its_own(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert arguments().kv_events_config.publisher == "dynamo-direct"
-    monkeypatch.delattr(EventPublisherFactory, "register_publisher")
-    made = arguments().kv_events_config
-    assert (made.publisher, made.enable_kv_cache_events) == ("zmq", True)
-    assert made.endpoint.startswith("ipc:///tmp/sockets/")
-    assert "register_publisher" in caplog.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import logging
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,8 +19,6 @@ from dynamo.engines.vllm.connector import Mode, add_mode, transferring
 from dynamo.engines.vllm.offload import offloading
 from dynamo.model import LocalModel
 from dynamo.settings import nearest
-
-log = logging.getLogger(__name__)
 
 CPU_BLOCK = 32
 """On CPUs the size of a KV block must be a multiple of this; vLLM's own default of 128 makes coarse prefixes."""
@@ -148,25 +145,19 @@ def _files(spec: EngineSpec) -> dict[str, Any]:
 
 def _defaults(spec: EngineSpec, *, cpu: bool, sockets: Path) -> dict[str, Any]:
     defaults: dict[str, Any] = {
-        "kv_events_config": _kv_events(sockets),
+        "kv_events_config": KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            # vLLM adds a rank's number to a name that contains "inproc", and refuses other names for several ranks.
+            endpoint=f"ipc://{sockets}/inproc-events",
+            replay_endpoint=f"ipc://{sockets}/inproc-replay",
+        ),
     }
     if cpu:
         defaults |= {"enforce_eager": True, "block_size": CPU_BLOCK, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
         if _is_float16(spec.model_config or spec.model):
             defaults["dtype"] = "float32"  # what CPUs compute fast and every other engine computes exactly
     return defaults
-
-
-def _kv_events(sockets: Path) -> KVEventsConfig:
-    # vLLM adds a rank's number to a name that contains "inproc", and refuses other names for several ranks.
-    addresses = {"endpoint": f"ipc://{sockets}/inproc-events", "replay_endpoint": f"ipc://{sockets}/inproc-replay"}
-    try:
-        from dynamo.engines.vllm.direct_events import DirectEvents
-
-        return DirectEvents(**addresses)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        log.warning("this vLLM takes no publisher of ours (%s): KV events cost it more time", error)
-        return KVEventsConfig(enable_kv_cache_events=True, publisher="zmq", **addresses)
 
 
 def _is_float16(model: LocalModel | None) -> bool:

@@ -257,7 +257,7 @@ class VllmEngine:
         assert self._llm is not None
         config, core = self._llm.vllm_config, self._llm.engine_core
         events = config.kv_events_config
-        if events is None or not events.enable_kv_cache_events or events.publisher == "null":
+        if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
             return []
         bound = core.get_kv_event_sources() if hasattr(core, "get_kv_event_sources") else {}
         at = ZmqEventPublisher.offset_endpoint_port
