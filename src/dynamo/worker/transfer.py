@@ -165,7 +165,8 @@ class Fetch:
     def tokens(self, ids: list[int]) -> None:
         if self._timer is not None:
             self._came()
-        self._outlet.tokens(ids)
+        if not self._given_up:
+            self._outlet.tokens(ids)
 
     def item(self, value: Any) -> None:
         self._came()
