@@ -55,16 +55,17 @@ class NoAnswer(Exception):
     """A status other than 200, or an error in the middle of a stream."""
 
 
-def questions(seed: int, count: int, model: str, *, guided: float = 0.0) -> list[Question]:
-    """Requests whose answers are determined: greedy, or with a seed.
+def questions(seed: int, count: int, model: str, *, guided: float = 0.0, sampled: bool = True) -> list[Question]:
+    """Requests whose answers are determined: greedy, or `sampled` with a seed.
 
-    A share of `guided` is guided by a schema, which needs an engine that can do that.
+    A share of `guided` is guided by a schema, which needs an engine that can do that. What a real engine samples with a
+    seed depends on what it computes beside: sums are rounded in another way.
     """
     chance = random.Random(f"questions {seed}")
-    return [_question(chance, model, guided) for _ in range(count)]
+    return [_question(chance, model, guided, sampled) for _ in range(count)]
 
 
-def _question(chance: random.Random, model: str, guided: float) -> Question:
+def _question(chance: random.Random, model: str, guided: float, sampled: bool) -> Question:
     text = " ".join(chance.choices(_WORDS, k=chance.choice((3, 30, 200))))
     body: dict[str, Any] = {"model": model, "temperature": 0, "stream": chance.random() < 0.6}
     tokens = chance.randint(10, 80)
@@ -83,7 +84,7 @@ def _question(chance: random.Random, model: str, guided: float) -> Question:
         case 2:
             body |= {"prompt": text, "max_tokens": tokens, "stop": ["zq", "jumps over"]}
             if chance.random() < 0.5:
-                body |= {"n": 2, "seed": 7, "temperature": 1}
+                body |= {"n": 2, "seed": 7, "temperature": 1 if sampled else 0}
             return Question("/v1/completions", body)
         case 3:
             return Question("/v1/responses", body | {"input": text, "max_output_tokens": tokens, "store": False})
