@@ -83,8 +83,8 @@ def _question(chance: random.Random, model: str, guided: float, sampled: bool) -
             return Question("/v1/chat/completions", body)
         case 2:
             body |= {"prompt": text, "max_tokens": tokens, "stop": ["zq", "jumps over"]}
-            if chance.random() < 0.5:
-                body |= {"n": 2, "seed": 7, "temperature": 1 if sampled else 0}
+            if chance.random() < 0.5 and sampled:
+                body |= {"n": 2, "seed": 7, "temperature": 1}
             return Question("/v1/completions", body)
         case 3:
             return Question("/v1/responses", body | {"input": text, "max_output_tokens": tokens, "store": False})
