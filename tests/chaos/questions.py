@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -39,6 +42,10 @@ _VARIES = ("id", "created", "created_at", "completed_at", "item_id", "prompt_tok
 """Fields that differ between two undisturbed answers to one question."""
 
 
+CLEAR_LEAD = 0.1
+"""Of logarithms of probabilities; rounding was seen to move them by a hundredth."""
+
+
 class Question(Struct, frozen=True):
     path: str
     body: dict[str, Any]
@@ -59,7 +66,7 @@ def questions(seed: int, count: int, model: str, *, guided: float = 0.0, sampled
     """Requests whose answers are determined: greedy, or `sampled` with a seed.
 
     A share of `guided` is guided by a schema, which needs an engine that can do that. What a real engine samples with a
-    seed depends on what it computes beside: sums are rounded in another way.
+    seed depends on what it computes beside, see `clear`.
     """
     chance = random.Random(f"questions {seed}")
     return [_question(chance, model, guided, sampled) for _ in range(count)]
@@ -91,6 +98,36 @@ def _question(chance: random.Random, model: str, guided: float, sampled: bool) -
         case _:
             body |= {"messages": [{"role": "user", "content": text}], "max_tokens": tokens}
             return Question("/v1/messages", body)
+
+
+async def clear(session: aiohttp.ClientSession, url: str, pool: Sequence[Question]) -> list[Question]:
+    """Without the questions of whose answers any token leads the next best one by little.
+
+    A real engine rounds sums in another way when it computes something else beside, or a prompt that was continued:
+    such tokens change places with no fault at all. Guided answers are kept, as their grammar decides most tokens.
+    """
+    leads = await asyncio.gather(*(_least_lead(session, url, question) for question in pool))
+    return [question for question, lead in zip(pool, leads, strict=True) if lead > CLEAR_LEAD]
+
+
+async def _least_lead(session: aiohttp.ClientSession, url: str, question: Question) -> float:
+    body = {key: value for key, value in question.body.items() if key not in ("stream_options", "store")}
+    if "response_format" in body:
+        return math.inf
+    body |= {"stream": False}
+    if question.path == "/v1/completions":
+        async with session.post(f"{url}/v1/completions", json=body | {"logprobs": 2}) as answer:
+            tokens = (await answer.json())["choices"][0]["logprobs"]["top_logprobs"]
+        pairs = [sorted(token.values(), reverse=True) for token in tokens]
+    else:
+        if "input" in body:  # the Responses API
+            body["messages"] = [{"role": "user", "content": body.pop("input")}]
+            body["max_tokens"] = body.pop("max_output_tokens")
+        body |= {"logprobs": True, "top_logprobs": 2}
+        async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+            tokens = (await answer.json())["choices"][0]["logprobs"]["content"]
+        pairs = [sorted((one["logprob"] for one in token["top_logprobs"]), reverse=True) for token in tokens]
+    return min((pair[0] - pair[1] for pair in pairs if len(pair) > 1), default=math.inf)
 
 
 async def ask(session: aiohttp.ClientSession, url: str, question: Question) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from chaos.disturbed import DisturbedRun, client_session, seed_of_run
 from chaos.faults import LINK, MACHINE, PROCESS, Fault, FaultKind, schedule
 from chaos.fleet import Fleet
-from chaos.questions import questions
+from chaos.questions import clear, questions
 from support.hosts import cannot_make_hosts, this_thread_on, two_hosts
 from support.services import Etcd, Nats, free_port
 from support.stack import SOURCE
@@ -50,7 +50,11 @@ async def test_a_kill_every_three_seconds(
     seed = seed_of_run(1)
     async with Fleet(tmp_path, **{network: request.getfixturevalue(network)}) as fleet:
         await fleet.start(WORKERS, LLAMACPP, frontends(mode), forked=True)
-        run = DisturbedRun(fleet, questions(seed, 64, "tiny", guided=0.2, sampled=False), seed)
+        async with client_session() as session:
+            drawn = questions(seed, 96, "tiny", guided=0.2, sampled=False)
+            pool = await clear(session, fleet.frontends[0].url, drawn)
+        print(f"{len(pool)} questions with a clear answer")
+        run = DisturbedRun(fleet, pool, seed)
         kills = schedule(seed, [FaultKind.KILL], WORKERS)
         outcome = await run.run(REQUESTS, AT_ONCE, kills, every=3.0, seconds=SECONDS)
         outcome.check()
