@@ -299,9 +299,10 @@ class Endpoint:
         `serve_endpoint`.
         """
         runtime = self.runtime
+        # It refuses wrong ones, also where no metrics are shown.
+        labels = endpoint_labels(self.id, runtime.instance_id, metrics_labels)
         served: ServedEndpoint | None = None
         if status := runtime.status:
-            labels = endpoint_labels(self.id, runtime.instance_id, metrics_labels)
             served = ServedEndpoint(
                 self.id.name, labels, handler, request_type, health_check_payload, status.config, auxiliary=auxiliary
             )
