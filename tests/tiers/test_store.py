@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,7 @@ def test_a_slow_disk_turns_itself_off_says_so_and_is_tried_again_later(
     store: TierStore, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert store.folder is not None
+    caplog.set_level(logging.WARNING, "dynamo.tiers")
     for _ in range(2):
         store.restored(SEGMENTS[0], Tier.Disk, TOKENS, 2.0 * TOKENS)
     assert [record.getMessage() for record in caplog.records] == [
@@ -142,6 +144,7 @@ def test_a_slow_disk_turns_itself_off_says_so_and_is_tried_again_later(
 def test_a_full_disk_is_named_once_and_left_alone_for_a_while(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, "dynamo.tiers")
     store = TierStore(TOKENS, PrefillCost(), folder=FullFolder(tmp_path, 1 << 20, 1), clock=clock)
     fill(store)
     (line,) = [record.getMessage() for record in caplog.records]
