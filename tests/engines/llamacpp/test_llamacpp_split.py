@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import random
 import shutil
@@ -92,6 +93,7 @@ async def test_clients_that_leave_at_any_moment_of_a_hand_off_leave_nothing_behi
 async def test_engines_with_other_weights_or_another_data_type_are_not_paired_and_that_is_said_once(
     starting: Starting, tmp_path: Path, caplog: pytest.LogCaptureFixture, other: str
 ) -> None:
+    caplog.set_level(logging.WARNING, "dynamo.router")
     options = {"cache_type": "q8_0"} if other == "cache_type" else {}
     path = Path(shutil.copytree(bundled(), tmp_path / "model"))
     if other == "weights":
