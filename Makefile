@@ -30,8 +30,10 @@ coverage: $(DEV)
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal -m "not hosts and not clients and not ui and not observability and not chaos" \
 	  --cov --cov-report=term
 
-# The KV index against its naive model: 50 times 2,000 random sequences of events, about 40 minutes.
+# Every property with new random examples, then the KV index against its naive model: 50 times 2,000 random sequences
+# of events, about 40 minutes.
 test-deep: $(DEV)
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --hypothesis-profile=deep -m "hypothesis and not ui and not chaos"
 	for seed in $$(seq 50); do \
 	  $(BIN)/python -m pytest --hypothesis-profile=deep --hypothesis-seed=$$seed \
 	    tests/router/kv/test_kv_index_model.py || exit 1; \

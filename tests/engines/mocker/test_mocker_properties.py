@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dynamo.engines.mocker import Iteration, MockerArgs, Ranks
@@ -173,6 +173,11 @@ def state(scheduler: Scheduler) -> tuple[Any, ...]:
     )
 
 
+# Two sequences that share blocks read more tokens than the cache holds.
+@example(
+    MockerArgs(block_size=3, num_gpu_blocks=10, max_num_seqs=2, max_num_batched_tokens=2),
+    [("add", [1] * 2, 1), ("add", [1] * 9, 10), ("add", [1] * 4, 10)],
+)
 @some
 @given(ARGS, WORK)
 def test_folding_iterations_changes_nothing_but_the_number_of_calls(

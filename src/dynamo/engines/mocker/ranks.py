@@ -43,6 +43,7 @@ class Ranks:
 
     def __init__(self, args: MockerArgs, *, timing: Timing | None = None, record_events: bool = True) -> None:
         self._timing = timing or timing_for(args)
+        self._capacity = args.capacity_tokens
         self.schedulers = [Scheduler(args, self._timing, record_events=record_events) for _ in range(args.dp_size)]
         self._rank_of: dict[int, Scheduler] = {}
         self._next = 0
@@ -150,10 +151,20 @@ class Ranks:
         return now + self._run_seconds(count, context, low), low
 
     def _run_seconds(self, count: int, context: int, steps: int) -> float:
-        """The time of so many quiet iterations: exact where that of one is at most a quadratic of the context."""
+        """The time of so many quiet iterations.
+
+        Sequences that share blocks read more than the cache holds; past its capacity the curve has a bend.
+        """
+        before = min(steps, max(0, -((context - self._capacity) // count)))
+        return self._smooth_seconds(count, context, before) + self._smooth_seconds(
+            count, context + count * before, steps - before
+        )
+
+    def _smooth_seconds(self, count: int, context: int, steps: int) -> float:
+        """The same on one side of the bend: exact where the time of one is at most a quadratic of the context."""
         decode, last = self._timing.decode, steps - 1
-        if not last:
-            return decode(count, context)
+        if last <= 0:
+            return steps * decode(count, context)
         outer = 1 / 6 + 1 / (3 * last)
         ends = decode(count, context) + decode(count, context + count * last)
         return steps * (outer * ends + (1 - 2 * outer) * decode(count, context + count * last / 2))
