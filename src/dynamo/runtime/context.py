@@ -67,7 +67,12 @@ class Context:
         """Kept for programs that call it: the first token is seen where it arrives."""
 
     def on_stop(self, listener: Callable[[bool], object]) -> Callable[[], None]:
-        """Call `listener(killed)` when this context is stopped or killed; returns a function that removes it."""
+        """Call `listener(killed)` when this context is stopped or killed, at once if it already is.
+
+        Returns a function that removes the listener.
+        """
+        if self._stopped:
+            listener(self._killed)
         key = object()
         self._listeners[key] = listener
 
