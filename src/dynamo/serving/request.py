@@ -15,6 +15,7 @@ from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -67,6 +68,7 @@ class ServedRequest(Generic[RequestT]):
         self._group = object()
         """Identifies to the router the deliveries that are choices of one request."""
         self._running: list[tuple[Context, Delivery]] = []
+        self._outputs: list[Postprocess] = []
 
     @property
     def takes_text(self) -> bool:
@@ -117,12 +119,17 @@ class ServedRequest(Generic[RequestT]):
         decisions: list[Decision] = [each.decision for each in placements if each and each.decision]
         return extra_fields(names, decisions, self._received, self._began, self.first_output_time, stop_reason)
 
+    def usage_of(self, choice: int) -> Usage:
+        """Up to now."""
+        return self._outputs[choice].usage()
+
     async def close(self) -> None:
         # Emptied: the deliveries lead back to this object, and only the garbage collector frees a cycle.
         running, self._running = self._running, []
         for context, delivery in running:
             context.kill()
             await delivery.close()
+        self._outputs.clear()
 
     async def _add_choice(
         self,
@@ -150,7 +157,7 @@ class ServedRequest(Generic[RequestT]):
             worker=partial(self.worker_name, len(self._running)),
             token_ids=token_ids,
         )
-        choice.begin(sink.usage)
+        self._outputs.append(sink)
         await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))
 
     async def _deliver(self, request: object, context: Context, sink: Sink, prompt_tokens: int = 0) -> None:

@@ -43,9 +43,10 @@ class Chunks:
         tokenizer: Tokenizer | None = None,
         top_logprobs: int = 0,
         nvext: Callable[[str | int | None], dict[str, Any] | None] | None = None,
+        usage_of: Callable[[int], Usage],
         request_id: str = "",
     ) -> None:
-        """`per_prompt` of the choices share a prompt, whose tokens count once."""
+        """`per_prompt` of the choices share a prompt, whose tokens count once. `usage_of` is the usage of a choice so far."""
         self.events = events
         self.error: DynamoException | None = None
         self.usage = Usage()
@@ -61,6 +62,7 @@ class Chunks:
         self._running = choices
         self._per_prompt = per_prompt
         self._nvext = nvext
+        self.usage_of = usage_of
         self._request_id = request_id
 
     def usage_tail(self, usage: Usage) -> str:
@@ -103,6 +105,7 @@ def chunks_of(served: Conversation | Completion, object: str, top_logprobs: int 
         tokenizer=served.tokenizer,
         top_logprobs=top_logprobs or 0,
         nvext=served.nvext,
+        usage_of=served.usage_of,
         request_id=request_id,
     )
 
@@ -125,11 +128,6 @@ class _ChoiceWriter:
         self._prompt_token_ids = prompt_token_ids
         self._write = chunks.events.write
         self._logprobs: list[TokenLogprob] = []
-        self._so_far: Callable[[], Usage] | None = None
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        if self._chunks.continuous_usage:
-            self._so_far = so_far
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         self._logprobs += tokens
@@ -151,14 +149,10 @@ class _ChoiceWriter:
         return field
 
     def _tail(self) -> str:
-        return self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
-
-    def _finished(self, finish: Finish, chunk: str) -> None:
-        self._so_far = None  # it refers to the postprocessor, which refers to this choice
-        self._chunks.finished(self._index, finish, chunk)
+        chunks = self._chunks
+        return chunks.usage_tail(chunks.usage_of(self._index)) if chunks.continuous_usage else chunks.tail
 
     def fail(self, error: DynamoException) -> None:
-        self._so_far = None
         self._chunks.failed(error)
 
 
@@ -219,7 +213,7 @@ class ChatChoiceWriter(_ChoiceWriter):
 
     def _begin(self) -> str:
         self._begun = True
-        self._only_text_changes = self._so_far is None and self._token_ids is None
+        self._only_text_changes = not self._chunks.continuous_usage and self._token_ids is None
         role = f'{self._delta}{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]'
         return role + self._take_prompt_token_ids() + self._tail().removeprefix("]")
 
@@ -235,7 +229,7 @@ class ChatChoiceWriter(_ChoiceWriter):
 
     def finish(self, finish: Finish) -> None:
         before = "" if self._begun else self._begin()
-        self._finished(finish, before + self._one("{}", f'"{finish.reason}"'))
+        self._chunks.finished(self._index, finish, before + self._one("{}", f'"{finish.reason}"'))
 
 
 class TextChoiceWriter(_ChoiceWriter):
@@ -253,7 +247,7 @@ class TextChoiceWriter(_ChoiceWriter):
     ) -> None:
         """`echoed` are the prompt's tokens, if the client wants their log probabilities."""
         super().__init__(chunks, index, token_ids, prompt_token_ids)
-        self._only_text_changes = token_ids is None
+        self._only_text_changes = not chunks.continuous_usage and token_ids is None
         self._logprobs = echoed or []
         self._wants_prompt = echoed is not None
         self._offset = 0 if self._wants_prompt else len(echo)
@@ -262,7 +256,7 @@ class TextChoiceWriter(_ChoiceWriter):
         self._close = f'","logprobs":null,"finish_reason":null}}{chunks.tail}'
 
     def escaped(self, text: str) -> None:
-        if self._only_text_changes and not (self._echo or self._logprobs or self._so_far):
+        if self._only_text_changes and not (self._echo or self._logprobs):
             self._write((self._open + text + self._close).encode())
         else:
             self._write(self._one(text, "null").encode())
@@ -297,4 +291,4 @@ class TextChoiceWriter(_ChoiceWriter):
         return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}{ids}}}{self._tail()}'
 
     def finish(self, finish: Finish) -> None:
-        self._finished(finish, self._one("", f'"{finish.reason}"'))
+        self._chunks.finished(self._index, finish, self._one("", f'"{finish.reason}"'))
