@@ -5,20 +5,18 @@ Chunks are byte templates: between the id and the finish reason only the text ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
 import msgspec
 
 from dynamo.frontend.answers.errors import error_answer
 from dynamo.frontend.answers.sse import DONE, EventStream
-from dynamo.model import Tokenizer, json_escaped
+from dynamo.model import json_escaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.pipeline.logprobs import chat_logprobs, text_logprobs
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import CompletionUsage
-from dynamo.protocols.openai_fields import StreamOptions
 from dynamo.serving.collect import add_usage
 from dynamo.serving.completion import Completion
 from dynamo.serving.conversation import Conversation
@@ -29,40 +27,26 @@ _json = msgspec.json.Encoder()
 class Chunks:
     """One streamed answer. Its choices write their own chunks; it ends when the last of them has."""
 
-    def __init__(
-        self,
-        events: EventStream,
-        *,
-        id: str,
-        created: int,
-        model: str,
-        object: str,
-        choices: int,
-        per_prompt: int = 1,
-        options: StreamOptions | None = None,
-        tokenizer: Tokenizer | None = None,
-        top_logprobs: int = 0,
-        nvext: Callable[[str | int | None], dict[str, Any] | None] | None = None,
-        usage_of: Callable[[int], Usage],
-        request_id: str = "",
-    ) -> None:
-        """`per_prompt` of the choices share a prompt, whose tokens count once. `usage_of` is the usage of a choice so far."""
-        self.events = events
+    def __init__(self, served: Conversation | Completion, top_logprobs: int | None, request_id: str) -> None:
+        options = served.request.stream_options
+        self.events = EventStream()
         self.error: DynamoException | None = None
         self.usage = Usage()
-        self.tokenizer = tokenizer
-        self.top_logprobs = top_logprobs
+        self.usage_of = served.usage_of
+        self.tokenizer = served.tokenizer
+        self.top_logprobs = top_logprobs or 0
         self.head = (
-            f'data: {{"id":"{id}","object":"{object}","created":{created},"model":"{json_escaped(model)}","choices":['
+            f'data: {{"id":"{served.id}","object":"{served.chunk_object}","created":{served.created},'
+            f'"model":"{json_escaped(served.model.name)}","choices":['
         )
         self._include_usage = bool(options and options.include_usage)
         self.continuous_usage = bool(self._include_usage and options and options.continuous_usage_stats)
         # If the client wants the usage, OpenAI sends `"usage": null` on all chunks but the last.
         self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
-        self._running = choices
-        self._per_prompt = per_prompt
-        self._nvext = nvext
-        self.usage_of = usage_of
+        self._running = served.choice_count
+        self._per_prompt = served.n
+        """So many choices share a prompt, whose tokens count once."""
+        self._nvext = served.nvext
         self._request_id = request_id
 
     def usage_tail(self, usage: Usage) -> str:
@@ -74,7 +58,7 @@ class Chunks:
         if self._running:
             self.events.write(chunk.encode())
             return
-        nvext = self._nvext(finish.stop_reason) if self._nvext else None
+        nvext = self._nvext(finish.stop_reason)
         if nvext:
             chunk = chunk.removesuffix("}\n\n") + f',"nvext":{_json.encode(nvext).decode()}}}\n\n'
         if self._include_usage:
@@ -90,24 +74,6 @@ class Chunks:
 
 def _usage(usage: Usage) -> str:
     return _json.encode(CompletionUsage.of(usage)).decode()
-
-
-def chunks_of(served: Conversation | Completion, object: str, top_logprobs: int | None, request_id: str) -> Chunks:
-    return Chunks(
-        EventStream(),
-        id=served.id,
-        created=served.created,
-        model=served.model.name,
-        object=object,
-        choices=served.choice_count,
-        per_prompt=served.n,
-        options=served.request.stream_options,
-        tokenizer=served.tokenizer,
-        top_logprobs=top_logprobs or 0,
-        nvext=served.nvext,
-        usage_of=served.usage_of,
-        request_id=request_id,
-    )
 
 
 def error_events(error: DynamoException, request_id: str) -> bytes:
@@ -292,3 +258,36 @@ class TextChoiceWriter(_ChoiceWriter):
 
     def finish(self, finish: Finish) -> None:
         self._chunks.finished(self._index, finish, self._one("", f'"{finish.reason}"'))
+
+
+def chat_chunks(conversation: Conversation, request_id: str) -> tuple[Chunks, list[ChatChoiceWriter]]:
+    """The stream of a chat's answer, and what writes each choice into it."""
+    chunks = Chunks(conversation, conversation.request.top_logprobs, request_id)
+    ids, prompt_ids = conversation.token_ids, conversation.prompt_token_ids
+    return chunks, [
+        ChatChoiceWriter(
+            chunks,
+            index,
+            token_ids=ids[index] if ids else None,
+            prompt_token_ids=prompt_ids,
+            custom_tools=conversation.custom_tools,
+        )
+        for index in range(conversation.n)
+    ]
+
+
+def text_chunks(completion: Completion, request_id: str) -> tuple[Chunks, list[TextChoiceWriter]]:
+    """The stream of a completion's answer, and what writes each choice into it."""
+    chunks = Chunks(completion, completion.request.logprobs, request_id)
+    ids = completion.token_ids
+    return chunks, [
+        TextChoiceWriter(
+            chunks,
+            index,
+            echo=completion.echo(index),
+            echoed=completion.echoed_logprobs(index),
+            token_ids=ids[index] if ids else None,
+            prompt_token_ids=completion.prompt_token_ids(index),
+        )
+        for index in range(completion.choice_count)
+    ]
