@@ -53,7 +53,8 @@ class Chunks:
         return f'],"usage":{_usage(usage)}}}\n\n'
 
     def finished(self, index: int, finish: Finish, chunk: str) -> None:
-        add_usage(self.usage, finish.usage, prompt=index % self._per_prompt == 0)
+        if self._include_usage:
+            add_usage(self.usage, finish.usage, prompt=index % self._per_prompt == 0)
         self._running -= 1
         if self._running:
             self.events.write(chunk.encode())
