@@ -43,6 +43,8 @@ class ServedRequest(Generic[RequestT]):
     id_prefix: ClassVar[str] = ""
     chunk_object: ClassVar[str] = ""
     """The `object` of the answer's chunks."""
+    prepared: Prepared | None = None
+    """The prompt, the first if there are several; None for a worker that takes text."""
 
     def __init__(
         self,

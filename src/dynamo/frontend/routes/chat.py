@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from dynamo.frontend.answers.chunks import Chunks, chat_chunks
-from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
+from dynamo.frontend.answers.http import json_response, stream_response
 from dynamo.frontend.answers.relay import RelayedStream
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
@@ -35,6 +35,6 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
         else:
             stream, writers = chat_chunks(conversation, call.request_id)
             await conversation.send(writers)
-        return await stream_response(call, stream, annotation_events(conversation, conversation.prepared))
+        return await stream_response(call, stream, conversation)
     finally:
         await conversation.close()
