@@ -19,7 +19,8 @@ from dynamo.serving.conversation import Conversation
 async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamResponse:
     body = call.body
     validate_chat(body)
-    call.warn(UNENFORCED, lark_tools(body))
+    if body.tools:
+        call.warn(UNENFORCED, lark_tools(body))
     model = frontend.models.get(body.model)
     conversation = Conversation(
         model, body, call.context(body), call.record, call.raw_body, tool_finish_reason=tool_finish_reason(body)
