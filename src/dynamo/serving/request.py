@@ -148,12 +148,10 @@ class ServedRequest(Generic[RequestT]):
         preprocessor = self.model.preprocessor
         assert preprocessor
         context = self._next_context()
-        sink = Postprocess(
-            prepared.request,
-            preprocessor.decoder(prepared),
+        sink = preprocessor.postprocess(
+            prepared,
             choice,
-            parser=preprocessor.parser(chat, prepared.prompt) if chat else None,
-            one_call=bool(chat and chat.parallel_tool_calls is False),
+            chat,
             tool_finish_reason=tool_finish_reason,
             stop_worker=context.stop_generating,
             worker=partial(self.worker_name, len(self._running)),
