@@ -71,7 +71,8 @@ class Delivery:
         self._instances = instances
         self._guided = is_guided(request)
         self._context = context
-        self._sink = sink
+        self.sink = sink
+        """Until it is started, a stage may be put before it."""
         self._split = split
         """Where another worker may compute the prompt."""
         self._pinned = pinned_instance(request) if pinned is None else pinned
@@ -232,7 +233,7 @@ class Delivery:
             self._prompt_computed()
         if self._migrations_left:
             self._generated += ids
-        self._sink.tokens(ids)
+        self.sink.tokens(ids)
 
     def item(self, value: Any) -> None:
         self._clock.moved = True
@@ -241,7 +242,7 @@ class Delivery:
         if not isinstance(value, EngineOutput):
             if self._prompt_pending:
                 self._prompt_computed()
-            self._sink.item(value)
+            self.sink.item(value)
             return
         if self._prompt_pending and (value.token_ids or value.text):
             self._prompt_computed()
@@ -254,7 +255,7 @@ class Delivery:
             self._finished = True
         if self._continues and value.completion_usage:
             correct_usage(value.completion_usage, len(self.request.token_ids))
-        self._sink.item(value)
+        self.sink.item(value)
 
     def repeated(self) -> None:
         """See `RepeatingSink`, as for `differs`."""
@@ -273,7 +274,7 @@ class Delivery:
         self._instances.request_answered(self.placement.instance_id)
         self.history.end_migration("success")
         self._release()
-        self._sink.end()
+        self.sink.end()
 
     def fail(self, error: DynamoException) -> None:
         assert self.placement
@@ -289,7 +290,7 @@ class Delivery:
             self._instances.inhibit(instance_id)
         if self._finished or (self._migrations_left and is_complete(self.request, self._generated)):
             # The worker died between its last token and the end of the stream.
-            self._sink.end()
+            self.sink.end()
             return
         self._excluded.add(instance_id)
         if isinstance(error, EngineShutdown):
@@ -353,7 +354,7 @@ class Delivery:
 
     def _give_up(self, error: DynamoException, outcome: str) -> None:
         self.history.end_migration(outcome)
-        self._sink.fail(error)
+        self.sink.fail(error)
 
     def _release(self) -> None:
         self._prompt_pending = False

@@ -162,10 +162,6 @@ class ServedRequest(Generic[RequestT]):
 
     async def _deliver(self, request: object, context: Context, sink: Sink, prompt_tokens: int = 0) -> None:
         router = self.model.router
-        if self._observer:
-            sink = self._observer.metered(sink, prompt_tokens)
-        if stream_trace.log.isEnabledFor(TRACE):
-            sink = stream_trace.TracedSink(sink, context.id(), request)
         delivery = Delivery(
             partial(router.place, group=self._group, tenant=context.tenant),
             router.instances,
@@ -181,7 +177,9 @@ class ServedRequest(Generic[RequestT]):
         )
         self._running.append((context, delivery))
         if self._observer:
-            self._observer.delivering(delivery)
+            self._observer.delivering(delivery, prompt_tokens)
+        if stream_trace.log.isEnabledFor(TRACE):
+            delivery.sink = stream_trace.TracedSink(delivery.sink, context.id(), request)
         await delivery.start()
 
     def _next_context(self) -> Context:
