@@ -24,7 +24,7 @@ from dynamo.protocols.errors import (
 )
 from dynamo.router.backoff import Backoff
 from dynamo.router.continuation import continuation, correct_usage, is_complete, is_guided, repeatable
-from dynamo.router.handoff.split import Split
+from dynamo.router.handoff.split import Splitter
 from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
 from dynamo.router.repetition import Repetition
@@ -61,7 +61,7 @@ class Delivery:
         max_seq_len: int | None = None,
         watch: StreamWatch | None = None,
         backoff: Callable[[], Backoff] = Backoff,
-        split: Split | None = None,
+        splitter: Splitter | None = None,
         resumes_guided: Callable[[], bool] = lambda: False,
     ) -> None:
         self.history = DeliveryHistory()
@@ -71,9 +71,10 @@ class Delivery:
         self._instances = instances
         self._guided = is_guided(request)
         self._context = context
+        self._request_id = context.id()
         self.sink = sink
         """Until it is started, a stage may be put before it."""
-        self._split = split
+        self._split = splitter.begin() if splitter else None
         """Where another worker may compute the prompt."""
         self._pinned = pinned_instance(request) if pinned is None else pinned
         self._migrations_left = limit if self._pinned is None else 0
@@ -170,7 +171,7 @@ class Delivery:
             self._instances,
             request,
             begin,
-            request_id=self._context.id(),
+            request_id=self._request_id,
             pinned=self._pinned,
             excluded=self._excluded,
         )
@@ -306,7 +307,7 @@ class Delivery:
             self.history.begin_migration(instance_id)
             log.warning(
                 "request %s: instance %x failed after %d tokens (%s), moving it to another",
-                self._context.id(), instance_id, len(self._generated), error,
+                self._request_id, instance_id, len(self._generated), error,
             )  # fmt: skip
         self._migrating = asyncio.create_task(self._migrate(error))
 
@@ -321,11 +322,11 @@ class Delivery:
                 self._give_up(Cancelled("request was cancelled"), "cancelled")
             raise
         except DynamoException as next_error:
-            log.warning("request %s: no instance left to move it to: %s", self._context.id(), next_error)
+            log.warning("request %s: no instance left to move it to: %s", self._request_id, next_error)
             began = self.history.first_output_time is not None
             self._give_up(error if began or isinstance(error, WorkerBusy) else next_error, "failure")
         except Exception:
-            log.exception("request %s cannot be moved", self._context.id())
+            log.exception("request %s cannot be moved", self._request_id)
             self._give_up(error, "failure")
         finally:
             unsubscribe()

@@ -173,7 +173,7 @@ class ServedRequest(Generic[RequestT]):
             resumes_guided=self.model.resumes_guided,
             watch=router.watch,
             backoff=router.backoff,
-            split=self.model.splitter.begin() if self.model.splitter else None,
+            splitter=self.model.splitter,
         )
         self._running.append((context, delivery))
         if self._observer:
