@@ -273,7 +273,7 @@ class KvAwareRouter:
             timer.matched = perf_counter()
         cost = pending.cost or self._cost
         choice = choose(pending.prompt_tokens, len(pending.hashes), fleet, overlaps, loads, cost, self._rng)
-        if pending.pinned is None and self.instances.channel(choice.worker.worker_id).draining:
+        if pending.pinned is None and self.instances.is_draining(choice.worker.worker_id):
             # Checking every instance for draining each time would cost more than choosing again.
             pending.avoid = {*pending.avoid, choice.worker.worker_id}
             return self._choose_and_book(pending, awaited, arriving=arriving, timer=timer)
