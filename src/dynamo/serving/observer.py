@@ -15,5 +15,8 @@ class RequestObserver(Protocol):
     def metered(self, sink: Sink, prompt_tokens: int = 0) -> Sink:
         """The sink to use in place of `sink`, which it forwards to. Called once per stream of the request."""
 
+    def attached(self, images: int, audio: int) -> None:
+        """The request has so many images and recordings. Called only for models that may take them."""
+
     def delivering(self, delivery: Delivery) -> None:
         """A stream of the request is about to be routed."""

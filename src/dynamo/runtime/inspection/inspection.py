@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from dynamo.runtime.inspection.facts import object_counts, process_facts
 from dynamo.runtime.inspection.profile import ThreadProfile
-from dynamo.runtime.inspection.slices import SlicedWork
+from dynamo.runtime.inspection.slices import SlicedWork, paced
 from dynamo.runtime.inspection.stacks import LoopWatch, thread_stacks
 from dynamo.runtime.inspection.tasks import task_rows
 from dynamo.runtime.logging import set_filter
@@ -151,6 +151,9 @@ def encoded_answer(inspection: Inspection, request: InspectionRequest) -> Iterat
     """The answer as lines of JSON; a failure is the last of them."""
     try:
         for part in inspection.answer(request):
+            if rows := part.get("rows"):
+                # Encoding thousands of them at once would hold Python's lock for longer than a slice.
+                part["rows"] = [msgspec.Raw(msgspec.json.encode(row)) for row in paced(rows)]
             yield msgspec.json.encode(part) + b"\n"
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
