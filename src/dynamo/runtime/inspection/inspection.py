@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from dynamo.runtime.inspection.facts import object_counts, process_facts
+from dynamo.runtime.inspection.facts import process_facts
+from dynamo.runtime.inspection.objects import object_counts
 from dynamo.runtime.inspection.profile import ThreadProfile
 from dynamo.runtime.inspection.slices import SlicedWork, paced
 from dynamo.runtime.inspection.stacks import LoopWatch, thread_stacks
@@ -75,7 +76,8 @@ class Inspection:
                 profile.run(request.seconds)
                 yield {"kind": "profile", "seconds": request.seconds} | profile.rows()
             case "objects":
-                yield {"kind": "objects"} | object_counts()
+                tasks = asyncio.all_tasks(self._loop) if self._loop else ()
+                yield {"kind": "objects"} | object_counts(tasks)
             case "log":
                 yield {"kind": "log", "filter": set_filter(request.filter)}
             case "tables":
