@@ -1,9 +1,14 @@
 """What looking costs: the CPU of a frontend beside 256 mockers with 0, 1 and 5 viewers of the fleet, idle and loaded.
 
     .venv/bin/python benchmarks/fleet_view.py
+    .venv/bin/python benchmarks/fleet_view.py --full
+
+`--full` is the frontend's full load: answers of a few tokens from mockers that take no time, so that it gets as many
+requests as it can take.
 
 Rounds alternate, so that a change of the machine's speed meets all of them. The cost of viewers is what the frontend
-counts itself (`dynamo_frontend_fleet_view_cpu_seconds_total`): it is far below the noise of the rest.
+counts itself (`dynamo_frontend_fleet_view_cpu_seconds_total`). Beside it stands all that the frontend computes per
+request, viewers included, as a multiple of what it computes with none: that has the noise of the machine.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ class Window(Struct):
     seconds: float
     cpu: float
     tokens: int
+    requests: int
     patches: float
     """Per second and viewer."""
     bytes: float
@@ -71,21 +77,36 @@ class Viewers:
                 self.patches += data.count(b"event: patch")
 
 
+class Tally(list[Reply]):
+    """Counts replies instead of keeping them: at a thousand a second they would fill the memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests = self.tokens = 0
+
+    def append(self, reply: Reply) -> None:
+        if reply.error:
+            raise SystemExit(f"a request failed: {reply.error}")
+        self.requests += 1
+        self.tokens += reply.tokens
+
+
 class Load:
     """Users that send one request after another; the replies so far can be counted at any time."""
 
     def __init__(self, url: str, users: int, options: argparse.Namespace) -> None:
         self._users = Users(url)
         self._count = users
-        row = requests(Prompts(1), 4000, options.prompt, options.output, stream=True)
+        self._stream = options.stream
+        row = requests(Prompts(1), 4000, options.prompt, options.output, stream=options.stream)
         self._requests = itertools.cycle(row)
-        self._replies: list[Reply] = []
+        self.replies = Tally()
         self._running: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Load:
         await self._users.open(self._count)
         self._running = [
-            asyncio.create_task(self._users._user(number, self._requests, True, float("inf"), self._replies))
+            asyncio.create_task(self._users._user(number, self._requests, self._stream, float("inf"), self.replies))
             for number in range(self._count)
         ]
         return self
@@ -96,23 +117,30 @@ class Load:
         await asyncio.gather(*self._running, return_exceptions=True)
         self._users.close()
 
-    def tokens(self) -> int:
-        if failed := next((reply.error for reply in self._replies if reply.error), None):
-            raise SystemExit(f"a request failed: {failed}")
-        return sum(reply.tokens for reply in self._replies)
+    def check(self) -> None:
+        for task in self._running:
+            if task.done():
+                task.result()
 
 
 async def window(frontend: Child, url: str, load: Load | None, viewers: int, options: argparse.Namespace) -> Window:
     async with Viewers(url, viewers, options.prefixes) as looking:
         await asyncio.sleep(options.settle)
         viewing = await asyncio.to_thread(metric_total, url, VIEWING)
-        before = time.monotonic(), frontend.cpu(), load.tokens() if load else 0, looking.patches, looking.bytes
+        before = clocks(frontend, load, looking)
         await asyncio.sleep(options.seconds)
-        after = time.monotonic(), frontend.cpu(), load.tokens() if load else 0, looking.patches, looking.bytes
-        seconds, cpu, tokens, patches, bytes = (now - then for now, then in zip(after, before, strict=True))
+        after = clocks(frontend, load, looking)
+        if load:
+            load.check()
+        seconds, cpu, tokens, asked, patches, bytes = (now - then for now, then in zip(after, before, strict=True))
         viewing = await asyncio.to_thread(metric_total, url, VIEWING) - viewing
         each = max(1, viewers) * seconds
-        return Window(seconds, cpu, int(tokens), patches / each, bytes / each, viewing)
+        return Window(seconds, cpu, int(tokens), int(asked), patches / each, bytes / each, viewing)
+
+
+def clocks(frontend: Child, load: Load | None, looking: Viewers) -> tuple[float, ...]:
+    tokens, asked = (load.replies.tokens, load.replies.requests) if load else (0, 0)
+    return time.monotonic(), frontend.cpu(), tokens, asked, looking.patches, looking.bytes
 
 
 async def rounds(frontend: Child, url: str, load: Load | None, options: argparse.Namespace) -> dict[int, list[Window]]:
@@ -127,19 +155,22 @@ def rows(found: dict[int, list[Window]], loaded: bool) -> list[list[str]]:
     def mean(windows: list[Window], name: str) -> float:
         return statistics.fmean(getattr(one, name) / one.seconds for one in windows)
 
-    def per_token(windows: list[Window]) -> float:
-        return sum(one.cpu for one in windows) / max(1, sum(one.tokens for one in windows))
+    def per_request(windows: list[Window]) -> float:
+        return sum(one.cpu for one in windows) / max(1, sum(one.requests for one in windows))
 
+    alone = per_request(found[0]) if loaded and 0 in found else 0.0
     shown = []
     for count, windows in found.items():
-        tokens = mean(windows, "tokens") if loaded else 0.0
         more = mean(windows, "viewing")
+        cost = per_request(windows)
         shown.append(
             [
                 str(count),
                 f"{100 * mean(windows, 'cpu'):.1f} %",
-                f"{tokens:,.0f}" if loaded else "–",
-                f"{1e6 * per_token(windows):.2f}" if loaded else "–",
+                f"{mean(windows, 'requests'):,.0f}" if loaded else "–",
+                f"{mean(windows, 'tokens'):,.0f}" if loaded else "–",
+                f"{1e6 * cost:.1f}" if loaded else "–",
+                f"{cost / alone:.3f}" if alone else "–",
                 f"{100 * more:.2f} %",
                 f"{100 * more / count:.2f} %" if count else "–",
                 f"{statistics.fmean(one.patches for one in windows):.2f}" if count else "–",
@@ -152,8 +183,10 @@ def rows(found: dict[int, list[Window]], loaded: bool) -> list[list[str]]:
 HEAD = [
     "viewers",
     "CPU of the frontend",
+    "requests/s",
     "tokens/s",
-    "CPU µs/token",
+    "CPU µs/request",
+    "of that with none",
     "for all viewers",
     "for each",
     "patches/s",
@@ -169,8 +202,9 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
         stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=300)
         await until_ready(stack.url, options.workers)
         await asyncio.sleep(2)
-        print(f"{options.workers} workers, idle:\n")
-        print(table(HEAD, rows(await rounds(frontend, stack.url, None, options), False)))
+        if not options.full:
+            print(f"{options.workers} workers, idle:\n")
+            print(table(HEAD, rows(await rounds(frontend, stack.url, None, options), False)))
         for users in options.users:
             async with Load(stack.url, users, options) as load:
                 await asyncio.sleep(3)
@@ -200,7 +234,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="of one measurement")
     parser.add_argument("--settle", type=float, default=1.5, help="after viewers have come or gone")
     parser.add_argument("--prefixes", action="store_true", help="viewers ask for the cached prefixes too")
+    parser.add_argument("--full", action="store_true", help="as many requests as the frontend takes")
     options = parser.parse_args()
+    options.stream = not options.full
+    if options.full:
+        options.users, options.prompt, options.output, options.speedup = [96], 16, 2, 0.0
     with tempfile.TemporaryDirectory() as folder:
         uvloop.run(measure(Path(folder), options))
 

@@ -3,7 +3,9 @@
     .venv/bin/python benchmarks/inspect_disturbance.py
 
 The frontend runs with a timer that fires every millisecond and keeps how late it was. "Late" includes the work of the
-streams themselves, so each kind of inspection is compared with times in which nobody inspects.
+streams themselves, so each look is compared with the time of the same length before it, in which nobody looks. A timer
+is also late when other processes use the processors: therefore the time that the frontend itself computed while the
+timer waited stands beside it. The client is one process that has started before; it asks when it is told to.
 """
 
 from __future__ import annotations
@@ -13,24 +15,31 @@ import asyncio
 import itertools
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import uvloop
+from msgspec import Struct
 
-from figures import percentile, table
+from figures import table
 from load import Reply, Users, requests
 from processes import Stack, free_port
 from prompts import MODEL, Prompts, make_model
 
 EVERY_SECONDS = 0.001
+PAUSE_SECONDS = 0.1
+"""After a look, before the next time in which nobody looks."""
+LEAST_SECONDS = 0.05
+"""Of such a time: most looks are shorter, and the loop is later in longer times."""
 KINDS: dict[str, list[str]] = {
-    "nobody": [],
     "all tables, 10 rows each": ["{pid}"],
     "tasks": ["{pid}", "tasks"],
     "streams": ["{pid}", "streams"],
@@ -47,25 +56,27 @@ def child(words: list[str], kept: str) -> None:
     from dynamo.frontend import server
     from dynamo.frontend.__main__ import main
 
-    times, late = array("d"), array("d")
+    times, late, own = array("d"), array("d"), array("d")
     start = server.Server.start
 
     def write() -> None:
         part = Path(kept).with_suffix(".part")
-        part.write_bytes(json.dumps([list(times), list(late)]).encode())
+        part.write_bytes(json.dumps([list(times), list(late), list(own)]).encode())
         part.rename(kept)
 
     async def started(self: Any) -> None:
         await start(self)
         loop = asyncio.get_running_loop()
         due = time.monotonic()  # uvloop's own clock counts whole milliseconds
+        computed = time.process_time()
 
         def tick() -> None:
-            nonlocal due
-            now = time.monotonic()
+            nonlocal due, computed
+            now, cpu = time.monotonic(), time.process_time()
             times.append(now)
             late.append(now - due)
-            due = now + EVERY_SECONDS
+            own.append(min(now - due, cpu - computed))
+            due, computed = now + EVERY_SECONDS, cpu
             loop.call_later(EVERY_SECONDS, tick)
 
         loop.add_signal_handler(signal.SIGUSR1, write)
@@ -100,9 +111,63 @@ class Streams:
         self._users.close()
 
 
+class Look(Struct):
+    """One answer of `dynamo inspect`, from the question to its end."""
+
+    begin: float
+    end: float
+
+    @property
+    def before(self) -> tuple[float, float]:
+        """A time of the same length in which nobody looked."""
+        return self.begin - max(LEAST_SECONDS, self.end - self.begin), self.begin
+
+    @property
+    def during(self) -> tuple[float, float]:
+        return self.begin, max(self.end, self.begin + LEAST_SECONDS)
+
+
+CLIENT = """
+import json, os, sys
+from dynamo.run.inspect import inspect
+for line in sys.stdin:
+    print(inspect(json.loads(line), os.environ), file=sys.stderr, flush=True)
+"""
+
+
+class Client:
+    """A `dynamo inspect` that has started and waits for its words."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, environ: dict[str, str]) -> Client:
+        pipe = subprocess.PIPE
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable, "-c", CLIENT, env=environ, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe
+            )
+        )
+
+    async def look(self, words: list[str]) -> Look:
+        assert self._process.stdin
+        assert self._process.stderr
+        began = time.monotonic()
+        self._process.stdin.write(json.dumps(words).encode() + b"\n")
+        answer = await self._process.stderr.readline()
+        if answer.strip() != b"0":
+            raise SystemExit(f"dynamo inspect {words} failed: {answer.decode()}")
+        return Look(began, time.monotonic())
+
+    async def close(self) -> None:
+        self._process.kill()
+        await self._process.wait()
+
+
 async def measure(folder: Path, options: argparse.Namespace) -> None:
     kept = folder / "late.json"
-    windows: dict[str, list[tuple[float, float]]] = {name: [] for name in KINDS}
+    looks: dict[str, list[Look]] = {name: [] for name in KINDS}
     with Stack(folder / "stack") as stack:
         port = free_port()
         stack.url = f"http://127.0.0.1:{port}"
@@ -112,50 +177,47 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
         speed = [f"--num-workers={options.workers}", f"--decode-speedup-ratio={options.speed}", "--max-num-seqs=256"]
         stack.mocker(make_model(folder / "model", max_position_embeddings=1 << 16), MODEL, *speed)
         stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=120)
+        client = await Client.start(stack.environ)
         async with Streams(stack.url, options.streams):
+            await client.look([str(frontend.pid)])
             await asyncio.sleep(options.settle)
             before, at = frontend.cpu(), time.monotonic()
             for _ in range(options.rounds):
                 for name, words in KINDS.items():
-                    windows[name].append(await inspected(frontend.pid, words, stack.environ))
+                    # A profile lasts a second: so does the time before it.
+                    await asyncio.sleep(PAUSE_SECONDS + (1.1 if "--profile" in words else 2 * LEAST_SECONDS))
+                    looks[name].append(await client.look([word.format(pid=frontend.pid) for word in words]))
             used = (frontend.cpu() - before) / (time.monotonic() - at)
             frontend.process.send_signal(signal.SIGUSR1)
             while not kept.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-        times, late = json.loads(kept.read_bytes())
-    print(f"{options.streams} streams at {options.workers} workers, the frontend at {100 * used:.0f} % of a core\n")
-    print(table(["inspected", "looks", "p50", "p99", "p99.9", "longest (ms)"], list(rows(windows, times, late))))
+        await client.close()
+        times, late, own = json.loads(kept.read_bytes())
+    print(f"{options.streams} streams at {options.workers} workers, the frontend at {100 * used:.0f} % of a core.")
+    print(f"Of {options.rounds} looks of each kind, how late the timer was at most, in ms, before / during the look:\n")
+    head = ["inspected", "look (ms)", "late, median", "late, worst", "computing, median", "computing, worst"]
+    print(table(head, list(rows(looks, times, late, own))))
 
 
-async def inspected(pid: int, words: list[str], environ: dict[str, str]) -> tuple[float, float]:
-    if not words:
-        began = time.monotonic()
-        await asyncio.sleep(1.0)
-        return began, time.monotonic()
-    program = [
-        sys.executable,
-        "-c",
-        "import os, sys; from dynamo.run.inspect import inspect; sys.exit(inspect(sys.argv[1:], os.environ))",
-    ]
-    # The client's own start is not part of what is measured: it asks when it is told to.
-    asking = await asyncio.create_subprocess_exec(
-        *program, *(word.format(pid=pid) for word in words), env=environ, stdout=subprocess.DEVNULL
-    )
-    began = time.monotonic()
-    if await asking.wait():
-        raise SystemExit(f"dynamo inspect {words} failed")
-    return began, time.monotonic()
+def rows(looks: dict[str, list[Look]], times: list[float], *measured: list[float]) -> Iterator[list[str]]:
+    for name, each in looks.items():
+        row = [name, f"{1000 * statistics.median(one.end - one.begin for one in each):.1f}"]
+        for values in measured:
+            before, during = (
+                sorted(1000 * longest(times, values, getattr(one, when)) for one in each)
+                for when in ("before", "during")
+            )
+            row += [
+                f"{statistics.median(before):.1f} / {statistics.median(during):.1f}",
+                f"{before[-1]:.1f} / {during[-1]:.1f}",
+            ]
+        yield row
 
 
-def rows(windows: dict[str, list[tuple[float, float]]], times: list[float], late: list[float]) -> Any:
-    for name, spans in windows.items():
-        within = sorted(
-            1000 * seconds
-            for at, seconds in zip(times, late, strict=True)
-            if any(begin <= at <= end for begin, end in spans)
-        )
-        shares = [percentile(within, share) for share in (50, 99, 99.9)]
-        yield [name, str(len(spans)), *(f"{each:.2f}" for each in (*shares, within[-1]))]
+def longest(times: list[float], values: list[float], span: tuple[float, float]) -> float:
+    begin, end = (bisect_left(times, edge) for edge in span)
+    # The timer that is late at the end of the look fires after it.
+    return max(values[begin : end + 1], default=0.0)
 
 
 def main() -> None:
@@ -166,7 +228,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=32)
     parser.add_argument("--speed", type=float, default=0.1, help="of the mockers' decoding")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--settle", type=float, default=5.0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

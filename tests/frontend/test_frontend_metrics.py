@@ -111,6 +111,22 @@ async def test_a_worker_that_takes_text_may_report_its_tokens(tmp_path: Path) ->
     assert metrics[at("output_tokens_total")] == 3
 
 
+async def test_images_and_recordings_are_counted_where_a_model_may_take_them(tmp_path: Path) -> None:
+    engine = Holding()
+    engine.model_input = ModelInput.Text
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    audio = {"type": "input_audio", "input_audio": {"data": "AA==", "format": "wav"}}
+    contents: list[object] = ["no media", [image, image, {"type": "text", "text": "what?"}, audio], [image]]
+    async with serving(tmp_path, engine) as stack:
+        for content in contents:
+            asking = asyncio.create_task(stack.chat(messages=[{"role": "user", "content": content}]))
+            (await engine.requests.get()).sink.end()
+            await asking
+        metrics = await stack.metrics()
+    assert [metrics[at(f"images_per_request_{part}")] for part in ("count", "sum")] == [2, 3]
+    assert [metrics[at(f"audio_per_request_{part}")] for part in ("count", "sum")] == [1, 1]
+
+
 async def test_several_tokens_in_one_step_share_its_time(tmp_path: Path) -> None:
     engine = Holding()
     async with serving(tmp_path, engine) as stack:
@@ -205,6 +221,18 @@ async def test_migrations_are_counted_by_whether_anything_was_generated(tmp_path
         assert metrics[f'dynamo_frontend_model_migration_total{{migration_type="{kind}",model="tiny"}}'] == 1
 
 
+async def test_a_request_too_long_to_migrate_is_counted_as_such(tmp_path: Path) -> None:
+    engine = Holding()
+    exceeded = at("model_migration_max_seq_len_exceeded_total")
+    async with serving(tmp_path, engine, workers=2, card={"migration_limit": 3}, migration_max_seq_len=5) as stack:
+        asking = asyncio.create_task(stack.chat())
+        (await engine.requests.get()).sink.fail(Disconnected("gone"))
+        assert (await asking).status >= 500
+        metrics = await stack.metrics()
+    assert metrics[exceeded] == 1
+    assert not [name for name in metrics if name.startswith("dynamo_frontend_model_migration_total")]
+
+
 async def test_an_answer_that_breaks_after_its_last_token_is_a_success(tmp_path: Path) -> None:
     engine = Holding()
     async with serving(tmp_path, engine) as stack:
@@ -222,5 +250,10 @@ async def test_the_prefix_of_all_names_can_be_chosen(tmp_path: Path) -> None:
         await stack.chat()
         names = list(await stack.metrics())
     assert names
-    others = ("dynamo_component_router_", "dynamo_request_plane_", "dynamo_router_overhead_")
+    others = (
+        "dynamo_component_router_",
+        "dynamo_component_kv_cache_",
+        "dynamo_request_plane_",
+        "dynamo_router_overhead_",
+    )
     assert all(name.startswith(("mine_", *others)) for name in names)

@@ -20,6 +20,14 @@ def test_the_exposition_can_be_read_by_prometheus() -> None:
     assert families["dynamo_frontend_model_context_length"].samples[0].value == 7
 
 
+def test_a_counter_keeps_a_name_without_a_suffix() -> None:
+    plain = MetricFamily("a_applied", "A", "counter", [Sample("a_applied", {"model": "m"}, 2)])
+    usual = MetricFamily("b", "B", "counter", [Sample("b_total", {}, 1)])
+    lines = exposition([plain, usual]).decode().splitlines()
+    assert lines[:3] == ["# HELP a_applied A", "# TYPE a_applied counter", 'a_applied{model="m"} 2.0']
+    assert lines[3:] == ["# HELP b_total B", "# TYPE b_total counter", "b_total 1.0"]
+
+
 def test_processes_are_told_apart() -> None:
     one = [MetricFamily("a", "A", "counter", [Sample("a_total", {"model": "m"}, 1)])]
     other = [

@@ -25,7 +25,10 @@ from support.waiting import until
 
 pytestmark = pytest.mark.observability
 FOLDER = Path(__file__).parents[2] / "deploy" / "observability"
-KNOWN_NAMES = re.compile(r"dynamo_\w+_ms metric names should not contain abbreviated|dynamo_planner_gpu_hours use base")
+KNOWN_NAMES = re.compile(
+    r"dynamo_\w+_ms metric names should not contain abbreviated|dynamo_planner_gpu_hours use base"
+    r"|dynamo_component_kv_cache_event\w+ counter metrics should have"
+)
 """What promtool says of names that ai-dynamo's dashboards read."""
 STREAMS = 3
 """Streams that run at a time."""
@@ -102,7 +105,7 @@ def test_promtool_accepts_the_rules(promtool: str) -> None:
 async def test_every_query_of_every_dashboard_has_samples(tmp_path: Path, promtool: str) -> None:
     http, planner, *status = (free_port() for _ in range(4))
     always = '{"policy": "always"}'
-    worker = "kind: mocker, flags: {model-path: tiny, speedup-ratio: 5, disaggregation-mode: "
+    worker = "kind: mocker, flags: {model-path: tiny, speedup-ratio: 5, engine-request-limit: 64, disaggregation-mode: "
     (tmp_path / "serve.yaml").write_text(f"""
 components:
   prefill: {{{worker}prefill}}, env: {{DYN_SYSTEM_PORT: "{status[0]}"}}}}

@@ -10,9 +10,11 @@ from dynamo.frontend.fleet.prefix_table import PrefixTable
 from dynamo.frontend.fleet.stream import FleetStream, viewing_metric
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.frontend.kept_state import KeptState
+from dynamo.frontend.measure.adapter_metrics import adapter_gauges
+from dynamo.frontend.measure.kv_metrics import kv_metrics
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.request_record import RunningRequests
-from dynamo.frontend.measure.router_metrics import overhead_metrics, router_metrics, split_metrics
+from dynamo.frontend.measure.router_metrics import overhead_metrics, request_metrics, router_metrics, split_metrics
 from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
 from dynamo.runtime.events import EventPlane
@@ -52,16 +54,19 @@ class Frontend:
         """The metrics of this process."""
         self.requests.settle()
         served = self.models.served()
-        metrics = self.requests.metrics
+        metrics, router_id = self.requests.metrics, self.models.router_id
         return [
             *metrics.snapshot(model.card for model in served),
             *metrics.stages.snapshot(*self.requests.stages()),
             *self._loop_delay.snapshot(metrics.prefix),
             ready_gauge(metrics.prefix, self.models.readiness()),
             *worker_gauges(metrics.prefix, served, metrics.last_requests),
-            *router_metrics(metrics.prefix, ((model.name, model.router) for model in served)),
-            *overhead_metrics(self.models.router_id, served),
-            *split_metrics(served),
+            *adapter_gauges(metrics, served),
+            *router_metrics(metrics.prefix, router_id, served),
+            *request_metrics(router_id, served, metrics),
+            *kv_metrics(metrics.prefix, router_id, served, metrics),
+            *overhead_metrics(router_id, served),
+            *split_metrics(router_id, served),
             viewing_metric(metrics.prefix, self.fleet.seconds),
         ]
 

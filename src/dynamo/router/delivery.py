@@ -301,6 +301,7 @@ class Delivery:
         refused = isinstance(error, EngineShutdown | WorkerBusy) and self._silent and self._pinned is None
         if not refused:
             if self._migrations_left == 0 or self._too_long():
+                self.history.too_long = self._migrations_left > 0
                 self._give_up(error, "failure")
                 return
             self._migrations_left -= 1

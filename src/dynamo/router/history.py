@@ -24,7 +24,9 @@ class Migration(Struct, frozen=True):
 class DeliveryHistory:
     """What happened to a delivery and when, for the metrics."""
 
-    __slots__ = ("_current", "finished_migrations", "first_output_time", "migrations", "placed_at", "restarts")
+    __slots__ = (
+        "_current", "finished_migrations", "first_output_time", "migrations", "placed_at", "restarts", "too_long",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.placed_at = 0.0
@@ -35,6 +37,8 @@ class DeliveryHistory:
         """Migrations that were started, including those that failed."""
         self.restarts = 0
         """Migrations before anything was generated."""
+        self.too_long = False
+        """It has failed because it was too long to migrate."""
         self.finished_migrations: tuple[Migration, ...] = ()
         self._current: tuple[str, float, int] | None = None
         """Kind, start and source of the migration under way."""

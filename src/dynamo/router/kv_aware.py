@@ -124,14 +124,16 @@ class KvAwareRouter:
         return sum(request.prompt_tokens for request in self._queue)
 
     @property
+    def waiting_cached_tokens(self) -> int:
+        return sum(request.cached_tokens for request in self._queue)
+
+    @property
     def active(self) -> int:
         return len(self.book)
 
     @property
     def known_blocks(self) -> int:
-        if self.approximate is not None:
-            return len(self.approximate)
-        return sum(self.index.blocks(worker) for worker in self.index.workers)
+        return sum(map(self.index.blocks, self.index.workers)) if self.approximate is None else len(self.approximate)
 
     def start(self) -> None:
         # In this order: a new instance may at once get a waiting request, which is announced to the other routers, and

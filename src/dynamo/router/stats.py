@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 
 from msgspec import Struct, field
 
+from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
 from dynamo.router.overhead import Overhead
+from dynamo.runtime.instruments import Histogram
 
 HIT_RATE_BOUNDS = [step / 20 for step in range(21)]
+LOST_BOUNDS = [2.0**step for step in range(12)]
+OK, BLOCK_NOT_FOUND, INVALID_BLOCK = "ok", "block_not_found", "invalid_block"
+"""What became of a KV event, in ai-dynamo's words."""
+_EVENT_TYPES: dict[type[KvChange], str] = {Stored: "stored", Removed: "removed", Cleared: "cleared"}
 
 
 class RouterStats(Struct):
@@ -25,8 +32,8 @@ class RouterStats(Struct):
     """The prompt blocks that the chosen workers had cached."""
     non_max_overlap_selections: int = 0
     """Requests placed although another worker had more of the prompt cached."""
-    overlap_blocks_lost: int = 0
-    """How many more blocks those other workers had."""
+    overlap_blocks_lost: Histogram = field(default_factory=lambda: Histogram(LOST_BOUNDS))
+    """How many more blocks those other workers had, per request of these."""
     hit_rate_counts: list[int] = field(default_factory=lambda: [0] * (len(HIT_RATE_BOUNDS) + 1))
     """Requests by the cached share of their prompt: a histogram with the upper bounds HIT_RATE_BOUNDS."""
     hit_rate_sum: float = 0.0
@@ -35,8 +42,12 @@ class RouterStats(Struct):
     copied_blocks: int = 0
     overhead: Overhead | None = None
     """Measured by KV-aware routers only."""
-    events: int = 0
-    """KV events applied."""
+    events: Counter[tuple[str, str]] = field(
+        default_factory=lambda: Counter(dict.fromkeys(((name, OK) for name in _EVENT_TYPES.values()), 0))
+    )
+    """KV events by their type and what became of them."""
+    duplicate_stores: int = 0
+    """KV events that stored only blocks which the worker was known to hold."""
     snapshots: int = 0
     """Snapshots requested from workers."""
     replica_requests: int = 0
@@ -49,8 +60,21 @@ class RouterStats(Struct):
         self.overlap_blocks += overlap
         if best > overlap:
             self.non_max_overlap_selections += 1
-            self.overlap_blocks_lost += best - overlap
+            self.overlap_blocks_lost.observe(best - overlap)
         if blocks:
             rate = overlap / blocks
             self.hit_rate_counts[bisect_left(HIT_RATE_BOUNDS, rate)] += 1
             self.hit_rate_sum += rate
+
+    def applied(self, change: KvChange, blocks: int) -> None:
+        """Count a KV event that the index has applied; `blocks` is how many the rank gained or lost."""
+        status = OK
+        if type(change) is Stored:
+            self.duplicate_stores += not blocks and bool(change.sequence_hashes)
+        elif type(change) is Removed and blocks < len(change.sequence_hashes):
+            status = BLOCK_NOT_FOUND
+        self.events[_EVENT_TYPES[type(change)], status] += 1
+
+    def refused(self, change: KvChange) -> None:
+        """Count a KV event that the index has refused."""
+        self.events[_EVENT_TYPES[type(change)], INVALID_BLOCK] += 1

@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     one = flags.add_mutually_exclusive_group()
     one.add_argument("--stacks", action="store_true", help="the stack of each thread")
     one.add_argument("--profile", type=float, metavar="SECONDS", help="sample all threads for this time")
-    one.add_argument("--objects", action="store_true", help="objects in memory by type; holds the process for some ms")
+    one.add_argument("--objects", action="store_true", help="objects in memory by type; takes some seconds")
     one.add_argument("--log", metavar="FILTER", help="change the log levels, as DYN_LOG is written; '' shows them")
     flags.add_argument("--folded", metavar="FILE", help="of --profile: stacks for flame graph tools")
     flags.add_argument("--json", action="store_true", help="the answer as lines of JSON")

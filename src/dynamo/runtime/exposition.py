@@ -13,12 +13,23 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def exposition(snapshots: Iterable[MetricFamily]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
+    snapshots = list(snapshots)
+    plain = [snapshot for snapshot in snapshots if _is_unsuffixed(snapshot)]
     registry.register(_Fixed([_metric(snapshot) for snapshot in snapshots]))
-    return generate_latest(registry)
+    text = generate_latest(registry)
+    for snapshot in plain:
+        kind = f"# TYPE {snapshot.name} ".encode()
+        text = text.replace(kind + b"gauge\n", kind + b"counter\n", 1)
+    return text
+
+
+def _is_unsuffixed(snapshot: MetricFamily) -> bool:
+    """Whether it is a counter whose name does not end in `_total`, as some of ai-dynamo's; the library adds that."""
+    return snapshot.kind == "counter" and any(sample.name == snapshot.name for sample in snapshot.samples)
 
 
 def _metric(snapshot: MetricFamily) -> Metric:
-    metric = Metric(snapshot.name, snapshot.help, snapshot.kind)
+    metric = Metric(snapshot.name, snapshot.help, "gauge" if _is_unsuffixed(snapshot) else snapshot.kind)
     for sample in snapshot.samples:
         metric.add_sample(sample.name, sample.labels, sample.value)
     return metric

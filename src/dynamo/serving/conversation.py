@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from dynamo.pipeline.custom_tools import CustomInputs, as_functions, custom_tool
 from dynamo.pipeline.preprocess import refuse_guidance
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.openai_answers import ChatCompletion
-from dynamo.protocols.openai_chat import ChatRequest
+from dynamo.protocols.openai_chat import AudioPart, ChatRequest, ImagePart, Message
 from dynamo.runtime import Context
 from dynamo.serving.collect import CollectedAnswer, Listener, chat_completion
 from dynamo.serving.observer import RequestObserver
@@ -52,6 +53,8 @@ class Conversation(ServedRequest[ChatRequest]):
         preprocessor = self.model.preprocessor
         if preprocessor is None:
             refuse_guidance(self.model.card, self.request)
+            if self._observer:
+                self._observer.attached(*media_counts(self.request.messages))
         else:
             self.prepared = await preprocessor.chat(self.request)
 
@@ -105,3 +108,9 @@ class Conversation(ServedRequest[ChatRequest]):
             prompt_token_ids=self.prompt_token_ids,
             nvext=self.nvext(collected.stop_reason),
         )
+
+
+def media_counts(messages: Sequence[Message]) -> tuple[int, int]:
+    """Images and recordings in all messages."""
+    kinds = Counter(type(part) for each in messages if isinstance(each.content, list) for part in each.content)
+    return kinds[ImagePart], kinds[AudioPart]

@@ -17,10 +17,12 @@ from msgspec import structs
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.llm import KvEventPublisher
 from dynamo.llm.kv import engine_listener, feed
+from dynamo.llm.kv.dropped import dropped_events
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.kv import KvSnapshot, Tier, WorkerRank
 from dynamo.router.kv.index.index import Index
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
+from dynamo.runtime.status import StatusConfig
 from support.kv_reader import Blocks, FakeEngine, Form, Reader, ask_snapshot, content
 from support.services import Nats
 from support.waiting import PATIENCE
@@ -539,6 +541,7 @@ async def test_events_lost_between_engine_and_worker_are_replayed(
     await engine.say(engine.stored([3], [3] * 4, 2), lost=True)
     await engine.say(engine.stored([4], [4] * 4, 3))
     assert await reader.until(worker.instance_id, 3) == device([1] * 4 + [2] * 4 + [3] * 4 + [4] * 4)
+    assert dropped_events(worker.namespace("ns").component("backend")).batches == 0
 
 
 async def test_events_lost_for_good_leave_nothing_claimed_that_may_be_gone(
@@ -550,11 +553,26 @@ async def test_events_lost_for_good_leave_nothing_claimed_that_may_be_gone(
     await engine.say(engine.removed([1]), lost=True)
     await engine.say(engine.stored([2], [2] * 4))
     assert await reader.until(worker.instance_id, 2) == device([2] * 4)
+    assert dropped_events(worker.namespace("ns").component("backend")).batches == 1
     assert [type(event.data).__name__ for message in reader.messages for event in message] == [
         "Stored",
         "Cleared",
         "Stored",
     ]
+
+
+async def test_what_engines_have_dropped_is_a_metric_of_the_worker() -> None:
+    status = StatusConfig(port=0, host="127.0.0.1")
+    async with DistributedRuntime(config=structs.replace(RuntimeConfig.in_process({}), status=status)) as runtime:
+        component = runtime.namespace("ns").component("backend")
+        for batches in (2, 3):  # the ranks of a worker share one count
+            dropped_events(component).count(batches)
+        assert runtime.status
+        [family] = runtime.status.collected()
+        [sample] = family.samples
+    assert (sample.name, sample.value) == ("dynamo_component_kv_publisher_engines_dropped_events_total", 5)
+    place = {"dynamo_namespace": "ns", "dynamo_component": "backend", "worker_id": f"{runtime.instance_id:x}"}
+    assert sample.labels == place
 
 
 async def test_a_replay_that_begins_too_late_counts_from_where_it_begins(
@@ -568,6 +586,7 @@ async def test_a_replay_that_begins_too_late_counts_from_where_it_begins(
     engine.forget(2)
     await engine.say(engine.stored([3], [3] * 4, 2))
     assert await reader.until(worker.instance_id, 3) == device([2] * 4 + [3] * 4)
+    assert dropped_events(worker.namespace("ns").component("backend")).batches == 1
 
 
 async def test_a_replay_longer_than_the_engines_socket_holds_arrives_whole(

@@ -11,6 +11,7 @@ from dynamo.protocols.errors import Cancelled, DynamoException, WorkerBusy
 from dynamo.runtime import Context
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.plane.route import Route
+from dynamo.runtime.status.counts import EndpointCounts, component_metrics
 
 
 class Request:
@@ -32,11 +33,11 @@ class Request:
         self._route.finished(self.context, error)
 
 
-def arriving(limit: RequestLimit) -> tuple[Route, Any]:
+def arriving(limit: RequestLimit, counts: EndpointCounts | None = None) -> tuple[Route, Any]:
     def handle(request: Request, context: Context, outlet: Any) -> None:
         request.started = True
 
-    route = Route("a/b/c/1", handle, limit=limit)
+    route = Route("a/b/c/1", handle, counts=counts, limit=limit)
 
     def arrive() -> Request:
         request: Any = Request(route)
@@ -54,6 +55,29 @@ def test_beyond_the_limit_requests_wait_and_beyond_the_queue_they_are_refused_be
     assert route.active == 2
     running.end()
     assert waiting.started
+
+
+def test_what_runs_waits_and_was_refused_is_counted_where_there_is_a_limit() -> None:
+    counts, unlimited = EndpointCounts({"at": "limited"}), EndpointCounts({})
+    Route("a/b/d/1", lambda *_: None, counts=unlimited)
+    route, arrive = arriving(RequestLimit(2, 1), counts)
+
+    def metrics() -> dict[str, float]:
+        families = component_metrics([counts, unlimited], 1.0)
+        samples = [sample for family in families for sample in family.samples]
+        return {
+            sample.name: sample.value
+            for sample in samples
+            if sample.labels == {"at": "limited"} and not sample.name.startswith("dynamo_component")
+        }
+
+    names = ("dynamo_engine_request", "dynamo_request_queue", "dynamo_rejection_request_total")
+    assert metrics() == dict.fromkeys(names, 0)
+    first, *_ = [arrive() for _ in range(5)]
+    assert metrics() == dict(zip(names, (2, 1, 2), strict=True))
+    first.end()
+    assert metrics() == dict(zip(names, (2, 0, 2), strict=True))
+    assert route.active == 2
 
 
 def test_a_request_whose_client_leaves_while_it_waits_is_never_started() -> None:

@@ -19,6 +19,8 @@ UNKNOWN_MODEL = "unknown_model"
 
 
 MIGRATED_KEPT = 32
+FIRST_TOKEN_BOUNDS = log_buckets(0.001, 480, 18)
+MEDIA_BOUNDS = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
 
 
 class MigratedRequest(Struct, frozen=True):
@@ -37,8 +39,8 @@ class ModelMetrics:
     """The instruments of one model, looked up once."""
 
     __slots__ = (
-        "active", "cached_tokens", "duration", "inflight", "input_tokens", "inter_token", "name", "output_sequence",
-        "output_tokens", "queued", "stages", "started", "time_to_first",
+        "cached_tokens", "duration", "inflight", "input_tokens", "inter_token", "name", "output_sequence",
+        "output_tokens", "queued", "routed_first", "stages", "started", "time_to_first",
     )  # fmt: skip
 
     def __init__(self, metrics: FrontendMetrics, name: str) -> None:
@@ -46,7 +48,6 @@ class ModelMetrics:
         self.stages = metrics.stages
         self.started = metrics.started.at(name)
         self.inflight = metrics.inflight.at(name)
-        self.active = metrics.active.at(name)
         self.queued = metrics.queued.at(name)
         self.duration = metrics.duration.at(name)
         self.input_tokens = metrics.input_tokens.at(name)
@@ -54,6 +55,8 @@ class ModelMetrics:
         self.output_tokens = metrics.output_tokens.at(name)
         self.cached_tokens = metrics.cached_tokens.at(name)
         self.time_to_first = metrics.time_to_first.at(name)
+        self.routed_first = Histogram(FIRST_TOKEN_BOUNDS)
+        """From the call of the router to the first token."""
         self.inter_token = metrics.inter_token.at(name)
 
 
@@ -72,7 +75,6 @@ class FrontendMetrics:
         )  # fmt: skip
         self.started = self._number("requests_started_total", "counter", "Requests begun", model)
         self.inflight = self._number("inflight_requests", "gauge", "Requests being served", model)
-        self.active = self._number("active_requests", "gauge", "Requests between arrival and answer's end", model)
         self.queued = self._number("queued_requests", "gauge", "Requests whose first token has not come yet", model)
         self.disconnected = self._number("disconnected_clients", "gauge", "Clients that left before their answer", ())
         self.duration = self._histogram(
@@ -85,7 +87,7 @@ class FrontendMetrics:
         self.output_tokens = self._number("output_tokens_total", "counter", "Tokens generated", model)
         self.cached_tokens = self._histogram("cached_tokens", "Prompt tokens a worker had cached", tokens)
         self.time_to_first = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token", log_buckets(0.001, 480, 18)
+            "time_to_first_token_seconds", "From arrival to the first token", FIRST_TOKEN_BOUNDS
         )
         self.inter_token = self._histogram(
             "inter_token_latency_seconds", "Time per token after the first", log_buckets(0.001, 2, 13)
@@ -97,10 +99,15 @@ class FrontendMetrics:
             "model_migration_duration_seconds", "From a worker's failure to what came of the move",
             log_buckets(0.001, 480, 18), ("model", "migration_type", "outcome"),
         )  # fmt: skip
+        self.too_long = self._number(
+            "model_migration_max_seq_len_exceeded_total", "counter", "Requests too long to migrate", model
+        )
         self.embedding_latency = self._histogram(
             "embedding_latency_seconds", "From the arrival of a request for embeddings to its answer",
             log_buckets(0.001, 10, 14),
         )  # fmt: skip
+        self.images = self._histogram("images_per_request", "Images in a request that has some", MEDIA_BOUNDS)
+        self.audio = self._histogram("audio_per_request", "Recordings in a request that has some", MEDIA_BOUNDS)
         self.cancellations = self._number(
             "model_cancellation_total", "counter", "Requests cancelled", ("model", "endpoint", "request_type")
         )
@@ -131,6 +138,10 @@ class FrontendMetrics:
             known = self._models[name] = ModelMetrics(self, name)
         return known
 
+    def asked(self, name: str) -> ModelMetrics | None:
+        """The instruments of a model that has had a request."""
+        return self._models.get(name)
+
     def count_migrations(self, model: str, history: DeliveryHistory) -> None:
         """Count the migrations of a request that is over."""
         self.migrations.at(model, "new_request").value += history.restarts
@@ -139,7 +150,13 @@ class FrontendMetrics:
             self.migration_duration.at(model, migration.kind, migration.outcome).observe(migration.seconds)
 
     def snapshot(self, cards: Iterable[ModelCard]) -> list[MetricFamily]:
-        return [*(family.snapshot() for family in self._families), *card_gauges(self.prefix, cards)]
+        return [*(family.snapshot() for family in self._families), self._active(), *card_gauges(self.prefix, cards)]
+
+    def _active(self) -> MetricFamily:
+        """The same as `inflight_requests`, under a name that dashboards know too."""
+        name = f"{self.prefix}_active_requests"
+        samples = [Sample(name, sample.labels, sample.value) for sample in self.inflight.snapshot().samples]
+        return MetricFamily(name, "Requests between arrival and answer's end", "gauge", samples)
 
 
 def card_gauges(prefix: str, cards: Iterable[ModelCard]) -> Iterator[MetricFamily]:

@@ -124,8 +124,12 @@ class RequestRecord:
             self._model = self._all.model(model)
             self._model.started.value += 1
             self._model.inflight.value += 1
-            self._model.active.value += 1
             self._model.queued.value += 1
+
+    def attached(self, images: int, audio: int) -> None:
+        for count, family in ((images, self._all.images), (audio, self._all.audio)):
+            if count:
+                family.at(self.model).observe(count)
 
     def delivering(self, delivery: Delivery, prompt_tokens: int = 0) -> None:
         assert self._model
@@ -239,6 +243,7 @@ class RequestRecord:
         placed = self._deliveries[0].history.placed_at
         model.queued.value -= 1
         model.time_to_first.observe(self._first_token - self.started)
+        model.routed_first.observe(self._first_token - self._routing_began)
         model.stages.observe(
             self._routing_began - self._model_known, placed - self._routing_began, self._first_token - placed
         )
@@ -275,9 +280,10 @@ class RequestRecord:
         model = self._model
         if model is None:
             return
+        if failure and any(delivery.history.too_long for delivery in self._deliveries):
+            counts.too_long.at(model.name).value += 1
         self.settle()
         model.inflight.value -= 1
-        model.active.value -= 1
         if not self._first_token:
             model.queued.value -= 1
         model.duration.observe(duration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
@@ -15,6 +16,8 @@ _LAST = {
     "input_sequence_tokens": "Prompt tokens of that request",
     "inter_token_latency_seconds": "Time per token after the first of that request",
 }
+
+_LABELS = ("worker_id", "dp_rank", "worker_type")
 
 
 class LastRequest(Struct, frozen=True):
@@ -35,16 +38,20 @@ def worker_gauges(prefix: str, models: Iterable[ServedModel], last_requests: Las
     workers = f"{prefix}_model_workers"
     yield MetricFamily(workers, "Workers that take requests", "gauge", list(_counts(workers, models)))
     blocks, tokens = f"{prefix}_worker_active_decode_blocks", f"{prefix}_worker_active_prefill_tokens"
-    loads = [(_labels(model.card, *load.worker), load) for model in models for load in model.router.loads()]
-    yield MetricFamily(
-        blocks, "KV blocks in use", "gauge", [Sample(blocks, labels, load.decode_blocks) for labels, load in loads]
-    )
-    yield MetricFamily(
-        tokens,
-        "Prompt tokens without a first output",
-        "gauge",
-        [Sample(tokens, labels, load.prefill_tokens) for labels, load in loads],
-    )
+    # The adapters of a worker are models of their own, with its id.
+    active_blocks: Counter[tuple[str, ...]] = Counter()
+    waiting_tokens: Counter[tuple[str, ...]] = Counter()
+    for model in models:
+        for load in model.router.loads():
+            worker = tuple(_labels(model.card, *load.worker).values())
+            active_blocks[worker] += load.decode_blocks
+            waiting_tokens[worker] += load.prefill_tokens
+    for name, help, values in (
+        (blocks, "KV blocks in use", active_blocks),
+        (tokens, "Prompt tokens without a first output", waiting_tokens),
+    ):
+        samples = [Sample(name, dict(zip(_LABELS, worker, strict=True)), value) for worker, value in values.items()]
+        yield MetricFamily(name, help, "gauge", samples)
     cards = {id: model.card for model in models for id in model.router.instances.ids()}
     for gone in [worker for worker in last_requests if worker[0] not in cards]:
         del last_requests[gone]
@@ -69,6 +76,9 @@ def ready_gauge(prefix: str, readiness: dict[str, bool]) -> MetricFamily:
 
 
 def _labels(card: ModelCard, worker_id: int, dp_rank: int | None) -> dict[str, str]:
+    return dict(zip(_LABELS, (str(worker_id), str(dp_rank or 0), worker_type(card.worker_type)), strict=True))
+
+
+def worker_type(kind: WorkerType) -> str:
     """A worker that both prefills and decodes is labelled as decoding, as dashboards expect."""
-    kind = WorkerType.Decode if card.worker_type is WorkerType.Aggregated else card.worker_type
-    return {"worker_id": str(worker_id), "dp_rank": str(dp_rank or 0), "worker_type": kind.value}
+    return str((WorkerType.Decode if kind is WorkerType.Aggregated else kind).value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
@@ -39,8 +40,17 @@ def engine_address(name: str, address: str) -> str:
 
 
 class EngineListener:
-    def __init__(self, rank: EngineRank, address: str, topic: str = "", replay_address: str | None = None) -> None:
+    def __init__(
+        self,
+        rank: EngineRank,
+        address: str,
+        topic: str = "",
+        replay_address: str | None = None,
+        on_dropped: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`on_dropped` is called with the number of batches that are lost for good."""
         self._rank = rank
+        self._on_dropped = on_dropped
         self._address = address
         self._topic = topic
         self._replay_address = replay_address
@@ -122,8 +132,9 @@ class EngineListener:
             if self._next is not None:
                 log.warning(
                     "KV events %d to %d of the engine at %s are lost; forgetting its blocks",
-                    start, number - 1, self._address,
+                    start, number - 1 - len(missed), self._address,
                 )  # fmt: skip
+                self._on_dropped(number - start - len(missed))
             self._forget()
         for taken, (at, payload) in enumerate(missed, 1):
             self._take(at, payload)

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dynamo.llm.kv.dropped import dropped_events
 from dynamo.llm.kv.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored
 from dynamo.llm.kv.engine_listener import EngineListener, engine_address
 from dynamo.llm.kv.engine_rank import EngineRank
@@ -68,7 +69,8 @@ class KvEventPublisher:
         self._closed = False
         self._listening: asyncio.Task[None] | None = None
         if address:
-            listener = EngineListener(self._rank, address, zmq_topic or "", replay)
+            dropped = dropped_events(component_of(endpoint)).count
+            listener = EngineListener(self._rank, address, zmq_topic or "", replay, dropped)
             self._listening = runtime.own(listener.run(), f"listening to KV events at {address}")
 
     def publish_stored(

@@ -8,16 +8,12 @@ import os
 import resource
 import sys
 import threading
-import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dynamo import __version__
 
-COUNTED_AT_ONCE = 500
-"""Objects between two pauses."""
 SECRETS = ("key", "token", "secret", "password")
 
 
@@ -64,19 +60,3 @@ def read_status(pid: int) -> dict[str, str]:
     """/proc/PID/status; raises OSError."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
-
-
-def object_counts(most: int = 30) -> dict[str, Any]:
-    """Objects by type. Making the list of them holds all threads, for about a millisecond per 20,000 objects."""
-    counts: Counter[str] = Counter()
-    began = time.perf_counter()
-    objects = gc.get_objects()
-    held = time.perf_counter() - began
-    total = len(objects)
-    while objects:
-        for each in objects[-COUNTED_AT_ONCE:]:
-            kind = type(each)
-            counts[f"{kind.__module__}.{kind.__qualname__}"] += 1
-        del objects[-COUNTED_AT_ONCE:]
-        time.sleep(0.001)  # so that the event loop goes on
-    return {"objects": total, "held_ms": round(held * 1000, 1), "types": dict(counts.most_common(most))}

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from dynamo.runtime.inspection.facts import object_counts, process_facts
+from dynamo.runtime.inspection.facts import process_facts
+from dynamo.runtime.inspection.objects import object_counts
 from dynamo.runtime.inspection.profile import ThreadProfile
-from dynamo.runtime.inspection.slices import SlicedWork
+from dynamo.runtime.inspection.slices import SlicedWork, paced
 from dynamo.runtime.inspection.stacks import LoopWatch, thread_stacks
 from dynamo.runtime.inspection.tasks import task_rows
 from dynamo.runtime.logging import set_filter
@@ -75,7 +76,8 @@ class Inspection:
                 profile.run(request.seconds)
                 yield {"kind": "profile", "seconds": request.seconds} | profile.rows()
             case "objects":
-                yield {"kind": "objects"} | object_counts()
+                tasks = asyncio.all_tasks(self._loop) if self._loop else ()
+                yield {"kind": "objects"} | object_counts(tasks)
             case "log":
                 yield {"kind": "log", "filter": set_filter(request.filter)}
             case "tables":
@@ -151,6 +153,9 @@ def encoded_answer(inspection: Inspection, request: InspectionRequest) -> Iterat
     """The answer as lines of JSON; a failure is the last of them."""
     try:
         for part in inspection.answer(request):
+            if rows := part.get("rows"):
+                # Encoding thousands of them at once would hold Python's lock for longer than a slice.
+                part["rows"] = [msgspec.Raw(msgspec.json.encode(row)) for row in paced(rows)]
             yield msgspec.json.encode(part) + b"\n"
     except Exception as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "

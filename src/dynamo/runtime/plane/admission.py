@@ -26,9 +26,18 @@ class RequestAdmission:
     """Starts requests in the order of their arrival. Its owner reports the end of each one."""
 
     def __init__(self, limit: RequestLimit) -> None:
+        self.refused = 0
         self._limit = limit
         self._running: set[Context] = set()
         self._waiting: deque[tuple[Context, Callable[[], None]]] = deque()
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
 
     def admit(self, context: Context, outlet: Outlet, start: Callable[[], None]) -> None:
         """Start the request now or later, or refuse it at once: its caller then tries another worker."""
@@ -39,6 +48,7 @@ class RequestAdmission:
             self._waiting.append((context, start))
             context.on_stop(lambda _: self._left(context, outlet))
         else:
+            self.refused += 1
             outlet.fail(WorkerBusy(f"this worker runs {self._limit.running} requests already, which is its limit"))
 
     def ended(self, context: Context) -> None:

@@ -36,6 +36,8 @@ class Route:
         self._admission = RequestAdmission(limit) if limit else None
         self.counts = counts
         """None in a process that reports no status."""
+        if counts is not None:
+            counts.admission = self._admission
         self.request_type = request_type
         self.open = True
         self.on_close: list[Callable[[], None]] = []

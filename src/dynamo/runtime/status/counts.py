@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.runtime.instruments import Histogram, MetricFamily, Number, Sample
@@ -12,6 +13,18 @@ from dynamo.runtime.names import EndpointId
 PREFIX = "dynamo_component"
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 OWN_LABELS = ("dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id", "error_type", "le")
+
+
+class AdmissionState(Protocol):
+    """How many requests a worker takes at a time, where that is limited."""
+
+    refused: int
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
 
 
 class EndpointCounts:
@@ -29,6 +42,7 @@ class EndpointCounts:
         self.cancelled = Number()
         self.duration = Histogram(BOUNDS)
         self.errors: dict[str, Number] = {}
+        self.admission: AdmissionState | None = None
 
     def arrived(self, size: int) -> None:
         """Count a request of `size` bytes, whatever becomes of it."""
@@ -81,6 +95,9 @@ def component_metrics(endpoints: Iterable[EndpointCounts], uptime: float) -> Ite
         for kind, count in one.errors.items()
     ]
     yield MetricFamily(name, "Requests that failed, by what failed", "counter", errors)
+    for name, kind, help, count in _ADMISSION:
+        limited = [Sample(name, one.labels, count(one.admission)) for one in endpoints if one.admission]
+        yield MetricFamily(name.removesuffix("_total"), help, kind, limited)
     name = f"{PREFIX}_uptime_seconds"
     yield MetricFamily(name, "Seconds since the start", "gauge", [Sample(name, {}, uptime)])
 
@@ -93,3 +110,10 @@ _FAMILIES: tuple[tuple[str, str, str, Callable[[EndpointCounts], Number | Histog
     ("response_bytes_total", "counter", "Bytes of answers", lambda one: one.response_bytes),
     ("cancellation_total", "counter", "Requests that were stopped or left by their caller", lambda one: one.cancelled),
 )
+
+_ADMISSION: tuple[tuple[str, str, str, Callable[[AdmissionState], int]], ...] = (
+    ("dynamo_engine_request", "gauge", "Requests in the engine", lambda admission: admission.running),
+    ("dynamo_request_queue", "gauge", "Requests that wait for the engine", lambda admission: admission.waiting),
+    ("dynamo_rejection_request_total", "counter", "Requests refused as busy", lambda admission: admission.refused),
+)
+"""Under ai-dynamo's names, which have no prefix; only of endpoints with a limit."""

@@ -35,6 +35,8 @@ class RequestToPlace(Struct, kw_only=True, eq=False):
     hashes: Sequence[int] = ()
     """The sequence hashes of its prompt; empty if it is not tokenized."""
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of its prompt, at the worker with the longest prefix when it began to wait; 0 for one that does not wait."""
     group: object = None
     priority: int = 0
     strict_priority: int = 0
@@ -101,6 +103,7 @@ class Queue(Generic[P]):
         """Return when the request's turn has come and it is placed."""
         placed: asyncio.Future[P] = asyncio.get_running_loop().create_future()
         cost = max(1, uncached_tokens + request.expected_output_tokens)
+        request.cached_tokens = max(0, request.prompt_tokens - uncached_tokens)
         waiting = _Waiting(request, self._order(request, cost), cost, placed)
         self._waiting.add(waiting)
         if request.restricted:

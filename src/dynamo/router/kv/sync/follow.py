@@ -100,6 +100,14 @@ class Follower:
         """Whether the index follows every rank."""
         return all(rank.sync.state is SyncState.Live for rank in self._ranks.values())
 
+    def silent_workers(self) -> set[int]:
+        """Workers with a rank whose cache is unknown: it gives no snapshot, or its hashes are not ours."""
+        return {
+            rank.worker.worker_id
+            for rank in self._ranks.values()
+            if rank.warned or rank.sync.unknown_prompts >= self._config.wrong_hashes
+        }
+
     def expect(self, worker: WorkerRank, hashes: Sequence[int]) -> None:
         """The worker has computed a prompt with these hashes: unless they are in the index soon, an event was lost."""
         rank = self._ranks.get(worker)
@@ -176,10 +184,10 @@ class Follower:
             elif action is SyncCommand.Clear:
                 self._index.clear(rank.worker)
             else:
-                self._stats.events += 1
                 try:
-                    self._index.apply(action)
+                    self._stats.applied(action.data, self._index.apply(action))
                 except InvalidArgument as error:
+                    self._stats.refused(action.data)
                     count_malformed(self._stats, _WHAT, error)
                     self._perform(rank, rank.sync.rejected())
                     return
