@@ -17,8 +17,8 @@ from dynamo.protocols.long_strings import ShortenedBody, decode_in_steps
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_conversations import CreateConversationRequest
 
-STEP = 8
-LONG = st.text("ab,:[{ ", min_size=30, max_size=90)
+STEP = 32
+LONG = st.text("ab,:[{ ", min_size=60, max_size=150) | st.text('abcdefghij/"\\\né', min_size=90, max_size=250)
 TEXTS = LONG | st.text('ab",:[{\\\n é👋', max_size=60) | st.builds("{}é\n{}".format, LONG, LONG)
 VALUES = st.recursive(
     st.none() | st.integers(-9, 9) | TEXTS,
@@ -34,7 +34,8 @@ def _small_steps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
             (body_shape, "SMALL", 0), (body_shape, "_LARGE", 0), (body_shape, "_STEP", STEP),
-            (long_strings, "_KEPT", STEP), (long_strings, "_STEP", 3), (long_strings, "_VALUES", 2),
+            (body_shape, "_SEARCHED", 24), (long_strings, "_KEPT", STEP),
+            (long_strings, "_STEP", 3), (long_strings, "_VALUES", 2),
         ):  # fmt: skip
             patch.setattr(module, name, value)
         yield
@@ -85,9 +86,16 @@ def test_a_malformed_body_is_explained_as_in_one_step(value: Any, noise: bytes, 
 def test_the_decoder_sees_long_strings_shortened() -> None:
     text = "A" * 1000
     body = chat(metadata={"image": text, "more": [text, {"x": text}]}, user=text)
-    assert len(shortened(body).json) < 500
+    assert len(shortened(body).json) < len(body) // 4
     decoded = decode(CHAT, body)
     assert decoded == msgspec.json.decode(body, type=ChatRequest)
+
+
+def test_escapes_in_long_strings_are_decoded() -> None:
+    text = ("A" * 30 + "/" + "B" * 30 + "👋" + "C" * 30 + '\n"' + "D" * 30 + "é\\") * 30
+    body = json.dumps({"a": text}).replace("/", "\\/").encode()
+    assert len(shortened(body).json) < len(body) // 2
+    assert decode(ANY, body) == {"a": text}
 
 
 def test_parts_of_many_messages_are_put_back_each_in_its_place() -> None:

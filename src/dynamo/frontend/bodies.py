@@ -16,7 +16,7 @@ from dynamo.frontend.content_encoding import TooLong, unpack
 from dynamo.frontend.keys import OWNER
 from dynamo.model import CLIENT
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.body_shape import SMALL, BodyLimits, Span, check_shape
+from dynamo.protocols.body_shape import SMALL, BodyLimits, TextSpan, check_shape
 from dynamo.protocols.errors import HttpError
 from dynamo.protocols.long_strings import ShortenedBody, decode_in_steps
 from dynamo.serving.request_template import fill_body
@@ -60,18 +60,18 @@ class BodyReader(Generic[Body]):
             body = await self._unpacked(body, encoding, limit)
         if body.startswith(BOM):
             body = body[len(BOM) :]
-        plain: list[Span] = []
+        spans: list[TextSpan] = []
         if len(body) > SMALL:
             CLIENT.set((request.get(OWNER), request.remote))
-            plain = await _in_turns(check_shape(body, self._limits))
+            spans = await _in_turns(check_shape(body, self._limits))
         if config.request_template:
-            shortened = ShortenedBody(body, plain).json if plain else None
+            shortened = ShortenedBody(body, spans).json if spans else None
             filled = fill_body(config.request_template, body, self._decoder.kind, shortened)
-            plain = plain if filled is body else []
+            spans = spans if filled is body else []
             body = filled
         ignored: list[str] | None = [] if config.ignores_unknown_fields else None
-        if plain:
-            decoded = await _in_turns(decode_in_steps(self._decoder, body, plain, ignored))
+        if spans:
+            decoded = await _in_turns(decode_in_steps(self._decoder, body, spans, ignored))
         else:
             decoded = self._decoder.decode(body, ignored)
         if ignored:

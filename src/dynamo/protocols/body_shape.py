@@ -36,9 +36,18 @@ def _all_but(kept: bytes) -> bytes:
 _NO_MARKS = _all_but(b",:[{")
 _NO_COMMAS = _all_but(b",")
 _LETTERS = bytes(set(range(0x21, 0x7F)) - set(b'\\",:[{'))
+_SAFE_END = re.compile(rb"[\x00-\xff]*[ !#-\[\]-~]{6}")
+"""After six characters of ASCII no escape is unfinished: the longest, a surrogate's, has six."""
+_SEARCHED = 256
 
-Span = tuple[int, int]
-"""Where a part of a body begins and ends."""
+
+class TextSpan(Struct, frozen=True):
+    """A part of a string in a body, which begins and ends between two characters."""
+
+    start: int
+    stop: int
+    is_plain: bool
+    """Every byte is a character: no escapes, nothing beyond ASCII."""
 
 
 class BodyLimits(Struct, frozen=True):
@@ -50,34 +59,47 @@ class BodyLimits(Struct, frozen=True):
     """Fields, lists and objects."""
 
 
-def check_shape(body: bytes | bytearray, limits: BodyLimits) -> Generator[None, None, list[Span]]:
+def check_shape(body: bytes | bytearray, limits: BodyLimits) -> Generator[None, None, list[TextSpan]]:
     """Yields between steps of about a millisecond; raises InvalidRequest where a limit is exceeded.
 
-    Returns the parts of long strings in which every byte is a character: no escapes, nothing beyond ASCII. What comes
-    before such a part may end in the middle of an escape.
+    Returns most of the text of long strings. The first span of a string may begin in the middle of an escape.
     """
-    plain: list[Span] = []
+    spans: list[TextSpan] = []
     if len(body) <= SMALL:
-        return plain
+        return spans
     if len(body) <= _LARGE:
         if len(body) > _STEP:
             yield
         if len(body.translate(None, _NO_MARKS)) <= _FEW_MARKS:
-            return plain
-    counted, strings, slow = _Counted(limits), _Strings(), 0
-    for start in range(0, len(body), _STEP):
-        piece = bytes(body[start : start + _STEP])
+            return spans
+    counted, strings, slow, stop, is_safe = _Counted(limits), _Strings(), 0, 0, True
+    while stop < len(body):
+        start, starts_safe = stop, is_safe
+        stop, is_safe = _piece_end(body, start)
+        piece = bytes(body[start:stop])
         others = piece.translate(None, _LETTERS)
         slow += len(others.translate(None, b'",:[{'))
         if slow > _MAX_SLOW_TEXT:
             raise _too_much("The request body", "bytes of escapes, whitespace and text beyond ASCII", _MAX_SLOW_TEXT)
-        if strings.is_inside and not others.translate(None, b" ,:[{"):
-            began = plain.pop()[0] if plain and plain[-1][1] == start else start
-            plain.append((began, start + len(piece)))
+        is_inside = strings.is_inside
+        if is_inside and not others.translate(None, b" ,:[{"):
+            joined = spans and spans[-1].is_plain and spans[-1].stop == start
+            spans.append(TextSpan(spans.pop().start if joined else start, stop, True))
         else:
-            counted.add(*strings.outside(piece), "The request body")
+            outside, quotes = strings.outside(piece)
+            counted.add(outside, quotes, "The request body")
+            if is_inside and not quotes and starts_safe and is_safe:
+                spans.append(TextSpan(start, stop, False))
         yield
-    return plain
+    return spans
+
+
+def _piece_end(body: bytes | bytearray, start: int) -> tuple[int, bool]:
+    """Where the piece of a body that begins at `start` ends, and whether no escape and no character is cut in two."""
+    end = min(start + _STEP, len(body))
+    first = max(start, end - _SEARCHED)
+    found = _SAFE_END.match(body, first, end)
+    return (found.end(), True) if found else (end, False)
 
 
 def check_texts(texts: Iterable[str], limits: BodyLimits, name: str) -> None:

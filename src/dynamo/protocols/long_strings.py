@@ -10,19 +10,21 @@ import re
 import secrets
 from bisect import bisect_right
 from collections.abc import Generator, Iterator
-from itertools import accumulate
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.body_shape import Span
+from dynamo.protocols.body_shape import TextSpan
 
 T = TypeVar("T")
 
+_string = msgspec.json.Decoder(str)
+
 _KEPT = 128 * 1024
-"""Bytes of each plain part that stay: more than any limit of a string's length, and more than a message quotes."""
+"""Bytes of a long string that stay, at least: more than any limit of a string's length, and than a message quotes."""
 _STEP = 1 << 20
 """Characters copied before other requests have their turn: about a millisecond."""
 _VALUES = 4096
@@ -30,10 +32,10 @@ _VALUES = 4096
 
 
 def decode_in_steps(
-    decoder: BodyDecoder[T], body: bytes | bytearray, plain: list[Span], ignored: list[str] | None = None
+    decoder: BodyDecoder[T], body: bytes | bytearray, spans: list[TextSpan], ignored: list[str] | None = None
 ) -> Generator[None, None, T]:
-    """As `decoder.decode`. `plain` are parts of strings in which every byte is a character (`check_shape`)."""
-    shortened = ShortenedBody(body, plain)
+    """As `decoder.decode`; `spans` are from `check_shape`."""
+    shortened = ShortenedBody(body, spans)
     if not shortened.gaps:
         return decoder.decode(body, ignored)
     value = decoder.decode(shortened.json, ignored, shortened.offset)
@@ -49,28 +51,31 @@ def decode_in_steps(
 class ShortenedBody:
     """A body without the middle of its long strings."""
 
-    def __init__(self, body: bytes | bytearray, plain: list[Span]) -> None:
-        self.gaps = [(start + _KEPT, stop) for start, stop in plain if stop - start > 2 * _KEPT]
+    def __init__(self, body: bytes | bytearray, spans: list[TextSpan]) -> None:
+        self.gaps = _gaps(spans)
         self._body = body
         # No client can guess the marks that stand for the gaps.
         secret = secrets.token_hex(16)
         self._mark = re.compile(f"<{secret}-([0-9a-f]{{8}})>")
-        marks = [f"<{secret}-{number:08x}>".encode() for number in range(len(self.gaps))]
+        self._left_out, self._resumed = [0], []
         kept, at = [], 0
-        for (start, stop), mark in zip(self.gaps, marks, strict=True):
+        for number, gap in enumerate(self.gaps):
+            start, stop, mark = gap[0].start, gap[-1].stop, f"<{secret}-{number:08x}>".encode()
             kept += [body[at:start], mark]
             at = stop
-        self.json: bytes | bytearray = b"".join([*kept, body[at:]]) if kept else body
-        left_out = [stop - start - len(mark) for (start, stop), mark in zip(self.gaps, marks, strict=True)]
-        self._left_out = [0, *accumulate(left_out)]
-        self._resumed = [stop - after for (_, stop), after in zip(self.gaps, self._left_out[1:], strict=True)]
+            self._left_out.append(self._left_out[-1] + stop - start - len(mark))
+            self._resumed.append(stop - self._left_out[-1])
+        self.json = b"".join([*kept, body[at:]]) if kept else body
 
     def offset(self, at: int) -> int:
         """Where a byte of `json` stands in the body."""
         return at + self._left_out[bisect_right(self._resumed, at)]
 
     def restore(self, decoded: list[Any]) -> Generator[None, None, bool]:
-        """Put back what was left out of the strings in what `json` was decoded to; false where a name is too long."""
+        """Put back what was left out of the strings in what `json` was decoded to.
+
+        False where a name is too long or an escape is wrong: the decoder must have the whole body.
+        """
         missing, seen = len(self.gaps), 0
         holders: list[Any] = [decoded]
         while holders and missing:
@@ -88,20 +93,50 @@ class ShortenedBody:
                     if len(parts) > 1:
                         missing -= len(parts) // 2
                         whole = yield from self._joined(parts)
+                        if whole is None:
+                            return False
                         _put(holder, key, whole)
         return True
 
-    def _joined(self, parts: list[str]) -> Generator[None, None, str]:
+    def _joined(self, parts: list[str]) -> Generator[None, None, str | None]:
         """`parts` are text and numbers of gaps in turn."""
         text = parts[0]
         for number, after in zip(parts[1::2], parts[2::2], strict=True):
-            start, stop = self.gaps[int(number, 16)]
-            for at in range(start, stop, _STEP):
+            for piece in self._pieces(self.gaps[int(number, 16)]):
+                if piece is None:
+                    return None
                 # CPython appends to a string that nobody else holds without copying it: joining would be one long step.
-                text += self._body[at : min(at + _STEP, stop)].decode("ascii")
+                text += piece
                 yield
             text += after
         return text
+
+    def _pieces(self, gap: list[TextSpan]) -> Iterator[str | None]:
+        for span in gap:
+            if span.is_plain:
+                for at in range(span.start, span.stop, _STEP):
+                    yield self._body[at : min(at + _STEP, span.stop)].decode("ascii")
+            else:
+                try:
+                    yield _string.decode(b'"%b"' % self._body[span.start : span.stop])
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    yield None
+
+
+def _gaps(spans: list[TextSpan]) -> list[list[TextSpan]]:
+    """What is left out: spans that follow one another, without the beginning of the first."""
+    gaps: list[list[TextSpan]] = []
+    stop = -1
+    for span in spans:
+        if span.start != stop:
+            gaps.append([])
+            begin = span.start + _KEPT
+            if span.is_plain and begin < span.stop:
+                gaps[-1].append(TextSpan(begin, span.stop, True))
+        else:
+            gaps[-1].append(span)
+        stop = span.stop
+    return [gap for gap in gaps if gap]
 
 
 def _entries(holder: Any) -> Iterator[tuple[Any, Any]]:
