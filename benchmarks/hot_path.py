@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import uvloop
@@ -32,9 +33,7 @@ from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.request_record import RunningRequests
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.choice import Finish
-from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared, Preprocessor
-from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import EngineOutput
@@ -94,20 +93,26 @@ class Bench:
         return link
 
     def choice(self, events: Any) -> ChatChoiceWriter:
-        head: dict[str, Any] = {"id": f"chatcmpl-{Context().id()}", "created": int(time.time()), "model": MODEL}
-        chunks = Chunks(
-            events, **head, object="chat.completion.chunk", choices=1, options=StreamOptions(include_usage=True)
-        )
+        served: Any = SimpleNamespace(
+            id=f"chatcmpl-{Context().id()}", chunk_object="chat.completion.chunk", created=int(time.time()), n=1,
+            choice_count=1, model=SimpleNamespace(name=MODEL), tokenizer=None, usage_of=None, nvext=lambda reason: None,
+            request=SimpleNamespace(stream_options=StreamOptions(include_usage=True)),
+        )  # fmt: skip
+        chunks = Chunks(served, 0, "id")
+        chunks.events = events
         return ChatChoiceWriter(chunks, 0)
 
-    def postprocess(self, choice: Any) -> StreamMeter:
-        decoder = self.preprocessor.decoder(self.prepared)
-        return self.metered(Postprocess(self.prepared.request, decoder, choice, stop_worker=lambda: None))
+    def postprocess(self, choice: Any) -> Sink:
+        return self.metered(
+            self.preprocessor.postprocess(self.prepared, choice, stop_worker=lambda: None, worker=lambda: "bench")
+        )
 
-    def metered(self, sink: Any) -> StreamMeter:
+    def metered(self, sink: Any) -> Sink:
         record = self.requests.begin("POST", "/v1/chat/completions", "id", "chat_completions")
         record.served_by(MODEL)
-        return record.metered(sink)
+        delivery = self.delivery(sink)
+        record.delivering(delivery)
+        return delivery.sink
 
     def delivery(self, sink: Any) -> Delivery:
         # Only `start` asks the router, and this stream is started by hand.

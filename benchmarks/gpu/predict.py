@@ -1,7 +1,7 @@
 """How well a simulation with a fitted profile predicts an engine: the same traffic through vLLM and the simulator.
 
     PYTHONPATH=SITE python benchmarks/gpu/predict.py --shape 8b              # one GPU; 4 minutes
-    PYTHON benchmarks/gpu/predict.py --shape bundled --max-requests 8        # vLLM for CPUs; 5 minutes
+    PYTHON benchmarks/gpu/predict.py --shape bundled --max-requests 8 --max-tokens 1536  # vLLM for CPUs; 5 minutes
 
 PYTHON needs vLLM and what this project needs; the project itself is taken from this checkout. One worker and a frontend
 are started, `dynamo profile` measures them, and then traffic comes that the profile has not seen: prompts and answers

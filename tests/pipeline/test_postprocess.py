@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -44,8 +43,6 @@ class Heard:
         self.tokens: list[TokenLogprob] = []
         self.finished: Finish | None = None
         self.error: DynamoException | None = None
-
-    def begin(self, so_far: Callable[[], Usage]) -> None: ...
 
     def escaped(self, text: str) -> None:
         plain = json.loads(f'"{text}"')

@@ -152,3 +152,13 @@ async def test_a_cancellation_is_sent_even_by_a_program_that_ends_right_after_it
         assert handler.contexts[0].stopped_by_caller
         # A worker sees at once that a TCP connection was closed; over NATS it would take a missed heartbeat.
         assert plane == "tcp" or not handler.contexts[0].is_killed()
+
+
+async def test_a_listener_of_a_stopped_context_is_called_at_once_and_again_when_it_is_killed() -> None:
+    context = Context()
+    context.stop_generating()
+    heard: list[bool] = []
+    forget = context.on_stop(heard.append)
+    context.kill()
+    forget()
+    assert heard == [False, True]

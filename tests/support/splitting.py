@@ -165,7 +165,7 @@ class SplitStack:
             sink,
             limit=3,
             backoff=lambda: Backoff(first=0.001),
-            split=self.splitter.begin(),
+            splitter=self.splitter,
         )
 
     async def ask(self, request: PreprocessedRequest) -> tuple[Kept, Delivery]:

@@ -35,7 +35,7 @@ def s3() -> Iterator[S3Server]:
 async def loras(stack: Stack, s3: S3Server) -> str:
     """The URL of the routes of a worker that has no adapter yet."""
     env = {"DYN_SYSTEM_PORT": "0", "AWS_ENDPOINT_URL": s3.endpoint}
-    worker = await stack.python("-m", "dynamo.worker", "child", "tiny", **env)
+    worker = await stack.python("-m", "dynamo.worker", "child", "tiny", "--dyn-tool-call-parser", "none", **env)
     await worker.line(SERVING)
     line = await worker.line("status at ")
     return line.rpartition(" ")[2].removesuffix("/health") + "/v1/loras"
@@ -55,6 +55,8 @@ async def test_an_adapter_is_a_model_from_its_loading_to_its_unloading(loras: st
         found = await cards(here)
         assert found["poet/v1"].lora == LoraInfo(name="poet/v1", base_model="tiny")
         assert found["poet/v1"].files == found["tiny"].files
+        assert found["poet/v1"].runtime_config == found["tiny"].runtime_config
+        assert found["tiny"].runtime_config.tool_call_parser is None
         client = await here.endpoint("dynamo.backend.generate-lora-7").client()
         await client.wait_for_instances()
         stream = await client.generate({"token_ids": [7], "stop_conditions": {"max_tokens": 1}}, annotated=False)

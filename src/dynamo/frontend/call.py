@@ -19,17 +19,14 @@ Body = TypeVar("Body")
 
 
 class HttpCall(Generic[Body]):
-    __slots__ = ("body", "raw_body", "record", "request")
+    __slots__ = ("body", "raw_body", "record", "request", "request_id")
 
     def __init__(self, request: web.Request, record: RequestRecord, body: Body, raw_body: bytes) -> None:
         self.request = request
         self.record = record
+        self.request_id = record.request_id
         self.body = body
         self.raw_body = raw_body
-
-    @property
-    def request_id(self) -> str:
-        return self.record.request_id
 
     @property
     def owner(self) -> str:

@@ -23,9 +23,6 @@ class Cors:
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origins)
 
-    def __bool__(self) -> bool:
-        return bool(self._origins)
-
     def allows(self, origin: str) -> bool:
         """Whether the operator named this page; `*` names none in particular."""
         return origin in self._origins

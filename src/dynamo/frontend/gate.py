@@ -44,7 +44,7 @@ class Gate:
         self._idle = asyncio.Event()
         self._config = config
         self._callers = frontend.callers
-        self._cors = Cors(config.cors_allow_origins)
+        self._cors = Cors(config.cors_allow_origins) if config.cors_allow_origins else None
         self._tracing = tracing
         self._arriving = ArrivingBodies(config.arriving_bodies_mb << 20)
 

@@ -11,7 +11,6 @@ from msgspec import Struct
 from dynamo.kserve.messages import Message
 from dynamo.model import json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
-from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException, ProtocolError
 
 
@@ -70,9 +69,6 @@ class StreamedChoice:
     def __init__(self, stream: TextStream, index: int) -> None:
         self._stream = stream
         self._index = index
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        pass
 
     def escaped(self, text: str) -> None:
         self.text(json_unescaped(text))

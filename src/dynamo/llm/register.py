@@ -59,12 +59,16 @@ async def register_llm(*args: Any, **options: Any) -> None:
 
 
 async def register_card(endpoint: Endpoint, card: ModelCard) -> ModelCard:
-    """Register the card, completed with the parsers that its chat template asks for, and return it.
+    """Register the card, completed with the parsers that its chat template asks for, and return it."""
+    return await list_card(endpoint, await in_thread(lambda: with_parsers(card)))
 
-    Readers that do not have its files get them from this process.
+
+async def list_card(endpoint: Endpoint, card: ModelCard) -> ModelCard:
+    """Register a complete card, and return it as readers find it.
+
+    Those that do not have its files get them from this process.
     """
     runtime = endpoint.runtime
-    card = await in_thread(lambda: with_parsers(card))
     try:
         records.encode_card(card)
     except ValueError as error:

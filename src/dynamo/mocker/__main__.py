@@ -16,6 +16,7 @@ from msgspec import Meta, structs
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.from_spec import words_of
 from dynamo.engines.mocker.profile import timing_for
+from dynamo.llm.parsers import with_parsers
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.errors import InvalidArgument, StartError
@@ -126,7 +127,7 @@ def default_endpoint(args: MockerArgs, namespace: str) -> EndpointId:
 
 
 def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: int) -> ModelCard:
-    return build_card(
+    card = build_card(
         model,
         name=name,
         model_type=ModelType.Backend,
@@ -142,6 +143,7 @@ def card_for(model: LocalModel, name: str, args: MockerArgs, migration_limit: in
             runtime_data={} if args.worker_type is WorkerType.Aggregated else {TRANSFER: args.transfer},
         ),
     )
+    return with_parsers(card)
 
 
 def bootstrap_ports(asked: MockerSettings, args: MockerArgs) -> list[int]:

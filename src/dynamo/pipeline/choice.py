@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -28,9 +27,6 @@ class Finish(Struct):
 
 class ChoiceSink(Protocol):
     """Exactly one of `finish` and `fail` is called, once, and nothing after it."""
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        """Called first. `so_far` returns the usage up to the moment of the call."""
 
     def escaped(self, text: str) -> None:
         """Content that is already escaped for a JSON string: the hot path."""

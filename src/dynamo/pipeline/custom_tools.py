@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from dynamo.pipeline.choice import ChoiceSink, Finish, TokenLogprob
-from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_chat import CUSTOM_INPUT, AnyTool, ChatRequest, CustomCall, CustomTool, FunctionCall, Tool
 
@@ -56,9 +55,6 @@ class CustomInputs:
         self.reasoning: Callable[[str], None] = choice.reasoning
         self.logprobs: Callable[[list[TokenLogprob]], None] = choice.logprobs
         self.prompt_logprobs: Callable[[list[TokenLogprob]], None] = choice.prompt_logprobs
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        self._choice.begin(so_far)
 
     def tool_start(self, index: int, id: str, name: str) -> None:
         self._end_call()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
 import msgspec
 from msgspec import Struct, structs
 
-from dynamo.model import Decoder, LoadedModel, TemplateError
+from dynamo.model import LoadedModel, TemplateError
 from dynamo.pipeline import parse
+from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.custom_tools import as_functions
 from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
 from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments, too_long
+from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.pipeline.validate import refuse_media
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard
@@ -42,7 +45,7 @@ class Prepared(Struct):
 
 
 class Preprocessor:
-    """Prepares the requests to one model, and builds the decoder and parser for its output."""
+    """Prepares the requests to one model, and builds what reads its output."""
 
     def __init__(self, card: ModelCard, model: LoadedModel, times: PromptTimes | None = None) -> None:
         self.card = card
@@ -161,11 +164,33 @@ class Preprocessor:
         except TemplateError as error:
             raise InvalidRequest(f"The chat template refused this: {error}", "messages", "template_error") from error
 
-    def decoder(self, prepared: Prepared) -> Decoder:
-        asked = prepared.request.output_options.skip_special_tokens
-        return self.model.tokenizer.decoder(prepared.request.token_ids, True if asked is None else asked)
+    def postprocess(
+        self,
+        prepared: Prepared,
+        choice: ChoiceSink,
+        chat: ChatRequest | None = None,
+        *,
+        tool_finish_reason: str = "tool_calls",
+        stop_worker: Callable[[], None],
+        worker: Callable[[], str],
+        token_ids: list[int] | None = None,
+    ) -> Postprocess:
+        """The way back: turns the output for what was prepared into a choice, parsed as the `chat` request asks."""
+        request = prepared.request
+        asked = request.output_options.skip_special_tokens
+        return Postprocess(
+            request,
+            self.model.tokenizer.decoder(request.token_ids, True if asked is None else asked),
+            choice,
+            parser=self._parser(chat, prepared.prompt) if chat else None,
+            one_call=bool(chat and chat.parallel_tool_calls is False),
+            tool_finish_reason=tool_finish_reason,
+            stop_worker=stop_worker,
+            worker=worker,
+            token_ids=token_ids,
+        )
 
-    def parser(self, request: ChatRequest, prompt: str | None) -> parse.OutputParser | None:
+    def _parser(self, request: ChatRequest, prompt: str | None) -> parse.OutputParser | None:
         """Splits the output into content, reasoning and tool calls; None where there is nothing to split."""
         in_reasoning = parse.opens_reasoning(self._reasoning_format, prompt or "")
         if request.tools and request.tool_choice not in (None, "none", "auto"):

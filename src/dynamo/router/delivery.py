@@ -24,7 +24,7 @@ from dynamo.protocols.errors import (
 )
 from dynamo.router.backoff import Backoff
 from dynamo.router.continuation import continuation, correct_usage, is_complete, is_guided, repeatable
-from dynamo.router.handoff.split import Split
+from dynamo.router.handoff.split import Splitter
 from dynamo.router.history import DeliveryHistory
 from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
 from dynamo.router.repetition import Repetition
@@ -61,7 +61,7 @@ class Delivery:
         max_seq_len: int | None = None,
         watch: StreamWatch | None = None,
         backoff: Callable[[], Backoff] = Backoff,
-        split: Split | None = None,
+        splitter: Splitter | None = None,
         resumes_guided: Callable[[], bool] = lambda: False,
     ) -> None:
         self.history = DeliveryHistory()
@@ -71,8 +71,10 @@ class Delivery:
         self._instances = instances
         self._guided = is_guided(request)
         self._context = context
-        self._sink = sink
-        self._split = split
+        self._request_id = context.id()
+        self.sink = sink
+        """Until it is started, a stage may be put before it."""
+        self._split = splitter.begin() if splitter else None
         """Where another worker may compute the prompt."""
         self._pinned = pinned_instance(request) if pinned is None else pinned
         self._migrations_left = limit if self._pinned is None else 0
@@ -169,7 +171,7 @@ class Delivery:
             self._instances,
             request,
             begin,
-            request_id=self._context.id(),
+            request_id=self._request_id,
             pinned=self._pinned,
             excluded=self._excluded,
         )
@@ -232,7 +234,7 @@ class Delivery:
             self._prompt_computed()
         if self._migrations_left:
             self._generated += ids
-        self._sink.tokens(ids)
+        self.sink.tokens(ids)
 
     def item(self, value: Any) -> None:
         self._clock.moved = True
@@ -241,7 +243,7 @@ class Delivery:
         if not isinstance(value, EngineOutput):
             if self._prompt_pending:
                 self._prompt_computed()
-            self._sink.item(value)
+            self.sink.item(value)
             return
         if self._prompt_pending and (value.token_ids or value.text):
             self._prompt_computed()
@@ -254,7 +256,7 @@ class Delivery:
             self._finished = True
         if self._continues and value.completion_usage:
             correct_usage(value.completion_usage, len(self.request.token_ids))
-        self._sink.item(value)
+        self.sink.item(value)
 
     def repeated(self) -> None:
         """See `RepeatingSink`, as for `differs`."""
@@ -273,7 +275,7 @@ class Delivery:
         self._instances.request_answered(self.placement.instance_id)
         self.history.end_migration("success")
         self._release()
-        self._sink.end()
+        self.sink.end()
 
     def fail(self, error: DynamoException) -> None:
         assert self.placement
@@ -289,7 +291,7 @@ class Delivery:
             self._instances.inhibit(instance_id)
         if self._finished or (self._migrations_left and is_complete(self.request, self._generated)):
             # The worker died between its last token and the end of the stream.
-            self._sink.end()
+            self.sink.end()
             return
         self._excluded.add(instance_id)
         if isinstance(error, EngineShutdown):
@@ -306,7 +308,7 @@ class Delivery:
             self.history.begin_migration(instance_id)
             log.warning(
                 "request %s: instance %x failed after %d tokens (%s), moving it to another",
-                self._context.id(), instance_id, len(self._generated), error,
+                self._request_id, instance_id, len(self._generated), error,
             )  # fmt: skip
         self._migrating = asyncio.create_task(self._migrate(error))
 
@@ -321,11 +323,11 @@ class Delivery:
                 self._give_up(Cancelled("request was cancelled"), "cancelled")
             raise
         except DynamoException as next_error:
-            log.warning("request %s: no instance left to move it to: %s", self._context.id(), next_error)
+            log.warning("request %s: no instance left to move it to: %s", self._request_id, next_error)
             began = self.history.first_output_time is not None
             self._give_up(error if began or isinstance(error, WorkerBusy) else next_error, "failure")
         except Exception:
-            log.exception("request %s cannot be moved", self._context.id())
+            log.exception("request %s cannot be moved", self._request_id)
             self._give_up(error, "failure")
         finally:
             unsubscribe()
@@ -354,7 +356,7 @@ class Delivery:
 
     def _give_up(self, error: DynamoException, outcome: str) -> None:
         self.history.end_migration(outcome)
-        self._sink.fail(error)
+        self.sink.fail(error)
 
     def _release(self) -> None:
         self._prompt_pending = False

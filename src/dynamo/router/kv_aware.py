@@ -78,7 +78,7 @@ class KvAwareRouter:
         self._hashes = PromptHashes(block_size)
         self._runtime_of = runtime_of
         self._rng = rng or random.Random()
-        self._thresholds = config.thresholds()
+        self._thresholds = config.thresholds() or None
         self._reported: ReportedLoads | None = None
         self._weights: tuple[Sequence[WorkerRank | None], int, tuple[list[float], list[float]]] | None = None
         """The measured weights of tiers, for these workers and this version of the reports."""
@@ -107,11 +107,11 @@ class KvAwareRouter:
 
     @property
     def thresholds(self) -> Thresholds:
-        return self._thresholds
+        return self._thresholds or Thresholds()
 
     @thresholds.setter
     def thresholds(self, thresholds: Thresholds) -> None:
-        self._thresholds = thresholds
+        self._thresholds = thresholds or None
         self._follow_reports()
         self._queue.dispatch()
 
@@ -275,7 +275,7 @@ class KvAwareRouter:
             timer.matched = perf_counter()
         cost = pending.cost or self._cost
         choice = choose(pending.prompt_tokens, len(pending.hashes), fleet, overlaps, loads, cost, self._rng)
-        if pending.pinned is None and self.instances.channel(choice.worker.worker_id).draining:
+        if pending.pinned is None and self.instances.is_draining(choice.worker.worker_id):
             # Checking every instance for draining each time would cost more than choosing again.
             pending.avoid = {*pending.avoid, choice.worker.worker_id}
             return self._choose_and_book(pending, awaited, arriving=arriving, timer=timer)
@@ -363,7 +363,7 @@ class KvAwareRouter:
         """The ranks below the thresholds. If there are none, the request is refused or, without `refuse`, waits."""
         loads = self.book.loads(fleet.workers, pending.hashes, asyncio.get_running_loop().time())
         reported = self._reported.get if self._reported else lambda _: NO_REPORT
-        card, busy = self._runtime_of, self._thresholds.busy
+        card, busy = self._runtime_of, self.thresholds.busy
         free = [
             worker
             for worker, tokens, blocks in zip(fleet.workers, loads.prefill_tokens, loads.active_blocks, strict=True)

@@ -18,7 +18,7 @@ from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery import Delivery, reach
 from dynamo.router.handoff.prefills import Prefills
-from dynamo.router.handoff.split import Split, Splitter
+from dynamo.router.handoff.split import Splitter
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv_aware import KvAwareRouter
@@ -94,6 +94,7 @@ class StandaloneRouter:
         self, request: PreprocessedRequest, context: Context, sink: Sink, override: CostConfig | None = None
     ) -> None:
         """Deliver a request and push its stream into `sink`. Raises when there is no instance to send it to."""
+        split_by_caller = request.prefill_result is not None or request.bootstrap_info is not None
         delivery = Delivery(
             partial(self.core.place, cost=override),
             self.core.instances,
@@ -102,7 +103,7 @@ class StandaloneRouter:
             sink,
             watch=self.core.watch,
             backoff=self.core.backoff,
-            split=self._split(request),
+            splitter=None if split_by_caller else self.splitter,
         )
         self._deliveries.add(delivery)
         try:
@@ -141,12 +142,6 @@ class StandaloneRouter:
             for candidate in choice.candidates()
         ]
         return {"block_size": self.block_size, "num_blocks": choice.prompt_blocks, "workers": rows}
-
-    def _split(self, request: PreprocessedRequest) -> Split | None:
-        """None also for a request whose caller has already split it."""
-        if self.splitter is None or request.prefill_result is not None or request.bootstrap_info is not None:
-            return None
-        return self.splitter.begin()
 
     def _card_changed(self, instance_id: int, card: ModelCard) -> None:
         if card.worker_type is WorkerType.Decode and self.splitter is None:

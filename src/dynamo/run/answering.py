@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dynamo.engines.registry import engine_entry
@@ -47,14 +47,18 @@ async def answering(
             name = (await stack.enter_async_context(served)).name
         try:
             await models.start()
-            served_names = [model.name for model in models.served()]
-            if not command.output.engine and name not in [None, *served_names]:
-                print(f"waiting for a worker that serves '{name}'", file=sys.stderr)
-            elif not served_names:
-                print("waiting for a worker to join", file=sys.stderr)
+            if not command.output.engine:
+                _say_what_is_awaited(name, models.served())
             yield models, await models.wait_for(name)
         finally:
             await models.close()
+
+
+def _say_what_is_awaited(name: str | None, served: Sequence[ServedModel]) -> None:
+    if name is not None and name not in [model.name for model in served]:
+        print(f"waiting for a worker that serves '{name}'", file=sys.stderr)
+    elif not served:
+        print("waiting for a worker to join", file=sys.stderr)
 
 
 def request_defaults(command: Command) -> RequestDefaults:

@@ -33,7 +33,7 @@ async def engine_served(
     if command.input.kind == "http" or sys.stderr.isatty():
         print(f"loading {served_name(command)} …", file=sys.stderr, flush=True)
     config = structs.replace(worker_config(command), kv_events=kv_events)
-    async with life.engine_served(runtime, config, environ, lambda _: endpoint_id) as card:
+    async with life.engine_served(runtime, config, environ, endpoint_id) as card:
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {card.worker_type.value} worker answers no requests itself: use in=dyn://...")
         yield card

@@ -115,17 +115,23 @@ class ServedEngine:
         return step if step > 0 else None
 
     async def decode(self, requests: int, tokens: int) -> DecodeTime:
-        """Only the time in which all of them were decoding counts."""
-        answers = await asyncio.gather(*(self.token_times(tokens, _TOKENS) for _ in range(requests)))
-        since, until = max(times[0] for times in answers), min(times[-1] for times in answers)
-        gaps = []
-        for times in answers:
-            inside = [each for each in times if since <= each <= until]
-            if len(inside) > 2:
-                gaps.append((inside[-1] - inside[0]) / (len(inside) - 1))
-        if not gaps:
-            raise ProfileError(f"{requests} requests never ran at the same time: try fewer with --max-requests")
-        return DecodeTime(requests, tokens + _TOKENS / 2, 1000 * statistics.fmean(gaps))
+        """Of several times the median, as the first with so many requests may be slower than all others."""
+        times = [await self._decode_once(requests, tokens) for _ in range(_REPEATS.start)]
+        return sorted(times, key=lambda time: time.milliseconds)[len(times) // 2]
+
+    async def _decode_once(self, requests: int, tokens: int) -> DecodeTime:
+        """Only the time in which all of them were decoding counts; answers grow until it is long enough."""
+        length = _TOKENS
+        while True:
+            answers = await asyncio.gather(*(self.token_times(tokens, length) for _ in range(requests)))
+            since, until = max(times[0] for times in answers), min(times[-1] for times in answers)
+            together = [[each for each in times if since <= each <= until] for times in answers]
+            if all(len(inside) > _TOKENS // 2 for inside in together):
+                steps = [_pace(inside) for inside in together]
+                return DecodeTime(requests, tokens + length / 2, 1000 * statistics.fmean(steps))
+            length *= 2
+            if tokens + length > self._longest:
+                raise ProfileError(f"{requests} requests never ran at the same time: try fewer with --max-requests")
 
     async def mixed(self, tokens: int, requests: int, context: int) -> MixedTime:
         """Prompts of so many tokens among requests that decode."""

@@ -129,8 +129,6 @@ class Inbox:
         self._unlink: Callable[[], None] = lambda: None
         if caller:
             self._unlink = caller.on_stop(self._caller_stopped)
-            if caller.is_stopped():
-                self._caller_stopped(caller.is_killed())
 
     def _caller_stopped(self, killed: bool) -> None:
         if killed:

@@ -17,8 +17,8 @@ class Context:
     """`stop_generating` asks for an early but orderly end; `kill` says that the caller is gone."""
 
     __slots__ = (
-        "_id", "_killed", "_listeners", "_span_id", "_stopped", "_traceparent", "metadata", "stopped_by_caller",
-        "tenant",
+        "_id", "_killed", "_listeners", "_span_id", "_stopped", "metadata", "stopped_by_caller", "tenant",
+        "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -26,7 +26,7 @@ class Context:
     ) -> None:
         self._id = id or str(uuid.uuid4())
         self.metadata: dict[str, str] = metadata if metadata is not None else {}
-        self._traceparent = traceparent
+        self.traceparent = traceparent
         self._span_id: str | None = None
         self.tenant: Tenant | None = None
         """Where requests wait, on whose behalf this one is made. It stays in this process."""
@@ -67,7 +67,12 @@ class Context:
         """Kept for programs that call it: the first token is seen where it arrives."""
 
     def on_stop(self, listener: Callable[[bool], object]) -> Callable[[], None]:
-        """Call `listener(killed)` when this context is stopped or killed; returns a function that removes it."""
+        """Call `listener(killed)` when this context is stopped or killed, at once if it already is.
+
+        Returns a function that removes the listener.
+        """
+        if self._stopped:
+            listener(self._killed)
         key = object()
         self._listeners[key] = listener
 
@@ -92,26 +97,22 @@ class Context:
 
     def detached(self, id: str | None = None) -> Context:
         """A context with the same metadata and trace that is stopped and killed separately."""
-        context = Context(id, dict(self.metadata), traceparent=self._traceparent)
+        context = Context(id, dict(self.metadata), traceparent=self.traceparent)
         context.tenant = self.tenant
         return context
 
     def received(self) -> Context:
         """The context of the same request at a worker; what the caller does here reaches it through the plane only."""
-        return Context(self._id, dict(self.metadata), traceparent=self._traceparent)
-
-    @property
-    def traceparent(self) -> str | None:
-        return self._traceparent
+        return Context(self._id, dict(self.metadata), traceparent=self.traceparent)
 
     @property
     def trace_id(self) -> str | None:
-        found = _TRACEPARENT.fullmatch(self._traceparent or "")
+        found = _TRACEPARENT.fullmatch(self.traceparent or "")
         return found[1] if found else None
 
     @property
     def parent_span_id(self) -> str | None:
-        found = _TRACEPARENT.fullmatch(self._traceparent or "")
+        found = _TRACEPARENT.fullmatch(self.traceparent or "")
         return found[2] if found else None
 
     @property
@@ -122,4 +123,4 @@ class Context:
         return self._span_id
 
     def trace_headers(self) -> dict[str, str]:
-        return {"traceparent": self._traceparent} if self._traceparent else {}
+        return {"traceparent": self.traceparent} if self.traceparent else {}

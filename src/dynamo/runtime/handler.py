@@ -39,8 +39,6 @@ class GeneratorHandler:
         task.add_done_callback(self._tasks.discard)
         if not self._takes_context:
             context.on_stop(lambda _: task.cancel())
-            if context.is_stopped():
-                task.cancel()
 
     async def _run(self, request: Any, context: Context, outlet: Outlet) -> None:
         try:

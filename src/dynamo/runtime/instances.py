@@ -163,6 +163,10 @@ class InstanceSet:
     def draining(self) -> list[int]:
         return [id for id, channel in self._channels.items() if channel.draining]
 
+    def is_draining(self, instance_id: int) -> bool:
+        """Raises Unavailable for an instance that is not there."""
+        return self.channel(instance_id).draining
+
     def inhibit(self, instance_id: int) -> None:
         """Pass over an instance that broke a stream, hangs or cannot be reached until it answers a probe."""
         if instance_id in self._instances and self._breaker(instance_id).open():

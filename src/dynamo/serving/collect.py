@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from msgspec import UNSET
@@ -48,9 +48,6 @@ class CollectedChoice:
         self.prompt_tokens: list[TokenLogprob] = []
         self.token_ids = token_ids
         self.finished: Finish | None = None
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        pass
 
     def escaped(self, text: str) -> None:
         self.text(json_unescaped(text))

@@ -40,6 +40,7 @@ class Completion(ServedRequest[CompletionRequest]):
             refuse_guidance(self.model.card, self.request)
         else:
             self.prompts = await preprocessor.completion(self.request)
+            self.prepared = self.prompts[0]
             if self.request.return_token_ids:
                 self.token_ids = [[] for _ in range(len(self.prompts) * self._candidates)]
 

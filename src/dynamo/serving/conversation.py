@@ -11,7 +11,7 @@ import msgspec
 from dynamo.model import Tokenizer
 from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.custom_tools import CustomInputs, as_functions, custom_tools
-from dynamo.pipeline.preprocess import Prepared, refuse_guidance
+from dynamo.pipeline.preprocess import refuse_guidance
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.openai_answers import ChatCompletion
 from dynamo.protocols.openai_chat import AudioPart, ChatRequest, ImagePart, Message
@@ -43,8 +43,6 @@ class Conversation(ServedRequest[ChatRequest]):
         """`tool_finish_reason` is the finish reason of an answer that ends with tool calls."""
         super().__init__(model, request, context, observer, body)
         self.n = self.choice_count = request.n or 1
-        self.prepared: Prepared | None = None
-        """None for a worker that takes text."""
         self._tool_finish_reason = tool_finish_reason
         self.token_ids: list[list[int]] | None = [[] for _ in range(self.n)] if request.return_token_ids else None
         """The ids of the tokens of each choice, as they are generated, if the client wants them."""

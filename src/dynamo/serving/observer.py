@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from dynamo.router.delivery import Delivery
-from dynamo.runtime.stream import Sink
 
 
 class RequestObserver(Protocol):
     def served_by(self, model: str) -> None:
         """The request goes to this model. Called first."""
 
-    def metered(self, sink: Sink, prompt_tokens: int = 0) -> Sink:
-        """The sink to use in place of `sink`, which it forwards to. Called once per stream of the request."""
-
     def attached(self, images: int, audio: int) -> None:
         """The request has so many images and recordings. Called only for models that may take them."""
 
-    def delivering(self, delivery: Delivery) -> None:
-        """A stream of the request is about to be routed."""
+    def delivering(self, delivery: Delivery, prompt_tokens: int = 0) -> None:
+        """A stream of the request is about to be routed. The observer may put a stage of its own before its sink."""

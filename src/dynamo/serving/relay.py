@@ -54,7 +54,6 @@ class RelayedChoice:
         self._reason = "stop"
         self._call = -1
         self._done = False
-        choice.begin(lambda: self._usage)
 
     def tokens(self, ids: list[int]) -> None:
         self.fail(unexpected_tokens())

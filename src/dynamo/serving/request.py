@@ -15,6 +15,7 @@ from dynamo.pipeline.choice import ChoiceSink
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.card import ModelType
+from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import InvalidRequest
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
@@ -42,6 +43,8 @@ class ServedRequest(Generic[RequestT]):
     id_prefix: ClassVar[str] = ""
     chunk_object: ClassVar[str] = ""
     """The `object` of the answer's chunks."""
+    prepared: Prepared | None = None
+    """The prompt, the first if there are several; None for a worker that takes text."""
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class ServedRequest(Generic[RequestT]):
         self._group = object()
         """Identifies to the router the deliveries that are choices of one request."""
         self._running: list[tuple[Context, Delivery]] = []
+        self._outputs: list[Postprocess] = []
 
     @property
     def takes_text(self) -> bool:
@@ -117,12 +121,17 @@ class ServedRequest(Generic[RequestT]):
         decisions: list[Decision] = [each.decision for each in placements if each and each.decision]
         return extra_fields(names, decisions, self._received, self._began, self.first_output_time, stop_reason)
 
+    def usage_of(self, choice: int) -> Usage:
+        """Up to now."""
+        return self._outputs[choice].usage()
+
     async def close(self) -> None:
         # Emptied: the deliveries lead back to this object, and only the garbage collector frees a cycle.
         running, self._running = self._running, []
         for context, delivery in running:
             context.kill()
             await delivery.close()
+        self._outputs.clear()
 
     async def _add_choice(
         self,
@@ -139,26 +148,20 @@ class ServedRequest(Generic[RequestT]):
         preprocessor = self.model.preprocessor
         assert preprocessor
         context = self._next_context()
-        sink = Postprocess(
-            prepared.request,
-            preprocessor.decoder(prepared),
+        sink = preprocessor.postprocess(
+            prepared,
             choice,
-            parser=preprocessor.parser(chat, prepared.prompt) if chat else None,
-            one_call=bool(chat and chat.parallel_tool_calls is False),
+            chat,
             tool_finish_reason=tool_finish_reason,
             stop_worker=context.stop_generating,
             worker=partial(self.worker_name, len(self._running)),
             token_ids=token_ids,
         )
-        choice.begin(sink.usage)
+        self._outputs.append(sink)
         await self._deliver(prepared.request, context, sink, len(prepared.request.token_ids))
 
     async def _deliver(self, request: object, context: Context, sink: Sink, prompt_tokens: int = 0) -> None:
         router = self.model.router
-        if self._observer:
-            sink = self._observer.metered(sink, prompt_tokens)
-        if stream_trace.log.isEnabledFor(TRACE):
-            sink = stream_trace.TracedSink(sink, context.id(), request)
         delivery = Delivery(
             partial(router.place, group=self._group, tenant=context.tenant),
             router.instances,
@@ -170,11 +173,13 @@ class ServedRequest(Generic[RequestT]):
             resumes_guided=self.model.resumes_guided,
             watch=router.watch,
             backoff=router.backoff,
-            split=self.model.splitter.begin() if self.model.splitter else None,
+            splitter=self.model.splitter,
         )
         self._running.append((context, delivery))
         if self._observer:
-            self._observer.delivering(delivery)
+            self._observer.delivering(delivery, prompt_tokens)
+        if stream_trace.log.isEnabledFor(TRACE):
+            delivery.sink = stream_trace.TracedSink(delivery.sink, context.id(), request)
         await delivery.start()
 
     def _next_context(self) -> Context:

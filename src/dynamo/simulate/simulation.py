@@ -169,7 +169,7 @@ class Simulation:
             limit=limit,
             watch=router.watch,
             backoff=self._new_backoff,
-            split=self.splitter.begin() if self.splitter else None,
+            splitter=self.splitter,
         )
         self.in_flight += 1
         try:

@@ -53,8 +53,6 @@ class DecodeWorker:
     def _generate(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
         running = self._engine.generate(request, outlet)
         context.on_stop(lambda _: running.abort())
-        if context.is_stopped():
-            running.abort()
 
     async def _continue(self, request: PreprocessedRequest, context: Context, outlet: Outlet) -> None:
         taking = asyncio.create_task(self._take(request))

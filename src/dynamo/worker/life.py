@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from msgspec import Struct, structs
@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from dynamo.engines.base import AdapterHost, DeathSource, Engine, EngineError, EngineInfo
 from dynamo.engines.registry import check_engine, make_engine
 from dynamo.model import AdapterConfig
-from dynamo.protocols.card import ModelCard, WorkerType
+from dynamo.protocols.card import ModelCard
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.children import exit_within
 from dynamo.runtime.names import EndpointId
@@ -54,32 +54,38 @@ async def engine_served(
     runtime: DistributedRuntime,
     config: WorkerConfig,
     environ: Mapping[str, str],
-    place: Callable[[WorkerType], EndpointId],
+    endpoint_id: EndpointId,
 ) -> AsyncIterator[ModelCard]:
-    """Start the engine and serve it while the block runs; `place` chooses the endpoint by the kind of worker."""
+    """Start the engine and serve it while the block runs."""
     async with (
         engine_started(runtime, config, environ) as started,
-        serve_started(runtime, started, config, place) as card,
+        serve_started(runtime, started, config, endpoint_id) as card,
     ):
         yield card
 
 
 @asynccontextmanager
 async def serve_started(
-    runtime: DistributedRuntime, started: Started, config: WorkerConfig, place: Callable[[WorkerType], EndpointId]
+    runtime: DistributedRuntime, started: Started, config: WorkerConfig, endpoint_id: EndpointId
 ) -> AsyncIterator[ModelCard]:
     """Test a started engine with a request, then serve it while the block runs."""
-    card = await in_thread(lambda: model_card(config, started.found, started.engine, started.info))
-    if config.file is None:  # a user's code sees the requests of clients only
-        await unless_shut_down(runtime, check_answers(started.engine, card.name))
-    if runtime.is_shutting_down:
+    card = await unless_shut_down(runtime, _tested(started, config))
+    if card is None:
         raise Interrupted("interrupted")
-    endpoint = Endpoint(runtime, place(card.worker_type))
+    endpoint = Endpoint(runtime, endpoint_id)
     async with (
         registered(endpoint, started.engine, card, kv_events=config.kv_events, limit=config.request_limit) as listed,
         _adapters_offered(endpoint, started.engine, listed, started.adapters),
     ):
         yield listed
+
+
+async def _tested(started: Started, config: WorkerConfig) -> ModelCard:
+    """The card of an engine that answers."""
+    card = await in_thread(lambda: model_card(config, started.found, started.engine, started.info))
+    if config.file is None:  # a user's code sees the requests of clients only
+        await check_answers(started.engine, card.name)
+    return card
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dynamo.engines.base import Engine
-from dynamo.llm.register import register_card, unregister_llm
+from dynamo.llm.register import list_card, unregister_llm
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import Endpoint
 from dynamo.runtime.discovery import Put
@@ -21,9 +21,9 @@ from dynamo.worker.serve import serve_requests
 async def listed(
     endpoint: Endpoint, engine: Engine, card: ModelCard, limit: RequestLimit | None = None
 ) -> AsyncIterator[ModelCard]:
-    """Register and serve an engine that answers, with its card as listed; at the end, leave and drain."""
+    """Register and serve an engine that answers, with its complete card as listed; at the end, leave and drain."""
     runtime = endpoint.runtime
-    card = await register_card(endpoint, card)
+    card = await list_card(endpoint, card)
     serving = asyncio.create_task(serve_requests(endpoint, engine, card.name, card, limit))
     try:
         await _until_listed(endpoint, serving)

@@ -156,7 +156,8 @@ async def _work(runtime: DistributedRuntime, config: WorkerConfig, place: Place,
             report_ready(environ)
             await runtime.wait_for_shutdown()
             return
-        async with serve_started(runtime, started, config, place) as card:
-            print(f"worker for '{card.name}' at {place(card.worker_type)}", file=sys.stderr, flush=True)
+        endpoint_id = place(started.info.worker_type)
+        async with serve_started(runtime, started, config, endpoint_id) as card:
+            print(f"worker for '{card.name}' at {endpoint_id}", file=sys.stderr, flush=True)
             report_ready(environ)
             await runtime.wait_for_shutdown()

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from dynamo.engines.base import Engine, EngineInfo, EngineTransfer, PrefixHandoff
 from dynamo.engines.registry import engine_entry
-from dynamo.llm.parsers import AUTO
+from dynamo.llm.parsers import AUTO, with_parsers
 from dynamo.model import BUNDLED, HubConfig, LocalModel, build_card, bundled, default_name, resolve
 from dynamo.model.errors import ModelError
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
@@ -68,6 +68,7 @@ def say_default(config: WorkerConfig) -> None:
 
 
 def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: EngineInfo) -> ModelCard:
+    """The card of an engine that has started, complete; reads the model's files."""
     reasoning = config.reasoning_parser
     if found.is_bundled and reasoning == AUTO:  # its template does not show how it reasons
         reasoning = "basic"
@@ -96,17 +97,19 @@ def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: E
         model_type = reduce(operator.or_, (ModelType[name] for name in names))
     block_size = info.kv_cache_block_size or config.kv_cache_block_size or 16
     if engine.model_input is ModelInput.Text:
-        return ModelCard(
-            name=found.name,
-            model_type=model_type.value,
-            model_input=ModelInput.Text,
-            context_length=info.context_length or config.context_length,
-            kv_cache_block_size=block_size,
-            migration_limit=config.migration_limit,
-            runtime_config=runtime_config,
+        return with_parsers(
+            ModelCard(
+                name=found.name,
+                model_type=model_type.value,
+                model_input=ModelInput.Text,
+                context_length=info.context_length or config.context_length,
+                kv_cache_block_size=block_size,
+                migration_limit=config.migration_limit,
+                runtime_config=runtime_config,
+            )
         )
     assert found.described_by
-    return build_card(
+    card = build_card(
         found.described_by,
         name=found.name,
         model_type=model_type,
@@ -117,3 +120,4 @@ def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: E
         runtime_config=runtime_config,
         custom_template_path=config.custom_jinja_template,
     )
+    return with_parsers(card)

@@ -97,8 +97,6 @@ class PrefillWorker:
         running = self._engine.generate(request, PrefillSink(self, request, context, outlet))
         context.on_stop(lambda _: running.abort())
         context.on_stop(lambda _: self.leave_room(request))
-        if context.is_stopped():
-            running.abort()
 
     def computed(self, request: PreprocessedRequest, output: EngineOutput, context: Context, outlet: Outlet) -> None:
         """Offer a prompt that is computed. The stream ends when the record does."""
@@ -194,8 +192,6 @@ class OpenOffer:
         self.expired = False
         self._finished = asyncio.Event()
         self._forget = context.on_stop(lambda _: self._given_back())
-        if context.is_stopped():
-            self._given_back()
 
     async def settled(self) -> None:
         try:

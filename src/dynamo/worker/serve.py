@@ -47,8 +47,6 @@ def engine_handler(engine: Engine) -> Handler:
     def handle(request: Any, context: Context, outlet: Outlet) -> None:
         running = engine.generate(request, outlet)
         context.on_stop(lambda _: running.abort())
-        if context.is_stopped():
-            running.abort()
 
     return handle
 

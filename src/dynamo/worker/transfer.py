@@ -50,13 +50,11 @@ class LeasedPrefills:
         sink = LeaseSink(self, outlet, self._lease)
         running = self._engine.generate(asked, sink)
 
-        def stop(_: Any = None) -> None:
+        def stop(_: bool) -> None:
             running.abort()
             sink.release()
 
         context.on_stop(stop)
-        if context.is_stopped():
-            stop()
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("dynamo_component_handoff_open_records", "Hand-offs offered or being sent", self.open)
@@ -118,8 +116,6 @@ def continuing_handler(engine: TransferEngine, *, lease: float = LEASE_SECONDS) 
                 request = continued
         running = engine.generate(request, outlet)
         context.on_stop(lambda _: running.abort())
-        if context.is_stopped():
-            running.abort()
 
     return handle
 
@@ -150,8 +146,6 @@ class Fetch:
         self._timer: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(lease, give_up)
         self._running = engine.generate(continued, self)
         context.on_stop(lambda _: self._abort())
-        if context.is_stopped():
-            self._abort()
 
     def _abort(self) -> None:
         self._came()

@@ -197,7 +197,7 @@ class IndexAgainstNaiveModel(RuleBasedStateMachine):
                     assert not run.full >> slot & 1
                     assert slot not in run.prefix
             for worker, tiers in self.model.held.items():
-                place = self.index._slots.get(worker)
+                place = self.index._slots.of.get(worker)
                 assert place is not None
                 held = {block for run in runs._all for at, block in enumerate(run.blocks) if run.held(place) >> at & 1}
                 assert held == tiers[tier]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +18,6 @@ from dynamo.protocols.anthropic_answers import (
     ToolUseAnswer,
     stop_reason,
 )
-from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import CompletionUsage
 
@@ -122,9 +120,6 @@ class MessagesWriter:
         self.error: DynamoException | None = None
         self._stream = stream
         self._request_id = request_id
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        pass
 
     def escaped(self, text: str) -> None:
         self.text(json_unescaped(text))

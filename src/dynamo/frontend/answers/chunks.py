@@ -5,20 +5,18 @@ Chunks are byte templates: between the id and the finish reason only the text ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
 import msgspec
 
 from dynamo.frontend.answers.errors import error_answer
 from dynamo.frontend.answers.sse import DONE, EventStream
-from dynamo.model import Tokenizer, json_escaped
+from dynamo.model import json_escaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.pipeline.logprobs import chat_logprobs, text_logprobs
 from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import CompletionUsage
-from dynamo.protocols.openai_fields import StreamOptions
 from dynamo.serving.collect import add_usage
 from dynamo.serving.completion import Completion
 from dynamo.serving.conversation import Conversation
@@ -29,50 +27,39 @@ _json = msgspec.json.Encoder()
 class Chunks:
     """One streamed answer. Its choices write their own chunks; it ends when the last of them has."""
 
-    def __init__(
-        self,
-        events: EventStream,
-        *,
-        id: str,
-        created: int,
-        model: str,
-        object: str,
-        choices: int,
-        per_prompt: int = 1,
-        options: StreamOptions | None = None,
-        tokenizer: Tokenizer | None = None,
-        top_logprobs: int = 0,
-        nvext: Callable[[str | int | None], dict[str, Any] | None] | None = None,
-        request_id: str = "",
-    ) -> None:
-        """`per_prompt` of the choices share a prompt, whose tokens count once."""
-        self.events = events
+    def __init__(self, served: Conversation | Completion, top_logprobs: int | None, request_id: str) -> None:
+        options = served.request.stream_options
+        self.events = EventStream()
         self.error: DynamoException | None = None
         self.usage = Usage()
-        self.tokenizer = tokenizer
-        self.top_logprobs = top_logprobs
+        self.usage_of = served.usage_of
+        self.tokenizer = served.tokenizer
+        self.top_logprobs = top_logprobs or 0
         self.head = (
-            f'data: {{"id":"{id}","object":"{object}","created":{created},"model":"{json_escaped(model)}","choices":['
+            f'data: {{"id":"{served.id}","object":"{served.chunk_object}","created":{served.created},'
+            f'"model":"{json_escaped(served.model.name)}","choices":['
         )
         self._include_usage = bool(options and options.include_usage)
         self.continuous_usage = bool(self._include_usage and options and options.continuous_usage_stats)
         # If the client wants the usage, OpenAI sends `"usage": null` on all chunks but the last.
         self.tail = '],"usage":null}\n\n' if self._include_usage else "]}\n\n"
-        self._running = choices
-        self._per_prompt = per_prompt
-        self._nvext = nvext
+        self._running = served.choice_count
+        self._per_prompt = served.n
+        """So many choices share a prompt, whose tokens count once."""
+        self._nvext = served.nvext
         self._request_id = request_id
 
     def usage_tail(self, usage: Usage) -> str:
         return f'],"usage":{_usage(usage)}}}\n\n'
 
     def finished(self, index: int, finish: Finish, chunk: str) -> None:
-        add_usage(self.usage, finish.usage, prompt=index % self._per_prompt == 0)
+        if self._include_usage:
+            add_usage(self.usage, finish.usage, prompt=index % self._per_prompt == 0)
         self._running -= 1
         if self._running:
             self.events.write(chunk.encode())
             return
-        nvext = self._nvext(finish.stop_reason) if self._nvext else None
+        nvext = self._nvext(finish.stop_reason)
         if nvext:
             chunk = chunk.removesuffix("}\n\n") + f',"nvext":{_json.encode(nvext).decode()}}}\n\n'
         if self._include_usage:
@@ -88,23 +75,6 @@ class Chunks:
 
 def _usage(usage: Usage) -> str:
     return _json.encode(CompletionUsage.of(usage)).decode()
-
-
-def chunks_of(served: Conversation | Completion, object: str, top_logprobs: int | None, request_id: str) -> Chunks:
-    return Chunks(
-        EventStream(),
-        id=served.id,
-        created=served.created,
-        model=served.model.name,
-        object=object,
-        choices=served.choice_count,
-        per_prompt=served.n,
-        options=served.request.stream_options,
-        tokenizer=served.tokenizer,
-        top_logprobs=top_logprobs or 0,
-        nvext=served.nvext,
-        request_id=request_id,
-    )
 
 
 def error_events(error: DynamoException, request_id: str) -> bytes:
@@ -125,11 +95,6 @@ class _ChoiceWriter:
         self._prompt_token_ids = prompt_token_ids
         self._write = chunks.events.write
         self._logprobs: list[TokenLogprob] = []
-        self._so_far: Callable[[], Usage] | None = None
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        if self._chunks.continuous_usage:
-            self._so_far = so_far
 
     def logprobs(self, tokens: list[TokenLogprob]) -> None:
         self._logprobs += tokens
@@ -151,14 +116,10 @@ class _ChoiceWriter:
         return field
 
     def _tail(self) -> str:
-        return self._chunks.tail if self._so_far is None else self._chunks.usage_tail(self._so_far())
-
-    def _finished(self, finish: Finish, chunk: str) -> None:
-        self._so_far = None  # it refers to the postprocessor, which refers to this choice
-        self._chunks.finished(self._index, finish, chunk)
+        chunks = self._chunks
+        return chunks.usage_tail(chunks.usage_of(self._index)) if chunks.continuous_usage else chunks.tail
 
     def fail(self, error: DynamoException) -> None:
-        self._so_far = None
         self._chunks.failed(error)
 
 
@@ -219,7 +180,7 @@ class ChatChoiceWriter(_ChoiceWriter):
 
     def _begin(self) -> str:
         self._begun = True
-        self._only_text_changes = self._so_far is None and self._token_ids is None
+        self._only_text_changes = not self._chunks.continuous_usage and self._token_ids is None
         role = f'{self._delta}{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]'
         return role + self._take_prompt_token_ids() + self._tail().removeprefix("]")
 
@@ -235,7 +196,7 @@ class ChatChoiceWriter(_ChoiceWriter):
 
     def finish(self, finish: Finish) -> None:
         before = "" if self._begun else self._begin()
-        self._finished(finish, before + self._one("{}", f'"{finish.reason}"'))
+        self._chunks.finished(self._index, finish, before + self._one("{}", f'"{finish.reason}"'))
 
 
 class TextChoiceWriter(_ChoiceWriter):
@@ -253,7 +214,7 @@ class TextChoiceWriter(_ChoiceWriter):
     ) -> None:
         """`echoed` are the prompt's tokens, if the client wants their log probabilities."""
         super().__init__(chunks, index, token_ids, prompt_token_ids)
-        self._only_text_changes = token_ids is None
+        self._only_text_changes = not chunks.continuous_usage and token_ids is None
         self._logprobs = echoed or []
         self._wants_prompt = echoed is not None
         self._offset = 0 if self._wants_prompt else len(echo)
@@ -262,7 +223,7 @@ class TextChoiceWriter(_ChoiceWriter):
         self._close = f'","logprobs":null,"finish_reason":null}}{chunks.tail}'
 
     def escaped(self, text: str) -> None:
-        if self._only_text_changes and not (self._echo or self._logprobs or self._so_far):
+        if self._only_text_changes and not (self._echo or self._logprobs):
             self._write((self._open + text + self._close).encode())
         else:
             self._write(self._one(text, "null").encode())
@@ -297,4 +258,37 @@ class TextChoiceWriter(_ChoiceWriter):
         return f'{self._open}{text}","logprobs":{logprobs},"finish_reason":{finish}{ids}}}{self._tail()}'
 
     def finish(self, finish: Finish) -> None:
-        self._finished(finish, self._one("", f'"{finish.reason}"'))
+        self._chunks.finished(self._index, finish, self._one("", f'"{finish.reason}"'))
+
+
+def chat_chunks(conversation: Conversation, request_id: str) -> tuple[Chunks, list[ChatChoiceWriter]]:
+    """The stream of a chat's answer, and what writes each choice into it."""
+    chunks = Chunks(conversation, conversation.request.top_logprobs, request_id)
+    ids, prompt_ids = conversation.token_ids, conversation.prompt_token_ids
+    return chunks, [
+        ChatChoiceWriter(
+            chunks,
+            index,
+            token_ids=ids[index] if ids else None,
+            prompt_token_ids=prompt_ids,
+            custom_tools=conversation.custom_tools,
+        )
+        for index in range(conversation.n)
+    ]
+
+
+def text_chunks(completion: Completion, request_id: str) -> tuple[Chunks, list[TextChoiceWriter]]:
+    """The stream of a completion's answer, and what writes each choice into it."""
+    chunks = Chunks(completion, completion.request.logprobs, request_id)
+    ids = completion.token_ids
+    return chunks, [
+        TextChoiceWriter(
+            chunks,
+            index,
+            echo=completion.echo(index),
+            echoed=completion.echoed_logprobs(index),
+            token_ids=ids[index] if ids else None,
+            prompt_token_ids=completion.prompt_token_ids(index),
+        )
+        for index in range(completion.choice_count)
+    ]

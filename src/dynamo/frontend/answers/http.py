@@ -10,7 +10,6 @@ from aiohttp import web
 
 from dynamo.frontend.answers.sse import EventStream
 from dynamo.frontend.call import HttpCall
-from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.errors import DynamoException
 from dynamo.serving.request import ServedRequest
 
@@ -32,10 +31,11 @@ def json_response(answer: object, status: int = 200) -> web.Response:
 async def stream_response(
     call: HttpCall[Any],
     answer: StreamedAnswer,
-    before: bytes = b"",
+    served: ServedRequest[Any] | None = None,
     at_end: Callable[[], Awaitable[None]] | None = None,
 ) -> web.StreamResponse:
-    """Send `before` and then the events. Waits for the first of them, so that an earlier failure still has a status.
+    """Send the annotations that `served` asks for, then the events. Waits for the first event, so that an earlier
+    failure still has a status.
 
     `at_end` is awaited before the client gets the last event.
     """
@@ -48,20 +48,20 @@ async def stream_response(
         await events.begun()
     if answer.error and not events.has_begun:
         raise answer.error
-    await events.open(request, headers, before)
+    await events.open(request, headers, annotation_events(served) if served else b"")
     await events.ended
     if at_end:
         await at_end()
     return await events.close()
 
 
-def annotation_events(served: ServedRequest[Any], prepared: Prepared | None) -> bytes:
+def annotation_events(served: ServedRequest[Any]) -> bytes:
     """The events for `nvext.annotations`, sent before all others. Values are comments, which OpenAI clients skip."""
     nvext = served.request.nvext
     if nvext is None or not nvext.annotations:
         return b""
     values = {"request_id": served.context.id()}
-    if prepared is not None:
+    if prepared := served.prepared:
         if prepared.prompt is not None:
             values["formatted_prompt"] = prepared.prompt
         values["token_ids"] = msgspec.json.encode([*prepared.request.token_ids]).decode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import msgspec
@@ -12,7 +11,6 @@ from msgspec import UNSET
 from dynamo.frontend.answers.sse import EventStream
 from dynamo.model import json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
-from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.ollama import OllamaAnswer, OllamaCall, OllamaError, OllamaFunction, OllamaReply
 from dynamo.protocols.openai_answers import ChatCompletion
@@ -68,9 +66,6 @@ class OllamaWriter:
         self.error: DynamoException | None = None
         self._answers = answers
         self._calls: list[tuple[str, list[str]]] = []
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        pass
 
     def escaped(self, text: str) -> None:
         self.text(json_unescaped(text))

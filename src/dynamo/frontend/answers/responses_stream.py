@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -12,7 +12,6 @@ from dynamo.frontend.answers.sse import EventStream
 from dynamo.model import Tokenizer, json_unescaped
 from dynamo.pipeline.choice import Finish, TokenLogprob
 from dynamo.pipeline.logprobs import chat_logprobs
-from dynamo.protocols.engine import Usage
 from dynamo.protocols.errors import DynamoException
 from dynamo.protocols.openai_answers import ChatLogprob, CompletionUsage
 from dynamo.protocols.openai_responses import ResponsesRequest
@@ -219,9 +218,6 @@ class ResponsesWriter(Generic[Events]):
         self._tokenizer = tokenizer
         self._top_logprobs = top_logprobs
         self._tokens: list[TokenLogprob] = []
-
-    def begin(self, so_far: Callable[[], Usage]) -> None:
-        pass
 
     def escaped(self, text: str) -> None:
         self.text(json_unescaped(text))

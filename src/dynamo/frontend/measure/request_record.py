@@ -19,7 +19,6 @@ from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
 from dynamo.router.delivery import Delivery
-from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)
 
@@ -127,21 +126,18 @@ class RequestRecord:
             self._model.inflight.value += 1
             self._model.queued.value += 1
 
-    def metered(self, sink: Sink, prompt_tokens: int = 0) -> StreamMeter:
-        assert self._model
-        meter = StreamMeter(sink, self._model.inter_token, prompt_tokens)
-        self._meters.append(meter)
-        return meter
-
     def attached(self, images: int, audio: int) -> None:
         for count, family in ((images, self._all.images), (audio, self._all.audio)):
             if count:
                 family.at(self.model).observe(count)
 
-    def delivering(self, delivery: Delivery) -> None:
+    def delivering(self, delivery: Delivery, prompt_tokens: int = 0) -> None:
+        assert self._model
         if not self._deliveries:
             self._routing_began = perf_counter()
         self._deliveries.append(delivery)
+        delivery.sink = meter = StreamMeter(delivery.sink, self._model.inter_token, prompt_tokens)
+        self._meters.append(meter)
 
     def abort(self, error: DynamoException) -> None:
         for delivery in tuple(self._deliveries):

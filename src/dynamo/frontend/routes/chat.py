@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynamo.frontend.answers.chunks import ChatChoiceWriter, Chunks, chunks_of
-from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
+from dynamo.frontend.answers.chunks import Chunks, chat_chunks
+from dynamo.frontend.answers.http import json_response, stream_response
 from dynamo.frontend.answers.relay import RelayedStream
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
@@ -19,7 +19,8 @@ from dynamo.serving.conversation import Conversation
 async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamResponse:
     body = call.body
     validate_chat(body)
-    call.warn(UNENFORCED, lark_tools(body))
+    if body.tools:
+        call.warn(UNENFORCED, lark_tools(body))
     model = frontend.models.get(body.model)
     conversation = Conversation(
         model, body, call.context(body), call.record, call.raw_body, tool_finish_reason=tool_finish_reason(body)
@@ -33,19 +34,8 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
             stream = RelayedStream(conversation.head, conversation.worker_name, call.request_id)
             await conversation.relay(stream)
         else:
-            stream = chunks_of(conversation, "chat.completion.chunk", body.top_logprobs, call.request_id)
-            ids, prompt_ids = conversation.token_ids, conversation.prompt_token_ids
-            writers = [
-                ChatChoiceWriter(
-                    stream,
-                    index,
-                    token_ids=ids[index] if ids else None,
-                    prompt_token_ids=prompt_ids,
-                    custom_tools=conversation.custom_tools,
-                )
-                for index in range(conversation.n)
-            ]
+            stream, writers = chat_chunks(conversation, call.request_id)
             await conversation.send(writers)
-        return await stream_response(call, stream, annotation_events(conversation, conversation.prepared))
+        return await stream_response(call, stream, conversation)
     finally:
         await conversation.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from dynamo.frontend.answers.chunks import TextChoiceWriter, chunks_of
-from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
+from dynamo.frontend.answers.chunks import text_chunks
+from dynamo.frontend.answers.http import json_response, stream_response
 from dynamo.frontend.answers.relay import RelayedStream
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
@@ -26,20 +26,9 @@ async def completions(frontend: Frontend, call: HttpCall[CompletionRequest]) -> 
         if completion.takes_text:
             relayed = RelayedStream(completion.head, completion.worker_name, call.request_id)
             await completion.relay(relayed)
-            return await stream_response(call, relayed, annotation_events(completion, None))
-        chunks = chunks_of(completion, "text_completion", body.logprobs, call.request_id)
-        writers = [
-            TextChoiceWriter(
-                chunks,
-                index,
-                echo=completion.echo(index),
-                echoed=completion.echoed_logprobs(index),
-                token_ids=completion.token_ids[index] if completion.token_ids else None,
-                prompt_token_ids=completion.prompt_token_ids(index),
-            )
-            for index in range(completion.choice_count)
-        ]
+            return await stream_response(call, relayed, completion)
+        chunks, writers = text_chunks(completion, call.request_id)
         await completion.send(writers)
-        return await stream_response(call, chunks, annotation_events(completion, completion.prompts[0]))
+        return await stream_response(call, chunks, completion)
     finally:
         await completion.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from dynamo.frontend.answers.anthropic_stream import AnthropicStream, MessagesWriter, stop_sequence
-from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
+from dynamo.frontend.answers.http import json_response, stream_response
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
 from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat, hides_thinking, hosted_tools
@@ -34,7 +34,7 @@ async def messages(frontend: Frontend, call: HttpCall[MessagesRequest]) -> web.S
         stream = AnthropicStream(id, conversation.model.name, conversation.prompt_tokens, hides_thinking(body))
         writer = MessagesWriter(stream, call.request_id)
         await conversation.send([writer])
-        return await stream_response(call, writer, annotation_events(conversation, conversation.prepared))
+        return await stream_response(call, writer, conversation)
     finally:
         await conversation.close()
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import structs
 
 from dynamo.frontend.answers.event_log import EventLog, FollowedStream
-from dynamo.frontend.answers.http import annotation_events, json_response, stream_response
+from dynamo.frontend.answers.http import json_response, stream_response
 from dynamo.frontend.answers.paging import page
 from dynamo.frontend.answers.responses_stream import ResponsesStream, ResponsesWriter
 from dynamo.frontend.answers.sse import EventStream
@@ -69,7 +69,7 @@ async def responses(frontend: Frontend, call: HttpCall[ResponsesRequest]) -> web
             await store.save(body, turn, stream.response)
 
         await conversation.send([writer])
-        return await stream_response(call, writer, annotation_events(conversation, conversation.prepared), save)
+        return await stream_response(call, writer, conversation, save)
     finally:
         if not handed_over:
             await conversation.close()

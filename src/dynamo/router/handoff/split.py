@@ -279,8 +279,6 @@ class Prefill:
         await self.placement.connect()
         self._context = context.detached(context.id())
         self._forget = context.on_stop(lambda _: self.close())
-        if context.is_stopped():
-            self.close()
         routing = structs.replace(
             request.routing or Routing(), dp_rank=self.placement.dp_rank, backend_instance_id=None
         )

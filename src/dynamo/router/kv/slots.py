@@ -17,26 +17,24 @@ class Slots:
     def __init__(self) -> None:
         self.workers: tuple[WorkerRank | None, ...] = ()
         """By slot. Replaced at every change: the same object means that nothing has changed."""
-        self._slot: dict[tuple[int, int], int] = {}
+        self.of: dict[tuple[int, int], int] = {}
+        """The slot of each rank that has one; changed here only."""
         self._free: list[int] = []
 
     def __iter__(self) -> Iterator[WorkerRank]:
         return filter(None, self.workers)
 
-    def get(self, worker: tuple[int, int]) -> int | None:
-        return self._slot.get(worker)
-
     def take(self, worker: WorkerRank) -> int:
         """The rank's slot, assigned if it has none."""
-        slot = self._slot.get(worker)
+        slot = self.of.get(worker)
         if slot is None:
             slot = heapq.heappop(self._free) if self._free else len(self.workers)
             self._assign(slot, worker)
-            self._slot[worker] = slot
+            self.of[worker] = slot
         return slot
 
     def release(self, worker: WorkerRank) -> int | None:
-        slot = self._slot.pop(worker, None)
+        slot = self.of.pop(worker, None)
         if slot is not None:
             self._assign(slot, None)
             heapq.heappush(self._free, slot)

@@ -108,8 +108,6 @@ class ClientLink(Link):
             return nothing_to_cancel
         call = Call(path, sink, item_decoder(item_type))
         self._calls[stream] = call
-        if context.is_stopped():
-            self._cancel(stream, killed=False)
 
         def cancel(killed: bool) -> None:
             self._cancel(stream, killed=killed)

@@ -119,8 +119,6 @@ class MemoryOutlet:
                 sink.fail(Cancelled("request was cancelled"))
 
         self._forget = caller.on_stop(stopped)
-        if caller.is_stopped():
-            self._context.stop_for_caller(kill=False)
         return stopped
 
     def tokens(self, ids: list[int]) -> None:

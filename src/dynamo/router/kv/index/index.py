@@ -47,7 +47,7 @@ class Index:
 
     def blocks(self, worker: WorkerRank, tier: Tier = Tier.Device) -> int:
         """How many blocks a rank holds."""
-        slot = self._slots.get(worker)
+        slot = self._slots.of.get(worker)
         return 0 if slot is None else self._tiers[tier].counts.get(slot, 0)
 
     def prefixes(self, most: int) -> PrefixScan:
@@ -62,7 +62,7 @@ class Index:
         """How many blocks the rank gained or lost. A malformed event changes nothing and raises InvalidArgument."""
         data = event.data
         # A plain tuple equals the WorkerRank it stands for, and costs less to make for every event.
-        slot = self._slots.get((event.worker_id, event.dp_rank))
+        slot = self._slots.of.get((event.worker_id, event.dp_rank))
         runs = self._device if event.tier is _DEVICE else self._tiers[event.tier]
         if isinstance(data, Stored):
             hashes = data.sequence_hashes
@@ -92,12 +92,12 @@ class Index:
 
     def holds(self, worker: WorkerRank, block: int) -> bool:
         """Whether a rank holds a block on its device."""
-        slot = self._slots.get(worker)
+        slot = self._slots.of.get(worker)
         return slot is not None and self._device.holds(slot, block)
 
     def clear(self, worker: WorkerRank) -> int:
         """Forget what a rank holds, in all tiers; it keeps its slot."""
-        slot = self._slots.get(worker)
+        slot = self._slots.of.get(worker)
         return 0 if slot is None else self._clear(slot)
 
     def remove_worker(self, worker: WorkerRank) -> None:
@@ -105,7 +105,7 @@ class Index:
         self._slots.release(worker)
 
     def snapshot(self, worker: WorkerRank) -> list[TierSnapshot]:
-        slot = self._slots.get(worker)
+        slot = self._slots.of.get(worker)
         if slot is None:
             return []
         return [

@@ -77,7 +77,7 @@ class LoadBook:
 
     def remove_worker(self, worker: WorkerRank) -> None:
         """Book no more requests there. Its load is kept until its last request has ended: it may come back."""
-        slot = self._slots.get(worker)
+        slot = self._slots.of.get(worker)
         if slot is None:
             return
         if self._requests[slot]:
@@ -100,7 +100,7 @@ class LoadBook:
 
         An `extra` request is load, but does not count among the requests that share a prefix.
         """
-        slot = self._slots.get(worker)
+        slot = self._slots.of.get(worker)
         if slot is None or request_id in self._bookings or (self._departed and worker in self._departed):
             return False
         end, fresh = self._active.add(slot, hashes, extra)
@@ -164,9 +164,9 @@ class LoadBook:
     def _slots_of(self, workers: Sequence[WorkerRank]) -> list[int] | None:
         """The slot of each worker, or None if these are all slots in order; cached for the same sequence object."""
         if self._last_asked is None or self._last_asked[0] is not workers:
-            at = [slot for worker in workers if (slot := self._slots.get(worker)) is not None]
+            at = [slot for worker in workers if (slot := self._slots.of.get(worker)) is not None]
             if len(at) != len(workers):
-                unknown = next(worker for worker in workers if self._slots.get(worker) is None)
+                unknown = next(worker for worker in workers if self._slots.of.get(worker) is None)
                 raise InvalidArgument(f"worker {unknown.worker_id} rank {unknown.dp_rank} is not in the load book")
             self._last_asked = (workers, None if at == [*range(len(self._prefill))] else at)
         return self._last_asked[1]
