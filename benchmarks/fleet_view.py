@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from figures import table
 from load import Reply, Users, requests
+from networks import networks
 from processes import Child, Stack, metric_total
 from prompts import MODEL, Prompts, make_model
 
@@ -195,10 +196,12 @@ HEAD = [
 
 
 async def measure(folder: Path, options: argparse.Namespace) -> None:
-    with Stack(folder / "stack") as stack:
-        frontend = stack.frontend("--router-mode", "kv")
+    with networks(folder, "etcd+tcp") as [network], Stack(folder / "stack") as stack:
+        # Workers that find each other in a folder would read it again and again, all of them in one process.
+        stack.environ.update(network.environ)
+        frontend = stack.frontend("--router-mode", "kv", discovery=network.discovery)
         flags = [f"--num-workers={options.workers}", "--stagger-delay=0", f"--speedup-ratio={options.speedup}"]
-        stack.mocker(make_model(folder / "model"), MODEL, *flags)
+        mocker = stack.mocker(make_model(folder / "model"), MODEL, *flags, discovery=network.discovery)
         stack.until("/v1/models", f'"{MODEL}"'.encode(), seconds=300)
         await until_ready(stack.url, options.workers)
         await asyncio.sleep(2)
@@ -207,9 +210,17 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
             print(table(HEAD, rows(await rounds(frontend, stack.url, None, options), False)))
         for users in options.users:
             async with Load(stack.url, users, options) as load:
-                await asyncio.sleep(3)
-                print(f"\n{options.workers} workers, {users} users without a pause:\n")
-                print(table(HEAD, rows(await rounds(frontend, stack.url, load, options), True)))
+                await asyncio.sleep(8)
+                before = mocker.cpu(), time.process_time(), time.monotonic()
+                found = await rounds(frontend, stack.url, load, options)
+                worker, client, seconds = (
+                    mocker.cpu() - before[0],
+                    time.process_time() - before[1],
+                    time.monotonic() - before[2],
+                )
+                print(f"\n{options.workers} workers, {users} users without a pause; their processes took ", end="")
+                print(f"{100 * worker / seconds:.0f} % and {100 * client / seconds:.0f} % of a core:\n")
+                print(table(HEAD, rows(found, True)))
 
 
 async def until_ready(url: str, workers: int) -> None:

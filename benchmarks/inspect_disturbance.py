@@ -37,8 +37,8 @@ from prompts import MODEL, Prompts, make_model
 EVERY_SECONDS = 0.001
 PAUSE_SECONDS = 0.1
 """After a look, before the next time in which nobody looks."""
-LEAST_SECONDS = 0.05
-"""Of such a time: most looks are shorter, and the loop is later in longer times."""
+LEAST_SECONDS, MOST_SECONDS = 0.05, 1.0
+"""Of such a time: the loop is later in longer times, so short looks get more time, and long ones count in pieces."""
 KINDS: dict[str, list[str]] = {
     "all tables, 10 rows each": ["{pid}"],
     "tasks": ["{pid}", "tasks"],
@@ -118,13 +118,18 @@ class Look(Struct):
     end: float
 
     @property
-    def before(self) -> tuple[float, float]:
-        """A time of the same length in which nobody looked."""
-        return self.begin - max(LEAST_SECONDS, self.end - self.begin), self.begin
+    def piece(self) -> float:
+        return min(MOST_SECONDS, max(LEAST_SECONDS, self.end - self.begin))
 
     @property
-    def during(self) -> tuple[float, float]:
-        return self.begin, max(self.end, self.begin + LEAST_SECONDS)
+    def before(self) -> list[tuple[float, float]]:
+        """A time of the same length in which nobody looked."""
+        return [(self.begin - self.piece, self.begin)]
+
+    @property
+    def during(self) -> list[tuple[float, float]]:
+        count = max(1, int((self.end - self.begin) / self.piece))
+        return [(self.begin + at * self.piece, self.begin + (at + 1) * self.piece) for at in range(count)]
 
 
 CLIENT = """
@@ -182,10 +187,12 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
             await client.look([str(frontend.pid)])
             await asyncio.sleep(options.settle)
             before, at = frontend.cpu(), time.monotonic()
-            for _ in range(options.rounds):
+            for turn in range(options.rounds):
                 for name, words in KINDS.items():
-                    # A profile lasts a second: so does the time before it.
-                    await asyncio.sleep(PAUSE_SECONDS + (1.1 if "--profile" in words else 2 * LEAST_SECONDS))
+                    if "--objects" in words and turn % 4:
+                        continue  # it takes seconds
+                    long = {"--profile", "--objects"} & set(words)
+                    await asyncio.sleep(PAUSE_SECONDS + (MOST_SECONDS if long else 2 * LEAST_SECONDS))
                     looks[name].append(await client.look([word.format(pid=frontend.pid) for word in words]))
             used = (frontend.cpu() - before) / (time.monotonic() - at)
             frontend.process.send_signal(signal.SIGUSR1)
@@ -194,17 +201,17 @@ async def measure(folder: Path, options: argparse.Namespace) -> None:
         await client.close()
         times, late, own = json.loads(kept.read_bytes())
     print(f"{options.streams} streams at {options.workers} workers, the frontend at {100 * used:.0f} % of a core.")
-    print(f"Of {options.rounds} looks of each kind, how late the timer was at most, in ms, before / during the look:\n")
-    head = ["inspected", "look (ms)", "late, median", "late, worst", "computing, median", "computing, worst"]
+    print("How late the timer was at most, in ms, in the time before / during a look:\n")
+    head = ["inspected", "looks", "look (ms)", "late, median", "late, worst", "computing, median", "computing, worst"]
     print(table(head, list(rows(looks, times, late, own))))
 
 
 def rows(looks: dict[str, list[Look]], times: list[float], *measured: list[float]) -> Iterator[list[str]]:
     for name, each in looks.items():
-        row = [name, f"{1000 * statistics.median(one.end - one.begin for one in each):.1f}"]
+        row = [name, str(len(each)), f"{1000 * statistics.median(one.end - one.begin for one in each):.1f}"]
         for values in measured:
             before, during = (
-                sorted(1000 * longest(times, values, getattr(one, when)) for one in each)
+                sorted(1000 * longest(times, values, span) for one in each for span in getattr(one, when))
                 for when in ("before", "during")
             )
             row += [

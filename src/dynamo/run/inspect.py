@@ -19,6 +19,7 @@ import msgspec
 from dynamo.run.inspect_text import shown
 from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.facts import command_of, read_status
+from dynamo.runtime.inspection.objects import LONGEST_SECONDS
 from dynamo.runtime.inspection.place import inspection_folder, open_folder, processes, socket_path
 from dynamo.runtime.own_address import is_loopback
 
@@ -129,7 +130,7 @@ def _ask(process: str, request: InspectionRequest, folder: Path, environ: Mappin
 
 def _ask_socket(pid: int, request: InspectionRequest, folder: Path) -> Iterator[Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(ANSWER_SECONDS + (request.seconds if request.what == "profile" else 0))
+        connection.settimeout(ANSWER_SECONDS + _takes(request))
         try:
             if _state(pid)[:1] in ("T", "t"):
                 raise InspectError(_silent(pid))
@@ -146,6 +147,11 @@ def _ask_socket(pid: int, request: InspectionRequest, folder: Path) -> Iterator[
             raise InspectError(
                 f"process {pid} cannot be inspected ({error.strerror or error}); those of this user that can: {others}"
             ) from None
+
+
+def _takes(request: InspectionRequest) -> float:
+    """Seconds that the process asked takes on purpose."""
+    return {"profile": request.seconds, "objects": LONGEST_SECONDS}.get(request.what, 0.0)
 
 
 def _silent(pid: int) -> str:
@@ -175,7 +181,7 @@ def _ask_http(url: str, request: InspectionRequest, environ: Mapping[str, str]) 
         msgspec.json.encode(request),
         {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})},
     )
-    patience = HTTP_SECONDS + (request.seconds if request.what == "profile" else 0)
+    patience = HTTP_SECONDS + _takes(request)
     try:
         with urllib.request.urlopen(sent, timeout=patience) as answer:
             for line in answer:

@@ -81,6 +81,8 @@ def _profile(part: dict[str, Any]) -> Iterator[str]:
 
 def _objects(part: dict[str, Any]) -> Iterator[str]:
     yield f"{part['objects']} objects that the garbage collector follows, reached from modules, threads and tasks"
+    if not part["complete"]:
+        yield "  There are more: counting all of them would have taken too long."
     for name, entries in part["not_followed"].items():
         yield f"  beside {entries} entries of large containers ({_safe(name)})"
     yield from _grid([[f"{count}", _safe(name)] for name, count in part["types"].items()])

@@ -31,7 +31,8 @@ class Unhashable(metaclass=Meta):
         self.itself = self
 
 
-async def test_what_modules_and_tasks_hold_is_counted_once() -> None:
+async def test_what_modules_and_tasks_hold_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "REST_SECONDS", 0.0)
     module = ModuleType("held_by_a_test")
     shared = Held()
     module.__dict__["held"] = [Held(shared), Held(shared)]
@@ -49,6 +50,14 @@ async def test_what_modules_and_tasks_hold_is_counted_once() -> None:
         task.cancel()
     assert found["types"][f"{__name__}.Held"] == 4
     assert found["objects"] == sum(found["types"].values())
+    assert found["complete"]
+
+
+def test_counting_ends_after_some_time_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "LONGEST_SECONDS", -1.0)
+    found = object_counts()
+    assert not found["complete"]
+    assert found["objects"] > 0
 
 
 def test_entries_of_large_containers_are_counted_and_not_followed() -> None:

@@ -9,12 +9,17 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dynamo.runtime.inspection.slices import paced
 
+REST_SECONDS = 0.0045
+"""After each half millisecond, so that the event loop becomes no more than a tenth slower."""
+LONGEST_SECONDS = 30.0
+"""A process with more objects than can be counted in this time has some of them counted."""
 AT_ONCE = 16
 """Objects between two looks at the clock."""
 LARGEST = 10_000
@@ -70,10 +75,19 @@ def object_counts(tasks: Iterable[Any] = (), most: int = 30) -> dict[str, Any]:
     frames = [frame for thread, frame in sys._current_frames().items() if thread != own]
     walk = ObjectWalk([*sys.modules.values(), *frames, *tasks])
     del frames
-    for _ in paced(walk.steps()):
-        pass
+    end = time.monotonic() + LONGEST_SECONDS
+    complete = True
+    for _ in paced(walk.steps(), rest=REST_SECONDS):
+        if time.monotonic() > end:
+            complete = False
+            break
     types = walk.by_type()
-    return {"objects": types.total(), "types": dict(types.most_common(most)), "not_followed": dict(walk.large)}
+    return {
+        "objects": types.total(),
+        "complete": complete,
+        "types": dict(types.most_common(most)),
+        "not_followed": dict(walk.large),
+    }
 
 
 def _name(kind: type) -> str:

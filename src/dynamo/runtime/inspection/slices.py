@@ -14,16 +14,17 @@ SLICE_SECONDS = 0.0005
 """How long the loop is held at a time."""
 
 
-def paced(items: Iterable[T], clock: Callable[[], float] = perf_counter) -> Iterator[T]:
-    """The same items, for a thread beside the event loop: it sleeps after each slice of work on them.
+def paced(items: Iterable[T], clock: Callable[[], float] = perf_counter, rest: float = SLICE_SECONDS) -> Iterator[T]:
+    """The same items, for a thread beside the event loop: it sleeps for `rest` after each slice of work on them.
 
-    A thread that computes without a pause would let the loop wait for Python's lock, 5 ms at a time.
+    A thread that computes without a pause would let the loop wait for Python's lock, 5 ms at a time. Long work needs
+    long rests: the loop loses the lock whenever it waits for anything, and with it the time of a slice.
     """
     began = clock()
     for item in items:
         yield item
         if clock() - began >= SLICE_SECONDS:
-            sleep(SLICE_SECONDS)
+            sleep(rest)
             began = clock()
 
 
