@@ -120,6 +120,19 @@ def test_unknown_fields_are_named_once() -> None:
         decode(CHAT, chat(unknown="u" * 300))
 
 
+@pytest.mark.parametrize("wrong", [b"\\q", b"\xff", b"\\ud800"])
+@pytest.mark.parametrize("name", ["unknown", "user"])
+def test_text_that_is_not_json_is_refused_also_where_nobody_reads_it(wrong: bytes, name: str) -> None:
+    body = chat(**{name: "u" * 300 + "@" + "v" * 300})
+    decode(CHAT, body, [])
+    wrong_body = body.replace(b"@", wrong)
+    with pytest.raises(InvalidRequest) as expected:
+        CHAT.decode(wrong_body, [])
+    with pytest.raises(InvalidRequest) as caught:
+        decode(CHAT, wrong_body, [])
+    assert caught.value.message == expected.value.message
+
+
 def test_limits_of_length_hold_for_shortened_strings() -> None:
     decoder = BodyDecoder(CreateConversationRequest)
     for size in (512, 513, 5000):

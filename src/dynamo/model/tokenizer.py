@@ -110,7 +110,7 @@ class Tokenizer:
         """A number of tokens that the text has at least, without encoding it; 0 where none is known."""
         if self.characters_per_token is None:
             return 0
-        characters = len(text) - text.count("\0")  # these are dropped
+        characters = len(text) - (text.count("\0") if "\0" in text else 0)  # these are dropped
         if _has_surrogates(text):
             # Two of them may become one character.
             characters = len(_without_surrogates(text.replace("\0", "")))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -76,7 +76,7 @@ class ShortenedBody:
 
         False where a name is too long or an escape is wrong: the decoder must have the whole body.
         """
-        missing, seen = len(self.gaps), 0
+        missing, seen = set(range(len(self.gaps))), 0
         holders: list[Any] = [decoded]
         while holders and missing:
             holder = holders.pop()
@@ -91,11 +91,20 @@ class ShortenedBody:
                 elif isinstance(inner, str) and len(inner) > _KEPT:
                     parts = self._mark.split(inner)
                     if len(parts) > 1:
-                        missing -= len(parts) // 2
+                        missing.difference_update(int(number, 16) for number in parts[1::2])
                         whole = yield from self._joined(parts)
                         if whole is None:
                             return False
                         _put(holder, key, whole)
+        return (yield from self._are_valid(missing))
+
+    def _are_valid(self, numbers: Iterable[int]) -> Generator[None, None, bool]:
+        """Whether the escapes in these gaps are: text that was ignored must be JSON too."""
+        for number in numbers:
+            for piece in self._pieces([span for span in self.gaps[number] if not span.is_plain]):
+                if piece is None:
+                    return False
+                yield
         return True
 
     def _joined(self, parts: list[str]) -> Generator[None, None, str | None]:
@@ -118,7 +127,7 @@ class ShortenedBody:
                     yield self._body[at : min(at + _STEP, span.stop)].decode("ascii")
             else:
                 try:
-                    yield _string.decode(b'"' + self._body[span.start : span.stop] + b'"')
+                    yield _string.decode(b'"' + bytes(self._body[span.start : span.stop]) + b'"')
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     yield None
 
