@@ -6,6 +6,7 @@ processes, and their inter-token latency is compared with that of the same strea
 hostile client runs on the same machine but at the lowest priority, so that what it costs to be hostile does not count.
 
 python benchmarks/hostile.py [--mutations 100000] [--seed 1] [--seconds 6] [--only mutations|clients]
+    [--client '40 MB of base64']
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.body_shape import BodyLimits, check_shape
 from dynamo.protocols.card import ModelType
 from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.long_strings import decode_in_steps
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
@@ -104,8 +106,8 @@ def route(preprocessor: Preprocessor, kind: Any) -> Call:
     limits = BodyLimits()
 
     def call(body: bytes) -> Iterator[None]:
-        yield from check_shape(body, limits)
-        request = decoder.decode(body, [])
+        spans = yield from check_shape(body, limits)
+        request = yield from decode_in_steps(decoder, body, spans, [])
         match request:
             case CompletionRequest():
                 validate_completion(request)
@@ -265,6 +267,19 @@ CLIENTS: dict[str, Callable[[], tuple[str, bytes]]] = {
     "2 million unknown fields": lambda: ("/v1/chat/completions", chat(**{f"x{n}": 0 for n in range(2_000_000)})),
     "60,000 unknown fields": lambda: ("/v1/chat/completions", chat(**{f"x{n}": 0 for n in range(60_000)})),
     "40 MB of base64": lambda: ("/v1/chat/completions", chat(metadata={"image": "A" * 40_000_000})),
+    "40 MB of base64 with escapes": lambda: (
+        "/v1/chat/completions", chat(metadata={"image": "@"}).replace(b"@", (b"A" * 62 + b"\\/") * 625_000)),
+    "40 MB in an unknown field": lambda: ("/v1/chat/completions", chat(x="A" * 40_000_000)),
+    "40 MB of text in a message": lambda: (
+        "/v1/chat/completions", chat(messages=[{"role": "user", "content": "A" * 40_000_000}])),
+    "an image of 40 MB": lambda: (
+        "/v1/chat/completions", chat(messages=[{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 40_000_000}}]}])),
+    "40 MB in a prompt": lambda: (
+        "/v1/completions", msgspec.json.encode({"model": MODEL, "prompt": "A" * 40_000_000})),
+    "40 MB of metadata for a response": lambda: (
+        "/v1/responses", msgspec.json.encode({
+            "model": MODEL, "input": "a", "max_output_tokens": 4, "metadata": {"image": "A" * 40_000_000}})),
     "a million slow numbers": lambda: (
         "/v1/chat/completions", chat(documents=[{"a": 1}])[:-1] + b',"chat_template_kwargs":{"a":['
         + b"1.5e300," * 1_000_000 + b"1]}}"),
@@ -346,7 +361,7 @@ def beside(stack: Stack, name: str | None, seconds: float) -> list[str]:
     ]  # fmt: skip
 
 
-def print_clients(folder: Path, model: Path, seconds: float) -> None:
+def print_clients(folder: Path, model: Path, names: list[str], seconds: float) -> None:
     head = [
         "hostile client", "ITL p50 ms", "p99", "p99 alone, before and after", "ratio", "load", "longest",
         "frontend CPU s", "worker CPU s", "RSS MB", "errors", "answers",
@@ -358,7 +373,7 @@ def print_clients(folder: Path, model: Path, seconds: float) -> None:
         stack.until("/v1/models", f'"{MODEL}"'.encode())
         beside(stack, None, 2)
         before = beside(stack, None, seconds)
-        for name in (*CLIENTS, UNFINISHED):
+        for name in names:
             row, after = beside(stack, name, seconds), beside(stack, None, seconds)
             # What other programs take of the processors changes by the minute: compare what ran just before and after.
             alone = float(before[2]), float(after[2])
@@ -376,6 +391,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=6.0, help="that the streams run beside each hostile client")
     parser.add_argument("--only", choices=("mutations", "clients"))
+    parser.add_argument("--client", action="append", help="only this hostile client; may be repeated")
     parser.add_argument("--be", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -391,7 +407,7 @@ def main() -> None:
         if options.only != "clients":
             print_mutations(model, options.mutations, options.seed)
         if options.only != "mutations":
-            print_clients(folder, model, options.seconds)
+            print_clients(folder, model, options.client or [*CLIENTS, UNFINISHED], options.seconds)
 
 
 if __name__ == "__main__":

@@ -305,3 +305,21 @@ async def test_the_operators_template_fills_each_route_in_its_own_words(folder: 
             assert request["sampling_options"]["temperature"] == 0.5
         assert (await live.post("/v1/messages/count_tokens", {"messages": messages}))[0] == 200
         assert (await live.post("/busy_threshold", {}))[0] == 200
+
+
+@pytest.mark.parametrize("large", [{}, {"user": "u" * 900_000}])
+async def test_the_operators_template_replaces_empty_fields_in_bodies_of_any_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, large: dict[str, str]
+) -> None:
+    monkeypatch.setattr("dynamo.protocols.body_shape._LARGE", 100_000)
+    template = RequestTemplate(model="toy", temperature=0.5, max_completion_tokens=2)
+    async with Live(request_template=template) as live:
+        engine = Scripted()
+        await live.serve(engine.generate, toy_card(folder, "toy"))
+        for fields in ({}, {"model": ""}, {"max_completion_tokens": 0, "temperature": None}):
+            body = {"messages": [{"role": "user", "content": "x"}], **large, **fields}
+            assert (await live.post("/v1/chat/completions", body))[0] == 200
+            request = engine.requests.pop()
+            assert request["stop_conditions"]["max_tokens"] == 2
+            assert request["sampling_options"]["temperature"] == 0.5
+        assert (await live.post("/v1/chat/completions", {}))[1]["error"]["param"] == "messages"

@@ -162,6 +162,18 @@ def test_an_unsupported_request_is_rejected_by_field(fields: dict[str, Any], par
     assert param in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["metadata", "user", "prompt_cache_key"])
+def test_what_a_response_repeats_is_bounded(name: str) -> None:
+    for length, refused in ((65_500, False), (65_600, True)):
+        value: Any = {"key": "v" * (length - 3)} if name == "metadata" else "v" * length
+        if refused:
+            with pytest.raises(InvalidRequest, match="at most 65536 characters") as caught:
+                translated(input="x", **{name: value})
+            assert caught.value.param == name
+        else:
+            translated(input="x", **{name: value})
+
+
 def test_later_errors_use_the_field_names_of_the_responses_api() -> None:
     error = InvalidRequest("max_completion_tokens=9: shorten the messages", "max_completion_tokens", "c")
     told = with_responses_names(error)

@@ -15,7 +15,7 @@ class ArrivingBodies:
         self._sizes: dict[StreamReader, int] = {}
         self._total = 0
 
-    async def read(self, content: StreamReader, limit: int) -> bytes:
+    async def read(self, content: StreamReader, limit: int) -> bytearray:
         """The whole body, of at most `limit` bytes."""
         body = bytearray()
         try:
@@ -30,7 +30,7 @@ class ArrivingBodies:
             raise
         finally:
             self._forget(content)
-        return bytes(body)
+        return body
 
     def _count(self, content: StreamReader, more: int) -> None:
         self._sizes[content] = self._sizes.get(content, 0) + more

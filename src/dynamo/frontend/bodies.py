@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Generic
+from collections.abc import Generator
+from typing import Generic, TypeVar
 
 from aiohttp import web
 
@@ -15,15 +16,19 @@ from dynamo.frontend.content_encoding import TooLong, unpack
 from dynamo.frontend.keys import OWNER
 from dynamo.model import CLIENT
 from dynamo.protocols.body import BodyDecoder
-from dynamo.protocols.body_shape import SMALL, BodyLimits, check_shape
+from dynamo.protocols.body_shape import SMALL, BodyLimits, TextSpan, check_shape
 from dynamo.protocols.errors import HttpError
+from dynamo.protocols.long_strings import ShortenedBody, decode_in_steps
 from dynamo.serving.request_template import fill_body
 
 BOM = b"\xef\xbb\xbf"
 """Some editors and clients begin UTF-8 with it; JSON does not allow it."""
 
 
-async def no_body(request: web.Request) -> tuple[None, bytes]:
+T = TypeVar("T")
+
+
+async def no_body(request: web.Request) -> tuple[None, bytes | bytearray]:
     """The reader of a route that takes no body: what a client sends all the same stays unread."""
     return None, b""
 
@@ -40,7 +45,7 @@ class BodyReader(Generic[Body]):
         self._limits = BodyLimits(config.body_items, config.body_fields)
         self._only_json = only_json
 
-    async def read(self, request: web.Request) -> tuple[Body, bytes]:
+    async def read(self, request: web.Request) -> tuple[Body, bytes | bytearray]:
         """The decoded body and its JSON, both with the fields that the operator's template fills in."""
         kind = request.content_type
         is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
@@ -53,30 +58,48 @@ class BodyReader(Generic[Body]):
         body = await request.read() if request.content.is_eof() else await self._rest(request, limit)
         if encoding := request.headers.get("Content-Encoding"):
             body = await self._unpacked(body, encoding, limit)
-        body = body.removeprefix(BOM)
-        if config.request_template:
-            body = fill_body(config.request_template, body, self._decoder.kind)
+        if body.startswith(BOM):
+            body = body[len(BOM) :]
+        spans: list[TextSpan] = []
         if len(body) > SMALL:
             CLIENT.set((request.get(OWNER), request.remote))
-            for _ in check_shape(body, self._limits):
-                await asyncio.sleep(0)
+            spans = await _in_turns(check_shape(body, self._limits))
+        if config.request_template:
+            shortened = ShortenedBody(body, spans).json if spans else None
+            filled = fill_body(config.request_template, body, self._decoder.kind, shortened)
+            spans = spans if filled is body else []
+            body = filled
         ignored: list[str] | None = [] if config.ignores_unknown_fields else None
-        decoded = self._decoder.decode(body, ignored)
+        if spans:
+            decoded = await _in_turns(decode_in_steps(self._decoder, body, spans, ignored))
+        else:
+            decoded = self._decoder.decode(body, ignored)
         if ignored:
             request[headers.WARNINGS] = [headers.ignored("unknown fields", ignored)]
         return decoded, body
 
-    async def _rest(self, request: web.Request, limit: int) -> bytes:
+    async def _rest(self, request: web.Request, limit: int) -> bytes | bytearray:
         try:
             async with asyncio.timeout(self._config.body_timeout or None):
                 return await self._arriving.read(request.content, limit)
         except TimeoutError:
             raise HttpError(408, f"The request's body did not come within {self._config.body_timeout:g} s") from None
 
-    async def _unpacked(self, body: bytes, encoding: str, limit: int) -> bytes:
+    async def _unpacked(self, body: bytes | bytearray, encoding: str, limit: int) -> bytes | bytearray:
         if encoding.lower() == "identity":
             return body
         try:
             return await unpack(body, encoding, limit)
         except TooLong:
             raise web.HTTPRequestEntityTooLarge(limit) from None
+
+
+async def _in_turns(steps: Generator[None, None, T]) -> T:
+    """Other requests have their turn between the steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)

@@ -21,7 +21,7 @@ Body = TypeVar("Body")
 class HttpCall(Generic[Body]):
     __slots__ = ("body", "raw_body", "record", "request", "request_id")
 
-    def __init__(self, request: web.Request, record: RequestRecord, body: Body, raw_body: bytes) -> None:
+    def __init__(self, request: web.Request, record: RequestRecord, body: Body, raw_body: bytes | bytearray) -> None:
         self.request = request
         self.record = record
         self.request_id = record.request_id

@@ -74,7 +74,7 @@ class Callers:
             )
 
 
-def tokens_reserved(body: Any, raw_body: bytes) -> int:
+def tokens_reserved(body: Any, raw_body: bytes | bytearray) -> int:
     """An estimate of what a request will use: its body's length, and the longest answer it asks for."""
     for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
         longest = getattr(body, name, None)

@@ -13,7 +13,7 @@ from dynamo.llm.parsers import with_parsers
 from dynamo.model import HubConfig, ModelError, build_card, default_name, offer_files, resolve, withdraw_files
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.runtime import Endpoint, records
-from dynamo.runtime.names import CARDS, card_key
+from dynamo.runtime.names import CARDS
 from dynamo.runtime.threads import in_thread
 
 log = logging.getLogger(__name__)
@@ -78,14 +78,14 @@ async def list_card(endpoint: Endpoint, card: ModelCard) -> ModelCard:
     # Before the card: a reader that finds it must also find its files.
     if await offer_files(endpoint, card):
         card = structs.replace(card, serves_files=True)
-    await runtime.discovery.put(card_key(endpoint.id, runtime.instance_id), records.encode_card(card))
+    await runtime.discovery.put(endpoint.card_key, records.encode_card(card))
     log.info("registered model '%s' at %s", card.name, endpoint)
     return card
 
 
 async def unregister_llm(endpoint: Endpoint) -> None:
     """Take this process's model at the endpoint off the network; running requests finish."""
-    await endpoint.runtime.discovery.delete(card_key(endpoint.id, endpoint.runtime.instance_id))
+    await endpoint.runtime.discovery.delete(endpoint.card_key)
     withdraw_files(endpoint)
 
 
@@ -178,13 +178,12 @@ def _make_card(
 
 async def _refuse_disagreement(endpoint: Endpoint, card: ModelCard) -> None:
     """Two workers of one model must be interchangeable; the second to register is refused."""
-    own = card_key(endpoint.id, endpoint.runtime.instance_id)
     for key, value in (await endpoint.runtime.discovery.get_prefix(CARDS)).items():
         try:
             other = records.decode_card(value)
         except ValueError:
             continue
-        if key != own and _same_work(card, other) and other.checksum() != card.checksum():
+        if key != endpoint.card_key and _same_work(card, other) and other.checksum() != card.checksum():
             message = (
                 f"cannot register model '{card.name}': {key.removeprefix(CARDS)} serves it with another card "
                 f"({', '.join(differences(card, other))}); use another model name, or make the workers alike"

@@ -110,8 +110,11 @@ class Tokenizer:
         """A number of tokens that the text has at least, without encoding it; 0 where none is known."""
         if self.characters_per_token is None:
             return 0
-        # NUL characters are dropped, and two surrogates may become one character.
-        return -(-len(_without_surrogates(text.replace("\0", ""))) // self.characters_per_token)
+        characters = len(text) - text.count("\0")  # these are dropped
+        if _has_surrogates(text):
+            # Two of them may become one character.
+            characters = len(_without_surrogates(text.replace("\0", "")))
+        return -(-characters // self.characters_per_token)
 
     def exceeds(self, text: str, tokens: int) -> bool:
         """Whether the text is known to have more tokens, without encoding it."""
@@ -201,6 +204,16 @@ def _is_byte_level(json: str) -> bool:
 
 def _joined(tables: ByteTables) -> str:
     return b"".join(tables.pieces.values()).decode(errors="replace")
+
+
+def _has_surrogates(text: str) -> bool:
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _without_surrogates(text: str) -> str:

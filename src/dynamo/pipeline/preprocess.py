@@ -18,7 +18,7 @@ from dynamo.pipeline.guidance import forced_tool, guided_calls, guiding_field
 from dynamo.pipeline.options import ModelDefaults, engine_request, max_tokens, template_arguments, too_long
 from dynamo.pipeline.postprocess import Postprocess
 from dynamo.pipeline.prompt_times import PromptTimes
-from dynamo.pipeline.validate import refuse_media
+from dynamo.pipeline.validate import refuse_media, text_length
 from dynamo.protocols.card import SHOW_SPECIAL_TOKENS, ModelCard
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidRequest
@@ -63,6 +63,8 @@ class Preprocessor:
         widest, context = model.tokenizer.characters_per_token, model.context_length
         self._fitting_characters = min(MAX_CHARACTERS, widest * context) if widest and context else MAX_CHARACTERS
         """Texts of so many characters are never refused for their length before they are encoded."""
+        self._most_characters = max(MAX_CHARACTERS, widest * context) if widest and context else MAX_CHARACTERS
+        """Of messages that are rendered: the template has them in one step, whatever it makes of them."""
 
     async def chat(self, request: ChatRequest) -> Prepared:
         given = request.nvext.token_data if request.nvext else None
@@ -150,6 +152,8 @@ class Preprocessor:
                 f"The model '{request.model}' has no chat template; use /v1/completions.", "messages", "no_template"
             )
         refuse_media(request.messages)
+        if (length := text_length(request.messages)) > self._most_characters:
+            raise self._too_many_characters(length, request.truncate_prompt_tokens)
         messages: list[dict[str, Any]] = msgspec.to_builtins(request.messages)
         hidden = request.tool_choice == "none"
         try:
@@ -217,6 +221,14 @@ class Preprocessor:
             raise too_long(field, tokenizer.fewest_tokens(text), limit, at_least=True)
         if truncated_to is not None or limit is None or tokenizer.characters_per_token is None:
             refuse_characters(text, field)
+
+    def _too_many_characters(self, length: int, truncated_to: int | None) -> InvalidRequest:
+        widest, context = self.model.tokenizer.characters_per_token, self.model.context_length
+        if widest and context and truncated_to is None:
+            return too_long("messages", -(-length // widest), context, at_least=True)
+        return InvalidRequest.bad_value(
+            "messages", f"at most {self._most_characters} characters are allowed, got {length}"
+        )
 
     async def _encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         began = perf_counter()

@@ -75,6 +75,9 @@ _CALL_FIELDS = {
 """What each kind of call must have."""
 _OUTPUTS = tuple(f"{kind}_output" for kind in _CALL_FIELDS)
 _LOGPROBS = "message.output_text.logprobs"
+_REPEATED = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+_MAX_REPEATED = 1 << 16
+"""Characters of a field that the response repeats, and that are stored with it."""
 _RESPONSES_NAMES = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
 """By the names of the same fields in a chat request."""
 
@@ -87,6 +90,7 @@ def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = 
     for name, why in _UNSUPPORTED.items():
         if getattr(request, name) not in (None, False):
             raise InvalidRequest.unsupported(name, why)
+    _refuse_long_repetitions(request)
     for field in (request.nvext and request.nvext.extra_fields) or ():
         if field in ("completion_token_ids", "prompt_logprobs"):
             raise InvalidRequest.unsupported("nvext.extra_fields", f"a response has no place for {field!r}")
@@ -113,6 +117,14 @@ def responses_to_chat(request: ResponsesRequest, history: Sequence[InputItem] = 
     for name in ENGINE_FIELDS:
         setattr(chat, name, getattr(request, name))
     return chat
+
+
+def _refuse_long_repetitions(request: ResponsesRequest) -> None:
+    lengths = {name: len(getattr(request, name) or "") for name in _REPEATED}
+    lengths["metadata"] = sum(len(key) + len(value) for key, value in (request.metadata or {}).items())
+    for name, length in lengths.items():
+        if length > _MAX_REPEATED:
+            raise InvalidRequest.bad_value(name, f"at most {_MAX_REPEATED} characters are allowed, got {length}")
 
 
 def check_items(items: Sequence[InputItem], name: str) -> None:

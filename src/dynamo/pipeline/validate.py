@@ -141,6 +141,19 @@ def refuse_media(messages: Sequence[Message]) -> None:
                     )
 
 
+def text_length(messages: Sequence[Message]) -> int:
+    """The characters in the texts of the messages."""
+    length = 0
+    for message in messages:
+        if isinstance(message.content, str):
+            length += len(message.content)
+        elif message.content:
+            length += sum(len(part.text) for part in message.content if isinstance(part, TextPart))
+        if message.reasoning_content:
+            length += len(message.reasoning_content)
+    return length
+
+
 def _not_blank(model: str) -> None:
     if not model.strip():
         raise InvalidRequest.bad_value("model", "must not be blank")

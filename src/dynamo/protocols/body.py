@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -11,6 +12,8 @@ from msgspec import inspect
 from dynamo.protocols.errors import InvalidRequest
 
 T = TypeVar("T")
+Offset = Callable[[int], int]
+"""Where a byte of what is decoded stands in what the client sent."""
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key in )?\$(?P<path>[^`]*)`)?$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
@@ -34,6 +37,10 @@ _BOUNDS = {">=": "at least", "<=": "at most", ">": "greater than", "<": "less th
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+def _same(at: int) -> int:
+    return at
+
+
 class BodyDecoder(Generic[T]):
     """Decodes bodies of one type. For any bytes it returns a struct or raises `InvalidRequest`."""
 
@@ -42,23 +49,23 @@ class BodyDecoder(Generic[T]):
         self._decode = msgspec.json.Decoder(kind).decode
         self._shape = inspect.type_info(kind)
 
-    def decode(self, body: bytes, ignored: list[str] | None = None) -> T:
+    def decode(self, body: bytes | bytearray, ignored: list[str] | None = None, offset: Offset = _same) -> T:
         """Unknown fields are refused, or removed and their names added to `ignored`."""
         try:
             return self._decode(body)
         except msgspec.ValidationError as error:
-            return self._decode_invalid(body, str(error), ignored)
+            return self._decode_invalid(body, str(error), ignored, offset)
         except _NOT_JSON as error:
-            raise _malformed(body, error) from None
+            raise _malformed(body, error, offset) from None
 
-    def _decode_invalid(self, body: bytes, text: str, ignored: list[str] | None) -> T:
+    def _decode_invalid(self, body: bytes | bytearray, text: str, ignored: list[str] | None, offset: Offset) -> T:
         """Decode again without types: to find all unknown fields, and the value that `text` complains about."""
         try:
             value = msgspec.json.decode(body)
         except msgspec.ValidationError:
             raise self._explain(text, None) from None
         except _NOT_JSON as error:
-            raise _malformed(body, error) from None
+            raise _malformed(body, error, offset) from None
         unknown = _remove_unknown_fields(value, self._shape)
         if not unknown:
             raise self._explain(text, value) from None
@@ -105,7 +112,7 @@ def _unsupported(*names: str) -> InvalidRequest:
     return InvalidRequest(f"Unsupported parameter(s): {listed}{more}", names[0][:64], "unsupported_parameter")
 
 
-def _malformed(body: bytes, error: Exception) -> InvalidRequest:
+def _malformed(body: bytes | bytearray, error: Exception, offset: Offset) -> InvalidRequest:
     """Says why these bytes are not JSON, and where."""
     text = str(error)
     if isinstance(error, UnicodeDecodeError):
@@ -115,14 +122,14 @@ def _malformed(body: bytes, error: Exception) -> InvalidRequest:
     elif not body.strip():
         message = "The request body is empty; a JSON object was expected."
     elif found := re.fullmatch(r"JSON is malformed: (.*) \(byte (\d+)\)", text):
-        offset = int(found[2])
-        line = body.count(b"\n", 0, offset) + 1
-        column = offset - (body.rfind(b"\n", 0, offset) + 1) + 1
-        message = f"The request body is not valid JSON: {found[1]} at line {line}, column {column} (byte {offset})."
+        at = int(found[2])
+        byte, line = offset(at), body.count(b"\n", 0, at) + 1
+        column = byte - offset(body.rfind(b"\n", 0, at) + 1) + 1
+        message = f"The request body is not valid JSON: {found[1]} at line {line}, column {column} (byte {byte})."
     elif "truncated" in text and (pair := _UNPAIRED.search(body, 0, _SEARCHED)):
-        message = f"The request body is not valid JSON: unpaired surrogate escape at byte {pair.start()}."
+        message = f"The request body is not valid JSON: unpaired surrogate escape at byte {offset(pair.start())}."
     elif "truncated" in text:
-        message = f"The request body is not valid JSON: it ends too early, after {len(body)} bytes."
+        message = f"The request body is not valid JSON: it ends too early, after {offset(len(body))} bytes."
     else:
         message = f"The request body is not valid JSON: {text}."
     return InvalidRequest(message, code="invalid_json")

@@ -7,7 +7,7 @@ than on the values in them: a megabyte of base64 takes 1 ms, a megabyte of `[1],
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 from msgspec import Struct
 
@@ -17,6 +17,8 @@ SMALL = 16 * 1024
 """Bytes of a body that cannot take long, whatever it consists of."""
 _STEP = 128 * 1024
 """Bytes looked at before other requests have their turn: about a millisecond."""
+_LARGE = 1 << 20
+"""Bytes of a body whose strings are worth a look: shorter ones are copied in a millisecond."""
 _FEW_MARKS = 2048
 _MAX_SLOW_TEXT = 4 << 20
 """Bytes of escapes, whitespace and text beyond ASCII: they take three times as long as base64."""
@@ -33,7 +35,19 @@ def _all_but(kept: bytes) -> bytes:
 
 _NO_MARKS = _all_but(b",:[{")
 _NO_COMMAS = _all_but(b",")
-_FAST_TEXT = bytes(byte for byte in range(0x21, 0x7F) if byte != ord("\\"))
+_LETTERS = bytes(set(range(0x21, 0x7F)) - set(b'\\",:[{'))
+_SAFE_END = re.compile(rb"[\x00-\xff]*[ !#-\[\]-~]{6}")
+"""After six characters of ASCII no escape is unfinished: the longest, a surrogate's, has six."""
+_SEARCHED = 256
+
+
+class TextSpan(Struct, frozen=True):
+    """A part of a string in a body, which begins and ends between two characters."""
+
+    start: int
+    stop: int
+    is_plain: bool
+    """Every byte is a character: no escapes, nothing beyond ASCII."""
 
 
 class BodyLimits(Struct, frozen=True):
@@ -45,22 +59,47 @@ class BodyLimits(Struct, frozen=True):
     """Fields, lists and objects."""
 
 
-def check_shape(body: bytes, limits: BodyLimits) -> Iterator[None]:
-    """Yields between steps of about a millisecond; raises InvalidRequest where a limit is exceeded."""
+def check_shape(body: bytes | bytearray, limits: BodyLimits) -> Generator[None, None, list[TextSpan]]:
+    """Yields between steps of about a millisecond; raises InvalidRequest where a limit is exceeded.
+
+    Returns most of the text of long strings. The first span of a string may begin in the middle of an escape.
+    """
+    spans: list[TextSpan] = []
     if len(body) <= SMALL:
-        return
-    if len(body) > _MAX_SLOW_TEXT and len(body.translate(None, _FAST_TEXT)) > _MAX_SLOW_TEXT:
-        raise _too_much("The request body", "bytes of escapes, whitespace and text beyond ASCII", _MAX_SLOW_TEXT)
-    if len(body) > _STEP:
-        yield
-    if len(body.translate(None, _NO_MARKS)) <= _FEW_MARKS:
+        return spans
+    if len(body) <= _LARGE:
         if len(body) > _STEP:
             yield
-        return
-    counted = _Counted(limits)
-    for outside, quotes in _outside_strings(body):
-        counted.add(outside, quotes, "The request body")
+        if len(body.translate(None, _NO_MARKS)) <= _FEW_MARKS:
+            return spans
+    counted, strings, slow, stop, is_safe = _Counted(limits), _Strings(), 0, 0, True
+    while stop < len(body):
+        start, starts_safe = stop, is_safe
+        stop, is_safe = _piece_end(body, start)
+        piece = bytes(body[start:stop])
+        others = piece.translate(None, _LETTERS)
+        slow += len(others.translate(None, b'",:[{'))
+        if slow > _MAX_SLOW_TEXT:
+            raise _too_much("The request body", "bytes of escapes, whitespace and text beyond ASCII", _MAX_SLOW_TEXT)
+        is_inside = strings.is_inside
+        if is_inside and not others.translate(None, b" ,:[{"):
+            joined = spans and spans[-1].is_plain and spans[-1].stop == start
+            spans.append(TextSpan(spans.pop().start if joined else start, stop, True))
+        else:
+            outside, quotes = strings.outside(piece)
+            counted.add(outside, quotes, "The request body")
+            if is_inside and not quotes and starts_safe and is_safe:
+                spans.append(TextSpan(start, stop, False))
         yield
+    return spans
+
+
+def _piece_end(body: bytes | bytearray, start: int) -> tuple[int, bool]:
+    """Where the piece of a body that begins at `start` ends, and whether no escape and no character is cut in two."""
+    end = min(start + _STEP, len(body))
+    first = max(start, end - _SEARCHED)
+    found = _SAFE_END.match(body, first, end)
+    return (found.end(), True) if found else (end, False)
 
 
 def check_texts(texts: Iterable[str], limits: BodyLimits, name: str) -> None:
@@ -97,20 +136,34 @@ class _Counted:
             raise _too_much(name, "numbers with large exponents or many digits", _MAX_SLOW_NUMBERS)
 
 
-def _outside_strings(body: bytes) -> Iterator[tuple[bytes, int]]:
-    """What stands outside of strings, and the number of quotes, in steps.
+class _Strings:
+    """Follows where strings begin and end: exact up to the first byte that is not JSON, where decoding ends."""
 
-    Exact up to the first byte that is not JSON, where decoding ends.
-    """
-    held, inside = b"", 0
-    for start in range(0, len(body), _STEP):
-        piece = held + body[start : start + _STEP]
-        held = b"\\" if (len(piece) - len(piece.rstrip(b"\\"))) % 2 else b""
-        if held:
+    def __init__(self) -> None:
+        self._held = b""
+        self._inside = 0
+
+    @property
+    def is_inside(self) -> bool:
+        """The next byte belongs to a string, and not to an escape."""
+        return bool(self._inside and not self._held)
+
+    def outside(self, piece: bytes) -> tuple[bytes, int]:
+        """What of the next bytes stands outside of strings, and the number of quotes."""
+        piece = self._held + piece
+        self._held = b"\\" if (len(piece) - len(piece.rstrip(b"\\"))) % 2 else b""
+        if self._held:
             piece = piece[:-1]
         parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        yield b"".join(parts[inside::2]), len(parts) - 1
-        inside ^= (len(parts) - 1) % 2
+        outside = b"".join(parts[self._inside :: 2])
+        self._inside ^= (len(parts) - 1) % 2
+        return outside, len(parts) - 1
+
+
+def _outside_strings(body: bytes) -> Iterator[tuple[bytes, int]]:
+    strings = _Strings()
+    for start in range(0, len(body), _STEP):
+        yield strings.outside(body[start : start + _STEP])
 
 
 def _too_much(name: str, what: str, limit: int) -> InvalidRequest:

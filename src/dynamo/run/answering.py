@@ -17,9 +17,7 @@ from dynamo.runtime.names import NamespaceFilter
 from dynamo.serving.ask import RequestDefaults
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
-from dynamo.settings import given
 from dynamo.settings.frontend import FrontendSettings
-from dynamo.settings.router import RouterSettings
 
 
 @asynccontextmanager
@@ -27,8 +25,7 @@ async def answering(
     runtime: DistributedRuntime, command: Command, environ: Mapping[str, str]
 ) -> AsyncIterator[tuple[Models, ServedModel]]:
     """All models and the one to ask, served while the block runs."""
-    router = RoutingConfig.from_env(environ, **given(command.flags, RouterSettings))
-    http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
+    router, http = command.read(RoutingConfig, environ), command.read(FrontendSettings, environ)
     serves_namespace = NamespaceFilter(http.namespace, http.namespace_prefix)
     models = Models(
         runtime,

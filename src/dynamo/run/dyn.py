@@ -9,7 +9,6 @@ from dynamo.run.grammar import Command, UsageError
 from dynamo.run.local import engine_served
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import DEFAULT_NAMESPACE, EndpointId
-from dynamo.settings import given
 from dynamo.settings.frontend import FrontendSettings
 
 
@@ -23,7 +22,7 @@ async def run(runtime: DistributedRuntime, command: Command, environ: Mapping[st
 
 def worker_endpoint(command: Command, environ: Mapping[str, str]) -> EndpointId:
     """Where the worker serves: a namespace that `in=` leaves out is that of --namespace, else of DYN_NAMESPACE."""
-    settings = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
+    settings = command.read(FrontendSettings, environ)
     endpoint_id = EndpointId.parse(command.input.target, settings.namespace or DEFAULT_NAMESPACE)
     asked = command.flags.get("namespace")
     if asked is not None and endpoint_id.namespace != asked:

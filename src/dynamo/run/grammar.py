@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, field
 
@@ -11,12 +11,13 @@ from dynamo import settings
 from dynamo.engines.catalog import MISTRALRS, plugin_names
 from dynamo.run import flags
 from dynamo.run.flags import RunSettings
-from dynamo.settings import Option, nearest, read
+from dynamo.settings import Option, Settings, nearest, read
 from dynamo.settings.setting import one_of
 
 InputKind = Literal["text", "stdin", "http", "batch", "dyn", "none"]
 
 DEFAULT_ENGINE = MISTRALRS.name
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 class UsageError(ValueError):
@@ -52,6 +53,10 @@ class Command(RunSettings, frozen=True, kw_only=True):
     shell: str = ""
     flags: dict[str, Any] = field(default_factory=dict)
     """The shared flags that were given: `dynamo.settings.given` picks those of a table."""
+
+    def read(self, table: type[SettingsT], environ: Mapping[str, str]) -> SettingsT:
+        """The settings of a table as the command line and the environment have them."""
+        return table.from_env(environ, **settings.given(self.flags, table))
 
 
 def parse(words: Sequence[str], *, terminal: bool = True) -> Command:

@@ -42,7 +42,7 @@ def _network(command: Command, environ: Mapping[str, str]) -> RuntimeConfig:
     else:
         config = RuntimeConfig.in_process(environ)
     if command.input.kind == "http":
-        http = FrontendSettings.from_env(environ, **given(command.flags, FrontendSettings))
+        http = command.read(FrontendSettings, environ)
         config = config.with_graceful_shutdown_timeout(http.graceful_shutdown_timeout)
     return config
 

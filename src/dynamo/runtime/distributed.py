@@ -21,7 +21,7 @@ from dynamo.runtime.client import Client
 from dynamo.runtime.config import RuntimeConfig
 from dynamo.runtime.handler import GeneratorHandler, UserHandler
 from dynamo.runtime.inspection import Inspection
-from dynamo.runtime.names import EndpointId, check_part, instance_key, new_instance_id
+from dynamo.runtime.names import EndpointId, card_key, check_part, instance_key, new_instance_id
 from dynamo.runtime.network import Local, Network
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.plane.base import route_path
@@ -245,6 +245,10 @@ class Endpoint:
     def __init__(self, runtime: DistributedRuntime, endpoint_id: EndpointId) -> None:
         self.runtime = runtime
         self.id = endpoint_id
+        self.instance_key = instance_key(endpoint_id, runtime.instance_id)
+        """Where discovery has this process as an instance of it."""
+        self.card_key = card_key(endpoint_id, runtime.instance_id)
+        """Where it has the card of the model that this process serves here."""
         self._record: Instance | None = None
         """What discovery has of it, or gets when it registers again."""
 
@@ -353,7 +357,7 @@ class Endpoint:
         if self._record is None:
             raise RuntimeError(f"{self.id} is not served yet")
         record = records.encode(self._record)
-        await self.runtime.discovery.put(instance_key(self.id, self.runtime.instance_id), record)
+        await self.runtime.discovery.put(self.instance_key, record)
 
     async def _health_changed(self, ready: bool) -> None:
         """Publish whether the endpoint passes its health checks, so that routers pass over it while it does not."""
@@ -363,4 +367,4 @@ class Endpoint:
 
     async def unregister_endpoint_instance(self) -> None:
         """Leave discovery; requests that run or still arrive are served."""
-        await self.runtime.discovery.delete(instance_key(self.id, self.runtime.instance_id))
+        await self.runtime.discovery.delete(self.instance_key)

@@ -36,7 +36,7 @@ class Conversation(ServedRequest[ChatRequest]):
         request: ChatRequest,
         context: Context,
         observer: RequestObserver | None = None,
-        body: bytes | None = None,
+        body: bytes | bytearray | None = None,
         *,
         tool_finish_reason: str = "tool_calls",
     ) -> None:

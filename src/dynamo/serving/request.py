@@ -52,7 +52,7 @@ class ServedRequest(Generic[RequestT]):
         request: RequestT,
         context: Context,
         observer: RequestObserver | None = None,
-        body: bytes | None = None,
+        body: bytes | bytearray | None = None,
     ) -> None:
         """`request` must have been validated. `body` is the client's own JSON: a worker that takes text gets it instead
         of `request`. Raises InvalidRequest if the model does not serve such requests."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -29,21 +29,41 @@ _LIMITS: dict[type, tuple[str, ...]] = {
 """The field of each request that limits its answer. Other requests generate nothing: only `model` is filled in."""
 
 
-def fill_body(template: RequestTemplate, body: bytes, kind: type) -> bytes:
-    """The body with the missing fields filled in. One that is not a JSON object is left for the decoder to refuse."""
+def fill_body(
+    template: RequestTemplate, body: bytes | bytearray, kind: type, shortened: bytes | bytearray | None = None
+) -> bytes | bytearray:
+    """The body with the missing fields filled in. One that is not a JSON object is left for the decoder to refuse.
+
+    A bytearray is filled in place where that is possible. `shortened` is the body with shorter strings, if it is long.
+    """
+    fields = _object(body if shortened is None else shortened)
+    if fields is None or not (missing := _missing(template, fields, kind)):
+        return body
+    if not missing.keys().isdisjoint(fields):
+        # There, but empty: a field that is written twice would be refused for what stands first.
+        return msgspec.json.encode({**(_object(body) or {}), **missing})
+    filled = body if isinstance(body, bytearray) else bytearray(body)
+    filled[filled.rindex(b"}") :] = (b"," if fields else b"") + msgspec.json.encode(missing)[1:]
+    return filled
+
+
+def _object(body: bytes | bytearray) -> dict[str, Any] | None:
     try:
         fields = msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        return body
-    if not isinstance(fields, dict):
-        return body
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def _missing(template: RequestTemplate, fields: dict[str, Any], kind: type) -> dict[str, Any]:
+    missing: dict[str, Any] = {}
     if template.model is not None and not fields.get("model"):
-        fields["model"] = template.model
+        missing["model"] = template.model
     names = _LIMITS.get(kind)
     if names is None:
-        return msgspec.json.encode(fields)
+        return missing
     if template.temperature is not None and fields.get("temperature") is None:
-        fields["temperature"] = template.temperature
+        missing["temperature"] = template.temperature
     if template.max_completion_tokens is not None and not any(fields.get(name) for name in names):
-        fields[names[0]] = template.max_completion_tokens
-    return msgspec.json.encode(fields)
+        missing[names[0]] = template.max_completion_tokens
+    return missing

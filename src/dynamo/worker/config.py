@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 
-from dynamo.engines.registry import EngineSpec, engine_entry
+from dynamo.engines.registry import EngineSpec, check_engine, engine_entry
 from dynamo.llm.parsers import AUTO, NONE
 from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelType
@@ -52,9 +54,10 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         if self.custom_jinja_template and engine_entry(self.engine).takes == "text":
             raise ValueError(f"--custom-jinja-template: the engine '{self.engine}' takes text and uses no template")
 
-    def spec(self) -> EngineSpec:
-        """For the engine, still without its model. Raises EngineError if the file of arguments cannot be read."""
-        return EngineSpec(
+    def spec(self, environ: Mapping[str, str]) -> EngineSpec:
+        """For the engine, still without its model. Raises EngineError if the file of arguments cannot be read, if the
+        engine cannot be loaded, and for GPUs or nodes that it cannot use."""
+        spec = EngineSpec(
             context_length=self.context_length,
             kv_cache_block_size=self.kv_cache_block_size,
             tensor_parallel_size=self.tensor_parallel_size,
@@ -66,4 +69,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             kv_events=self.kv_events,
             file=self.file,
             arguments=self.arguments,
+            environ=environ,
         )
+        check_engine(self.engine, spec)
+        return spec

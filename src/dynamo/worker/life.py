@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from msgspec import Struct, structs
 
 from dynamo.engines.base import AdapterHost, DeathSource, Engine, EngineError, EngineInfo
-from dynamo.engines.registry import check_engine, make_engine
+from dynamo.engines.registry import make_engine
 from dynamo.model import AdapterConfig
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import DistributedRuntime, Endpoint
@@ -181,8 +181,7 @@ class Death:
 
 async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
     """Refuse what is wrong before a download, and before anything is loaded."""
-    spec = structs.replace(config.spec(), environ=environ)
-    check_engine(config.engine, spec)
+    spec = config.spec(environ)
     say_default(config)
     adapters = AdapterConfig.from_env(environ)  # before an engine changes the environment for its own processes
 

@@ -12,7 +12,6 @@ from dynamo.llm.register import list_card, unregister_llm
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import Endpoint
 from dynamo.runtime.discovery import Put
-from dynamo.runtime.names import instance_key
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.worker.serve import serve_requests
 
@@ -39,11 +38,9 @@ async def listed(
 
 async def _until_listed(endpoint: Endpoint, serving: asyncio.Task[None]) -> None:
     """Wait until discovery lists the instance; if serving fails first, raise its error."""
-    runtime = endpoint.runtime
 
     async def watch() -> None:
-        key = instance_key(endpoint.id, runtime.instance_id)
-        async with contextlib.aclosing(runtime.discovery.watch(key)) as changes:
+        async with contextlib.aclosing(endpoint.runtime.discovery.watch(endpoint.instance_key)) as changes:
             async for change in changes:
                 if isinstance(change, Put):
                     return
