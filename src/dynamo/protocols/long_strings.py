@@ -118,7 +118,7 @@ class ShortenedBody:
                     yield self._body[at : min(at + _STEP, span.stop)].decode("ascii")
             else:
                 try:
-                    yield _string.decode(b'"%b"' % self._body[span.start : span.stop])
+                    yield _string.decode(b'"' + self._body[span.start : span.stop] + b'"')
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     yield None
 

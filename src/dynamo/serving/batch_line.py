@@ -46,7 +46,8 @@ class BatchLine(Struct):
 
         `template` fills in what the body leaves out.
         """
-        decoder, body = _DECODERS[self.url], bytes(self.body)
+        decoder = _DECODERS[self.url]
+        body: bytes | bytearray = bytes(self.body)
         if template:
             body = fill_body(template, body, decoder.kind)
         decoded: BatchRequest = decoder.decode(body, ignored)
