@@ -8,7 +8,8 @@ requests as it can take.
 
 Rounds alternate, so that a change of the machine's speed meets all of them. The cost of viewers is what the frontend
 counts itself (`dynamo_frontend_fleet_view_cpu_seconds_total`). Beside it stands all that the frontend computes per
-request, viewers included, as a multiple of what it computes with none: that has the noise of the machine.
+request, viewers included, as the median of all rounds, and as a multiple of what it computes with none: that has the
+noise of the machine.
 """
 
 from __future__ import annotations
@@ -146,8 +147,10 @@ def clocks(frontend: Child, load: Load | None, looking: Viewers) -> tuple[float,
 
 async def rounds(frontend: Child, url: str, load: Load | None, options: argparse.Namespace) -> dict[int, list[Window]]:
     found: dict[int, list[Window]] = {count: [] for count in options.viewers}
-    for _ in range(options.rounds):
-        for count in options.viewers:
+    for turn in range(options.rounds):
+        # Each comes as often after each other one, as a window may suffer from the one before it.
+        order = options.viewers if turn % 2 else options.viewers[::-1]
+        for count in order:
             found[count].append(await window(frontend, url, load, count, options))
     return found
 
@@ -156,21 +159,22 @@ def rows(found: dict[int, list[Window]], loaded: bool) -> list[list[str]]:
     def mean(windows: list[Window], name: str) -> float:
         return statistics.fmean(getattr(one, name) / one.seconds for one in windows)
 
-    def per_request(windows: list[Window]) -> float:
-        return sum(one.cpu for one in windows) / max(1, sum(one.requests for one in windows))
+    def per_request(windows: list[Window]) -> list[float]:
+        return [one.cpu / max(1, one.requests) for one in windows]
 
-    alone = per_request(found[0]) if loaded and 0 in found else 0.0
+    alone = statistics.median(per_request(found[0])) if loaded and 0 in found else 0.0
     shown = []
     for count, windows in found.items():
         more = mean(windows, "viewing")
-        cost = per_request(windows)
+        costs = sorted(per_request(windows))
+        cost = statistics.median(costs)
         shown.append(
             [
                 str(count),
                 f"{100 * mean(windows, 'cpu'):.1f} %",
                 f"{mean(windows, 'requests'):,.0f}" if loaded else "–",
                 f"{mean(windows, 'tokens'):,.0f}" if loaded else "–",
-                f"{1e6 * cost:.1f}" if loaded else "–",
+                f"{1e6 * cost:.0f} ({1e6 * costs[0]:.0f} to {1e6 * costs[-1]:.0f})" if loaded else "–",
                 f"{cost / alone:.3f}" if alone else "–",
                 f"{100 * more:.2f} %",
                 f"{100 * more / count:.2f} %" if count else "–",
@@ -249,6 +253,7 @@ def main() -> None:
     options = parser.parse_args()
     options.stream = not options.full
     if options.full:
+        options.rounds, options.seconds = 2 * options.rounds, 4.0
         options.users, options.prompt, options.output, options.speedup = [96], 16, 2, 0.0
     with tempfile.TemporaryDirectory() as folder:
         uvloop.run(measure(Path(folder), options))

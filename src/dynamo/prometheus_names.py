@@ -53,5 +53,25 @@ class kvstats:
     KV_CACHE_HIT_RATE = "kv_cache_hit_rate"
 
 
+class router:
+    REQUESTS_STARTED_TOTAL = "router_requests_started_total"
+    REQUESTS_TOTAL = "router_requests_total"
+    TIME_TO_FIRST_TOKEN_SECONDS = "router_time_to_first_token_seconds"
+    INTER_TOKEN_LATENCY_SECONDS = "router_inter_token_latency_seconds"
+    INPUT_SEQUENCE_TOKENS = "router_input_sequence_tokens"
+    OUTPUT_SEQUENCE_TOKENS = "router_output_sequence_tokens"
+    KV_HIT_RATE = "router_kv_hit_rate"
+    KV_EVENT_SOURCE_MISMATCH_WORKERS = "router_kv_event_source_mismatch_workers"
+    WORKER_REGISTERED = "router_worker_registered"
+
+
+class kvrouter:
+    KV_CACHE_EVENTS_APPLIED = "kv_cache_events_applied"
+
+
+class kv_publisher:
+    ENGINES_DROPPED_EVENTS_TOTAL = "kv_publisher_engines_dropped_events_total"
+
+
 class model_info:
     LOAD_TIME_SECONDS = "model_load_time_seconds"

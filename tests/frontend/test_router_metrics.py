@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dynamo import prometheus_names
 from dynamo.llm import KvEventPublisher
 from dynamo.protocols.card import LoraInfo
 from dynamo.router import RoutingConfig
@@ -61,6 +62,15 @@ async def test_routed_requests_are_measured_as_at_the_frontend(live: Live, folde
     assert at(metrics, "output_sequence_tokens_sum") == answer["usage"]["completion_tokens"]
     gaps = metrics['dynamo_frontend_inter_token_latency_seconds_count{model="toy"}']
     assert at(metrics, "inter_token_latency_seconds_count") == gaps > 0
+
+
+async def test_the_names_that_programs_can_import_are_published(live: Live, folder: Path) -> None:
+    await live.serve(Scripted().generate, toy_card(folder))
+    assert (await live.post("/v1/completions", ask()))[0] == 200
+    families = {family.name for family in await live.server.families()}
+    names = [*vars(prometheus_names.router).items(), *vars(prometheus_names.kvrouter).items()]
+    for name in [value.removesuffix("_total") for constant, value in names if constant.isupper()]:
+        assert f"{prometheus_names.name_prefix.COMPONENT}_{name}" in families
 
 
 async def test_kv_events_count_by_type(live: Live, folder: Path) -> None:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, EngineShutdown, Unavailable
@@ -16,6 +17,7 @@ from dynamo.router.service import serve_router
 from dynamo.router.standalone import StandaloneRouter
 from dynamo.runtime import Context, DistributedRuntime, Local
 from dynamo.runtime.client import Client
+from dynamo.runtime.status import StatusConfig
 from support.scripted import BLOCK, GENERATE, ScriptedWorker, asking, network
 from support.waiting import until
 
@@ -45,8 +47,9 @@ class Reader:
 
 @asynccontextmanager
 async def standing(local: Local, workers: int) -> AsyncIterator[StandaloneRouter]:
-    """A router that knows so many workers."""
-    async with DistributedRuntime(config=network("memory"), local=local) as runtime:
+    """A router that knows so many workers, with a status port."""
+    config = structs.replace(network("memory"), status=StatusConfig(port=0, host="127.0.0.1"))
+    async with DistributedRuntime(config=config, local=local) as runtime:
         router = StandaloneRouter(runtime, GENERATE, RoutingConfig(mode="kv"), BLOCK)
         await router.start()
         try:
@@ -169,6 +172,23 @@ async def service(local: Local, workers: int) -> AsyncIterator[tuple[StandaloneR
 async def answer(client: Client, **routing: Any) -> list[Any]:
     request = {"token_ids": [1, 2, 3, 4], "stop_conditions": {"max_tokens": 3}, "routing": routing}
     return [item async for item in await client.random(request, annotated=False)]
+
+
+async def test_what_it_counts_is_among_the_metrics_of_its_process() -> None:
+    local = Local()
+    async with ScriptedWorker(local) as worker, service(local, 1) as (router, client):
+        assert await answer(client)
+        status = router._runtime.status
+        assert status
+        families = {family.name: family.samples for family in status.metrics()}
+        labels = {"model": "", "router_id": str(router._runtime.instance_id)}
+        for name in ("requests", "requests_started"):
+            [sample] = families[f"dynamo_component_router_{name}"]
+            assert (sample.labels, sample.value) == (labels, 1)
+        [registered] = families["dynamo_component_router_worker_registered"]
+        assert registered.labels["router_worker_id"] == str(worker.id)
+        assert families["dynamo_component_kv_cache_events_applied"]
+        assert families["dynamo_component_requests"]
 
 
 async def test_an_unreachable_worker_is_not_reported_as_an_unreachable_router() -> None:

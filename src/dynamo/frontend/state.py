@@ -11,12 +11,18 @@ from dynamo.frontend.fleet.stream import FleetStream, viewing_metric
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.frontend.kept_state import KeptState
 from dynamo.frontend.measure.adapter_metrics import adapter_gauges
-from dynamo.frontend.measure.kv_metrics import kv_metrics
 from dynamo.frontend.measure.loop_delay import LoopDelay
 from dynamo.frontend.measure.request_record import RunningRequests
-from dynamo.frontend.measure.router_metrics import overhead_metrics, request_metrics, router_metrics, split_metrics
+from dynamo.frontend.measure.router_metrics import (
+    overhead_metrics,
+    queue_metrics,
+    request_metrics,
+    routers_of,
+    split_metrics,
+)
 from dynamo.frontend.measure.worker_metrics import ready_gauge, worker_gauges
 from dynamo.frontend.siblings import Siblings
+from dynamo.router.families import router_families
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.instruments import MetricFamily
@@ -62,9 +68,9 @@ class Frontend:
             ready_gauge(metrics.prefix, self.models.readiness()),
             *worker_gauges(metrics.prefix, served, metrics.last_requests),
             *adapter_gauges(metrics, served),
-            *router_metrics(metrics.prefix, router_id, served),
+            *queue_metrics(metrics.prefix, served),
+            *router_families(routers_of(router_id, served)),
             *request_metrics(router_id, served, metrics),
-            *kv_metrics(metrics.prefix, router_id, served, metrics),
             *overhead_metrics(router_id, served),
             *split_metrics(router_id, served),
             viewing_metric(metrics.prefix, self.fleet.seconds),

@@ -91,6 +91,8 @@ async def serve_router(
     def endpoint(name: str) -> Endpoint:
         return Endpoint(runtime, EndpointId(namespace, COMPONENT, name))
 
+    if runtime.status:
+        runtime.status.add_families(router.families)
     forwarder = Forwarder(router)
     try:
         async with asyncio.TaskGroup() as group:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -17,6 +17,7 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery import Delivery, reach
+from dynamo.router.families import LabelledRouter, router_families
 from dynamo.router.handoff.prefills import Prefills
 from dynamo.router.handoff.split import Splitter
 from dynamo.router.kv.choice.cost import CostConfig
@@ -25,6 +26,7 @@ from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Placement
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId
+from dynamo.runtime.instruments import MetricFamily
 from dynamo.runtime.membership import Membership
 from dynamo.runtime.stream import Sink
 
@@ -53,6 +55,7 @@ class StandaloneRouter:
         self._core: KvAwareRouter | None = None
         self._core_started = asyncio.Event()
         self._warned = False
+        self._model = ""
         self.splitter: Splitter | None = None
         """Of the model whose decode worker was seen first: an endpoint serves one model."""
         self._prefills = Prefills(runtime, config)
@@ -143,7 +146,15 @@ class StandaloneRouter:
         ]
         return {"block_size": self.block_size, "num_blocks": choice.prompt_blocks, "workers": rows}
 
+    def families(self) -> Iterator[MetricFamily]:
+        """The router's metrics; `model` is that of the worker seen first."""
+        if self._core:
+            kind = WorkerType.Decode if self.splitter else WorkerType.Aggregated
+            router = LabelledRouter(self._core, self._model, self._runtime.instance_id, kind, self.block_size)
+            yield from router_families([router])
+
     def _card_changed(self, instance_id: int, card: ModelCard) -> None:
+        self._model = self._model or card.name
         if card.worker_type is WorkerType.Decode and self.splitter is None:
             self.splitter = Splitter(self._prefills.pool(card.name), self._config.split)
         if self._block_size is None:

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-
-from msgspec import Struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dynamo.frontend.measure.metrics import FrontendMetrics, ModelMetrics
 from dynamo.protocols.card import WorkerType
-from dynamo.router import Router
+from dynamo.router.families import PREFIX, LabelledRouter
+from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.overhead import Overhead
-from dynamo.router.stats import HIT_RATE_BOUNDS
 from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
 from dynamo.serving.served_model import ServedModel
 
-PREFIX = "dynamo_component_router"
-_NUMBERS: tuple[tuple[str, str, Callable[[Router], int]], ...] = (
-    ("requests_total", "Requests placed", lambda router: router.stats.requests),
-    ("requests_started_total", "Requests placed, under ai-dynamo's other name", lambda router: router.stats.requests),
-    ("rejections_total", "Requests refused: all are busy", lambda router: router.stats.rejected),
-    ("prompt_blocks_total", "KV blocks of prompts", lambda router: router.stats.prompt_blocks),
-    (
-        "overlap_blocks_total",
-        "KV blocks of prompts that the chosen worker had cached",
-        lambda router: router.stats.overlap_blocks,
-    ),
-    ("kv_events_total", "KV events applied", lambda router: router.stats.events.total()),
-    ("kv_snapshots_total", "Snapshots requested from workers", lambda router: router.stats.snapshots),
-    (
-        "prefix_copies_total",
-        "Shared prefixes that idle workers were asked to compute ahead",
-        lambda router: router.stats.copies,
-    ),
-    ("copied_blocks_total", "KV blocks computed ahead", lambda router: router.stats.copied_blocks),
-    ("active_requests", "Requests placed and not ended, by any frontend", lambda router: router.active),
-    (
-        "kv_known_blocks",
-        "KV blocks believed to be cached, counted once per worker",
-        lambda router: router.known_blocks,
-    ),
-    ("replica_requests_total", "Requests that other frontends placed", lambda router: router.stats.replica_requests),
-)
 _OVERHEAD: tuple[tuple[str, str, Callable[[Overhead], Histogram]], ...] = (
     ("block_hashing", "Hashing a prompt's blocks", lambda overhead: overhead.hashing),
     ("indexer_find_matches", "Finding who has them cached", lambda overhead: overhead.matching),
@@ -55,55 +26,39 @@ _REQUESTS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
 )
 
 
-class LabelledRouter(Struct, frozen=True):
-    """One router of a model: that of its workers, or that of those which only compute prompts."""
-
-    router: Router
-    model: ServedModel
-    labels: dict[str, str]
-    """`model` and `router_id`."""
-    worker_type: WorkerType
-
-    @property
-    def phase(self) -> str:
-        """Which part of a request its workers do."""
-        return self.worker_type.value
-
-
 def routers_of(router_id: int, models: Iterable[ServedModel]) -> list[LabelledRouter]:
     routers = []
     for model in models:
-        labels = {"model": model.name, "router_id": str(router_id)}
-        routers.append(LabelledRouter(model.router, model, labels, model.card.worker_type))
+        card = model.card
+        about = (model.name, router_id, card.worker_type, card.kv_cache_block_size)
+        routers.append(LabelledRouter(model.router, *about))
         if model.splitter and model.splitter.pool.router:
-            routers.append(LabelledRouter(model.splitter.pool.router, model, labels, WorkerType.Prefill))
+            prefills = (model.name, router_id, WorkerType.Prefill, card.kv_cache_block_size)
+            routers.append(LabelledRouter(model.splitter.pool.router, *prefills))
     return routers
 
 
-def router_metrics(prefix: str, router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
-    """Metrics of the queue have the frontend's prefix, all others a fixed one."""
-    models = list(models)
-    routers = [one for one in routers_of(router_id, models) if one.worker_type is not WorkerType.Prefill]
+def queue_metrics(prefix: str, models: Sequence[ServedModel]) -> Iterator[MetricFamily]:
+    """They have the frontend's prefix."""
     name = f"{prefix}_router_queue_pending_requests"
     waiting = [Sample(name, {"model": model.name}, model.router.waiting) for model in models]
     yield MetricFamily(name, "Requests that wait for a worker", "gauge", waiting)
     name = f"{prefix}_router_queue_pending_isl_tokens"
     tokens = [Sample(name, {"model": model.name}, model.router.waiting_tokens) for model in models]
     yield MetricFamily(name, "Tokens in the prompts of the requests that wait", "gauge", tokens)
+    name = f"{prefix}_router_queue_pending_cached_tokens"
+    cached = [
+        Sample(name, {"model": model.name}, model.router.waiting_cached_tokens)
+        for model in models
+        if isinstance(model.router, KvAwareRouter)
+    ]
+    yield MetricFamily(name, "Those of them that a worker had cached when they began to wait", "gauge", cached)
     name = f"{prefix}_router_queue_backpressure_total"
     full = [
         Sample(name, {"model": model.name, "reason": "request_limit"}, model.router.stats.queue_full)
         for model in models
     ]
     yield MetricFamily(name.removesuffix("_total"), "Requests refused because too many wait already", "counter", full)
-    for suffix, help, read in _NUMBERS:
-        name = f"{PREFIX}_{suffix}"
-        samples = [Sample(name, one.labels, read(one.router)) for one in routers]
-        kind = "counter" if name.endswith("_total") else "gauge"
-        yield MetricFamily(name.removesuffix("_total"), help, kind, samples)
-    name = f"{PREFIX}_kv_hit_rate"
-    rates = [sample for one in routers for sample in _hit_rate(one.router).samples(name, one.labels)]
-    yield MetricFamily(name, "Share of a prompt that the chosen worker had cached", "histogram", rates)
 
 
 def request_metrics(router_id: int, models: Iterable[ServedModel], metrics: FrontendMetrics) -> Iterator[MetricFamily]:
@@ -111,7 +66,7 @@ def request_metrics(router_id: int, models: Iterable[ServedModel], metrics: Fron
     asked = [
         (one, instruments)
         for one in routers_of(router_id, models)
-        if one.worker_type is not WorkerType.Prefill and (instruments := metrics.asked(one.model.name))
+        if one.worker_type is not WorkerType.Prefill and (instruments := metrics.asked(one.model))
     ]
     for suffix, help, read in _REQUESTS:
         name = f"{PREFIX}_{suffix}"
@@ -120,6 +75,11 @@ def request_metrics(router_id: int, models: Iterable[ServedModel], metrics: Fron
             labels = {**one.labels, "phase": one.phase} if suffix == "input_sequence_tokens" else one.labels
             samples += read(instruments).samples(name, labels)
         yield MetricFamily(name, help, "histogram", samples)
+    name = f"{PREFIX}_kv_worker_reused_tokens_total"
+    reused = [
+        Sample(name, {**one.labels, "phase": one.phase}, instruments.cached_tokens.total) for one, instruments in asked
+    ]
+    yield MetricFamily(name.removesuffix("_total"), "Prompt tokens that workers say they had cached", "counter", reused)
 
 
 def split_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:
@@ -141,13 +101,6 @@ def split_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[Met
         if splitter.pool.serves
     ]
     yield MetricFamily(name, "Expected time of transfer and hop of split requests", "histogram", estimates)
-
-
-def _hit_rate(router: Router) -> Histogram:
-    histogram = Histogram(HIT_RATE_BOUNDS)
-    histogram.counts = list(router.stats.hit_rate_counts)
-    histogram.total = router.stats.hit_rate_sum
-    return histogram
 
 
 def overhead_metrics(router_id: int, models: Iterable[ServedModel]) -> Iterator[MetricFamily]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from msgspec import Struct
 
 from dynamo.protocols.card import ModelCard, WorkerType
+from dynamo.router.families import worker_type
 from dynamo.runtime.instruments import MetricFamily, Sample
 from dynamo.serving.served_model import ServedModel
 
@@ -77,8 +78,3 @@ def ready_gauge(prefix: str, readiness: dict[str, bool]) -> MetricFamily:
 
 def _labels(card: ModelCard, worker_id: int, dp_rank: int | None) -> dict[str, str]:
     return dict(zip(_LABELS, (str(worker_id), str(dp_rank or 0), worker_type(card.worker_type)), strict=True))
-
-
-def worker_type(kind: WorkerType) -> str:
-    """A worker that both prefills and decodes is labelled as decoding, as dashboards expect."""
-    return str((WorkerType.Decode if kind is WorkerType.Aggregated else kind).value)

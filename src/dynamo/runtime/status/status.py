@@ -32,6 +32,7 @@ class Status:
         self._endpoints: list[ServedEndpoint] = []
         self._program_health: bool | None = None
         self._registries: list[tuple[Registry, dict[str, str]]] = []
+        self._sources: list[Callable[[], Iterable[MetricFamily]]] = []
         self.controls: dict[str, Control] = {}
         """Operations of the engine, by name."""
         self.control_token: str | None = None
@@ -72,6 +73,10 @@ class Status:
         """Show the metrics of an engine too, with `labels` added to each sample."""
         self._registries.append((registry, labels))
 
+    def add_families(self, source: Callable[[], Iterable[MetricFamily]]) -> None:
+        """Show these metrics too; they are read on the event loop."""
+        self._sources.append(source)
+
     def add_controls(self, controls: Mapping[str, Control], token: str | None) -> None:
         self.controls.update(controls)
         self.control_token = token
@@ -95,4 +100,5 @@ class Status:
         return list(families.values())
 
     def metrics(self) -> list[MetricFamily]:
-        return list(component_metrics([served.counts for served in self._endpoints], self.uptime))
+        own = component_metrics([served.counts for served in self._endpoints], self.uptime)
+        return [*own, *(family for source in self._sources for family in source())]

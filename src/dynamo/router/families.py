@@ -1,20 +1,47 @@
-"""Metrics of KV-aware routers: which caches they know, and what their choices made of them."""
+"""The metrics of routers, whoever they route for: labelled families of what they count and know."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from dynamo.frontend.measure.metrics import FrontendMetrics
-from dynamo.frontend.measure.router_metrics import PREFIX, LabelledRouter, routers_of
-from dynamo.frontend.measure.worker_metrics import worker_type
+from msgspec import Struct
+
 from dynamo.protocols.card import WorkerType
 from dynamo.router.kv_aware import KvAwareRouter
-from dynamo.runtime.instruments import MetricFamily, Sample
-from dynamo.serving.served_model import ServedModel
+from dynamo.router.placement import Router
+from dynamo.router.stats import HIT_RATE_BOUNDS
+from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
 
+PREFIX = "dynamo_component_router"
 _EVENTS = "dynamo_component_kv_cache_events_applied"
 _WARNINGS = "dynamo_component_kv_cache_event_warnings"
+_NUMBERS: tuple[tuple[str, str, Callable[[Router], int]], ...] = (
+    ("requests_total", "Requests placed", lambda router: router.stats.requests),
+    ("requests_started_total", "Requests placed, under ai-dynamo's other name", lambda router: router.stats.requests),
+    ("rejections_total", "Requests refused: all are busy", lambda router: router.stats.rejected),
+    ("prompt_blocks_total", "KV blocks of prompts", lambda router: router.stats.prompt_blocks),
+    (
+        "overlap_blocks_total",
+        "KV blocks of prompts that the chosen worker had cached",
+        lambda router: router.stats.overlap_blocks,
+    ),
+    ("kv_events_total", "KV events applied", lambda router: router.stats.events.total()),
+    ("kv_snapshots_total", "Snapshots requested from workers", lambda router: router.stats.snapshots),
+    (
+        "prefix_copies_total",
+        "Shared prefixes that idle workers were asked to compute ahead",
+        lambda router: router.stats.copies,
+    ),
+    ("copied_blocks_total", "KV blocks computed ahead", lambda router: router.stats.copied_blocks),
+    ("active_requests", "Requests placed and not ended, by any frontend", lambda router: router.active),
+    (
+        "kv_known_blocks",
+        "KV blocks believed to be cached, counted once per worker",
+        lambda router: router.known_blocks,
+    ),
+    ("replica_requests_total", "Requests that other frontends placed", lambda router: router.stats.replica_requests),
+)
 _CACHED: tuple[tuple[str, str, Callable[[LabelledRouter], float]], ...] = (
     (
         "kv_selected_cached_prefix_tokens_total",
@@ -29,31 +56,64 @@ _CACHED: tuple[tuple[str, str, Callable[[LabelledRouter], float]], ...] = (
 )
 
 
-def kv_metrics(
-    prefix: str, router_id: int, models: Iterable[ServedModel], metrics: FrontendMetrics
-) -> Iterator[MetricFamily]:
+class LabelledRouter(Struct, frozen=True):
+    """One router of a model: that of its workers, or that of those which only compute prompts."""
+
+    router: Router
+    model: str
+    router_id: int
+    worker_type: WorkerType
+    block_size: int
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"model": self.model, "router_id": str(self.router_id)}
+
+    @property
+    def phase(self) -> str:
+        """Which part of a request its workers do."""
+        return str(self.worker_type.value)
+
+
+def worker_type(kind: WorkerType) -> str:
+    """A worker that both prefills and decodes is labelled as decoding, as dashboards expect."""
+    return str((WorkerType.Decode if kind is WorkerType.Aggregated else kind).value)
+
+
+def router_families(routers: Sequence[LabelledRouter]) -> Iterator[MetricFamily]:
     """All of it is counted where it happens or known anyway: nothing here costs a request anything."""
-    every = routers_of(router_id, models)
-    routers = [one for one in every if isinstance(one.router, KvAwareRouter)]
-    yield from _events(routers)
-    yield from _choices(routers)
-    yield from _cached_tokens(routers, metrics)
-    yield _registered(every)
+    answering = [one for one in routers if one.worker_type is not WorkerType.Prefill]
+    for suffix, help, read in _NUMBERS:
+        name = f"{PREFIX}_{suffix}"
+        samples = [Sample(name, one.labels, read(one.router)) for one in answering]
+        kind = "counter" if name.endswith("_total") else "gauge"
+        yield MetricFamily(name.removesuffix("_total"), help, kind, samples)
+    name = f"{PREFIX}_kv_hit_rate"
+    rates = [sample for one in answering for sample in _hit_rate(one.router).samples(name, one.labels)]
+    yield MetricFamily(name, "Share of a prompt that the chosen worker had cached", "histogram", rates)
+    yield _registered(routers)
+    by_caches = [one for one in routers if isinstance(one.router, KvAwareRouter)]
+    yield from _events(by_caches)
+    yield from _choices(by_caches)
+    for suffix, help, blocks in _CACHED:
+        name = f"{PREFIX}_{suffix}"
+        samples = [Sample(name, {**one.labels, "phase": one.phase}, blocks(one) * one.block_size) for one in by_caches]
+        yield MetricFamily(name.removesuffix("_total"), help, "counter", samples)
     name = f"{PREFIX}_kv_event_source_mismatch_workers"
     silent = [
         Sample(name, labels, count)
-        for one in routers
+        for one in by_caches
         if isinstance(one.router, KvAwareRouter) and one.router.follower
         for labels, count in _silent(one, one.router.follower.silent_workers())
     ]
     yield MetricFamily(name, "Workers chosen by load only: what they cache is not known", "gauge", silent)
-    name = f"{prefix}_router_queue_pending_cached_tokens"
-    waiting = [
-        Sample(name, {"model": one.model.name}, one.router.waiting_cached_tokens)
-        for one in routers
-        if isinstance(one.router, KvAwareRouter) and one.worker_type is not WorkerType.Prefill
-    ]
-    yield MetricFamily(name, "Those of them that a worker had cached when they began to wait", "gauge", waiting)
+
+
+def _hit_rate(router: Router) -> Histogram:
+    histogram = Histogram(HIT_RATE_BOUNDS)
+    histogram.counts = list(router.stats.hit_rate_counts)
+    histogram.total = router.stats.hit_rate_sum
+    return histogram
 
 
 def _events(routers: Iterable[LabelledRouter]) -> Iterator[MetricFamily]:
@@ -62,8 +122,8 @@ def _events(routers: Iterable[LabelledRouter]) -> Iterator[MetricFamily]:
     duplicates: Counter[str] = Counter()
     for one in routers:
         for (kind, status), count in one.router.stats.events.items():
-            events[one.model.name, kind, status] += count
-        duplicates[one.model.name] += one.router.stats.duplicate_stores
+            events[one.model, kind, status] += count
+        duplicates[one.model] += one.router.stats.duplicate_stores
     applied = [
         Sample(_EVENTS, {"model": model, "event_type": kind, "status": status}, count)
         for (model, kind, status), count in events.items()
@@ -87,23 +147,6 @@ def _choices(routers: Iterable[LabelledRouter]) -> Iterator[MetricFamily]:
     yield MetricFamily(name, "KV blocks that the other had more in such a choice", "histogram", lost)
 
 
-def _cached_tokens(routers: Iterable[LabelledRouter], metrics: FrontendMetrics) -> Iterator[MetricFamily]:
-    for suffix, help, blocks in _CACHED:
-        name = f"{PREFIX}_{suffix}"
-        samples = [
-            Sample(name, {**one.labels, "phase": one.phase}, blocks(one) * one.model.card.kv_cache_block_size)
-            for one in routers
-        ]
-        yield MetricFamily(name.removesuffix("_total"), help, "counter", samples)
-    name = f"{PREFIX}_kv_worker_reused_tokens_total"
-    reused = [
-        Sample(name, {**one.labels, "phase": one.phase}, asked.cached_tokens.total)
-        for one in routers
-        if one.worker_type is not WorkerType.Prefill and (asked := metrics.asked(one.model.name))
-    ]
-    yield MetricFamily(name.removesuffix("_total"), "Prompt tokens that workers say they had cached", "counter", reused)
-
-
 def _registered(routers: Iterable[LabelledRouter]) -> MetricFamily:
     name = f"{PREFIX}_worker_registered"
     # The adapters of a worker are models of their own, with its id.
@@ -123,7 +166,7 @@ def _silent(one: LabelledRouter, ids: set[int]) -> Iterator[tuple[dict[str, str]
     for (namespace, component, endpoint), count in counts.items():
         yield (
             {
-                "model": one.model.name,
+                "model": one.model,
                 "worker_type": worker_type(one.worker_type),
                 "target_namespace": namespace,
                 "target_component": component,
