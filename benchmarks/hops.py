@@ -1,9 +1,17 @@
 """Count hops on three walks: a chat over HTTP, a KV event to the decision it changes, `dynamo-run` to a chat.
 
 A function is on a walk if it is on the call stack when a request, an answer or an event arrives at the end of a
-stretch (`ENDS`). A hop is a call by such a function into another module, counted once however often it happens.
-`--list` shows the hops, `HOPS_SOURCE=…/src` counts another checkout.
+stretch (`ENDS`). Three columns, in each of which a call counts once however often it happens:
+
+- hops: calls by a function on the walk into another module;
+- path: those of them that are on the call stack themselves, so without what is fetched on the way;
+- returns: hops into a room (a top-level folder) that the stack has already left.
+
+`--list` shows the hops, those of the path marked with `*` and returns with `<`; `HOPS_SOURCE=…/src` counts another
+checkout.
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -18,6 +26,8 @@ import threading
 import time
 import urllib.request
 from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -30,13 +40,48 @@ ENDS = {
     "KV event to decision": r"events/zmq:\w+\.publish$|kv/index.*:Index\.apply$|kv/.*:choose$",
 }  # fmt: skip
 Hop = tuple[str, str]
-Walks = dict[str, set[Hop]]
+
+
+@dataclass
+class Walk:
+    hops: set[Hop] = field(default_factory=set)
+    path: set[Hop] = field(default_factory=set)
+    returns: set[Hop] = field(default_factory=set)
+
+    def __or__(self, other: Walk) -> Walk:
+        return Walk(self.hops | other.hops, self.path | other.path, self.returns | other.returns)
+
+    def __sub__(self, other: Walk) -> Walk:
+        return Walk(self.hops - other.hops, self.path - other.path, self.returns - other.returns)
+
+
+Walks = dict[str, Walk]
+
+
+def module(function: str) -> str:
+    return function.partition(":")[0]
+
+
+def room(function: str) -> str:
+    return function.partition("/")[0]
+
+
+def walk(stacks: set[tuple[str, ...]], calls: dict[str, set[Hop]]) -> Walk:
+    """`stacks` are the functions on the stack at an end, the outermost first."""
+    found = Walk()
+    for stack in stacks:
+        found.path |= {hop for hop in pairwise(stack) if module(hop[0]) != module(hop[1])}
+        for depth, function in enumerate(stack):
+            left = {room(each) for each in stack[:depth]} - {room(function)}
+            found.hops |= calls[function]
+            found.returns |= {hop for hop in calls[function] if room(hop[1]) in left}
+    return found
 
 
 def trace(control: str, module: str, words: list[str]) -> None:
     """Run `python -m module words`; answer each byte on the socket `control` with the hops since the last."""
     calls: dict[str, set[Hop]] = defaultdict(set)
-    on_walk: dict[str, set[str]] = defaultdict(set)
+    stacks: dict[str, set[tuple[str, ...]]] = defaultdict(set)
 
     def name(frame: FrameType) -> str:
         return f"{frame.f_code.co_filename[len(SOURCE) : -3]}:{frame.f_code.co_qualname}"
@@ -59,15 +104,17 @@ def trace(control: str, module: str, words: list[str]) -> None:
         frames = stack(frame)
         if len(frames) > 1 and frames[1].f_code.co_filename != frame.f_code.co_filename:
             calls[name(frames[1])].add((name(frames[1]), called))
-        for walk, end in ENDS.items():
+        for each, end in ENDS.items():
             if re.search(end, called):
-                on_walk[walk].update(name(each) for each in frames)
+                stacks[each].add(tuple(name(frame) for frame in reversed(frames)))
 
     def answer() -> None:
         while peer.recv(1):
-            walks = {walk: sorted(set().union(*(calls[each] for each in on_walk[walk]))) for walk in ENDS}
+            walks = {
+                each: {key: sorted(hops) for key, hops in vars(walk(stacks[each], calls)).items()} for each in ENDS
+            }
             calls.clear()
-            on_walk.clear()
+            stacks.clear()
             peer.sendall(json.dumps(walks).encode() + b"\n")
 
     peer = socket.socket(socket.AF_UNIX)
@@ -96,7 +143,7 @@ class Traced:
         self._peer.write("?")
         self._peer.flush()
         walks = json.loads(self._peer.readline())
-        return {walk: {(caller, called) for caller, called in hops} for walk, hops in walks.items()}
+        return {each: Walk(**{key: set(map(tuple, hops)) for key, hops in of.items()}) for each, of in walks.items()}
 
 
 def read_until(terminal: int, *expected: bytes) -> None:
@@ -151,16 +198,18 @@ def chat_over_http(folder: str) -> list[Walks]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        found = [*chat_on_terminal(one), *chat_over_http(other)]
-    to_prompt, line, mocker, frontend = found
+        to_prompt, line, mocker, frontend = *chat_on_terminal(one), *chat_over_http(other)
     start, typed, request, tokens, events = ENDS
     counted = {start: to_prompt[start], typed: line[typed]}
     counted |= {walk: mocker[walk] | frontend[walk] for walk in (request, tokens, events)}
     counted[events] -= counted[request]
-    for walk, hops in counted.items():
-        print(f"{len(hops):4}  {walk}")
+    print("hops  path  returns")
+    for title, found in counted.items():
+        print(f"{len(found.hops):4}  {len(found.path):4}  {len(found.returns):7}  {title}")
         if "--list" in sys.argv:
-            print(*(f"        {caller} -> {called}" for caller, called in sorted(hops)), sep="\n")
+            for hop in sorted(found.hops):
+                marks = ("*" if hop in found.path else " ") + ("<" if hop in found.returns else " ")
+                print(f"        {marks} {hop[0]} -> {hop[1]}")
 
 
 if __name__ == "__main__":

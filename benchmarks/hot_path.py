@@ -40,6 +40,7 @@ from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_fields import StreamOptions
 from dynamo.router.delivery import Delivery
+from dynamo.router.stream_watch import StreamClock
 from dynamo.runtime import Context
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.client_link import ClientLink
@@ -115,8 +116,10 @@ class Bench:
         return delivery.sink
 
     def delivery(self, sink: Any) -> Delivery:
-        # Only `start` asks the router, and this stream is started by hand.
-        return Delivery(None, None, self.prepared.request, Context(), sink)  # type: ignore[arg-type]
+        # Only `start` asks the router and starts the clock; this stream is started by hand.
+        delivery = Delivery(None, None, self.prepared.request, Context(), sink)  # type: ignore[arg-type]
+        delivery._clock = StreamClock(None, 0, 0, 0.0)  # type: ignore[arg-type]
+        return delivery
 
     def per_token(self, run: Callable[[bytes], object]) -> float:
         """CPU µs per token of `run` on every frame; the best of five, because other load can only add to it."""
