@@ -135,9 +135,9 @@ def test_more_load_never_needs_fewer_workers(one: float, other: float, workers: 
 
 
 @pytest.mark.parametrize("target", ["sla", "throughput", "latency", "load"])
-@pytest.mark.parametrize("rate", [0.5, 3.0, 20.0, 60.0])
+@pytest.mark.parametrize("rate", [0.5, 3.0, 5.5, 11.0, 20.0, 22.5, 60.0])
 def test_a_constant_noisy_load_settles_without_swinging(target: Any, rate: float) -> None:
-    """The plant is a queue; its workers start one tick after they were asked for."""
+    """The plant is a queue; its workers start one tick after they were asked for. One to four sustain 5.7 each."""
     config = structs.replace(SLA, optimization_target=target)
     rng, history, workers, serving, steps = random.Random(3), [], 4, 4, []
     for at in range(200):
@@ -161,6 +161,30 @@ def test_workers_are_added_at_once_and_taken_away_after_the_window() -> None:
     assert chosen(after(LEARNED, 2.0, 4, 1)).state == "no_change"
     shrunk = chosen(after(LEARNED, 2.0, 4, 12))
     assert (shrunk.state, shrunk.workers) == ("scale_down", 3)
+
+
+def test_no_worker_is_taken_away_soon_after_one_was_added() -> None:
+    calm = after(LEARNED, 2.0, 3, 12)
+    assert chosen(after(calm, 2.0, 4, 2)).state == "no_change"
+    assert chosen(after(calm, 2.0, 4, 8)).state == "scale_down"
+
+
+def test_a_steady_rise_is_met_before_it_is_there() -> None:
+    """A mean would be behind it by half of what it covers."""
+    config = structs.replace(SLA, startup_seconds=30.0)
+    rates = [10.0 + at / 8 for at in range(32)]
+    rising = [seen(at, rate, 4) for at, rate in enumerate(rates)]
+    expected = decide(rising, config).forecast.requests_per_second
+    assert expected
+    assert rates[-1] < expected < rates[-1] + 7 / 8
+
+
+def test_a_sudden_change_is_believed_with_caution_until_it_lasts() -> None:
+    sudden = decide(after(steady(4.0, 4, 20), 12.0, 4, 1), SLA).forecast
+    lasting = decide(after(steady(4.0, 4, 20), 12.0, 4, 6), SLA).forecast
+    assert sudden.demand.rate == lasting.demand.rate == 12.0
+    assert sudden.requests_per_second is not None is not lasting.requests_per_second
+    assert 4.0 < sudden.requests_per_second < 12.0 <= lasting.requests_per_second
 
 
 def test_requests_that_wait_too_long_count_as_demand() -> None:

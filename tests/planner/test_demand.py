@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.planner import Observation, TrafficSeen
-from dynamo.planner.demand import demand_of
+from dynamo.planner.demand import demand_of, rising_to
 
 
 def seen(*counts: float | None) -> list[Observation]:
@@ -42,6 +42,14 @@ def test_what_follows_a_burst_is_not_mixed_with_it_or_with_what_was_before() -> 
 def test_missing_data_is_passed_over() -> None:
     assert demand_of(seen(10.0, None, 10.0), 24).rate == 2.0
     assert demand_of(seen(None), 24).observations == 0
+
+
+def test_a_steady_rise_leads_above_the_newest_rate_and_chance_leads_nowhere() -> None:
+    rising = seen(*(50.0 + 3 * at for at in range(32)))
+    assert 143 / 5 < rising_to(rising, 6.0) < (143 + 6 * 3) / 5
+    assert rising_to(seen(*(50.0 + at % 3 for at in range(32))), 6.0) == 0.0
+    assert rising_to(seen(*(150.0 - 3 * at for at in range(32))), 6.0) == 0.0
+    assert rising_to(seen(5.0), 6.0) == 0.0
 
 
 @given(st.lists(st.none() | st.floats(0, 1e6), max_size=30))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct, structs
 
 from dynamo.planner.capacity import LatencyLine, StepTime, fit_step, fit_ttft, late, samples
 from dynamo.planner.config import PlannerConfig, Role
-from dynamo.planner.demand import Demand, demand_of, rate_of
+from dynamo.planner.demand import Demand, demand_of, rate_of, rising_to
 from dynamo.planner.history import Observation, PoolSeen
 from dynamo.planner.predict import predict
 
@@ -25,7 +26,7 @@ State = Literal[
 
 TTFT_TAIL = 3.0
 """Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
-ITL_TAIL = 1.5
+ITL_TAIL = 1.4
 """The mean time between the tokens of a request differs less; this is also the room for a rise that begins."""
 _FULL = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
@@ -33,12 +34,22 @@ _PREDICTED_FROM = 60
 """Observations from which demand is predicted."""
 _MOST = 16
 """Observations from which demand is estimated, at most."""
+_RISE = 32
+"""Observations from which a steady rise is estimated, at most; a mean of `_MOST` would always be behind it."""
+_SUDDEN = 3
+"""A change seen in so few observations is believed up to one standard deviation less: what is missing follows soon,
+and what is too much would have to be taken away again."""
 _SETTLED = 1 / 3
 """A scale-down needs that demand has not changed for this share of its window."""
-_CHANCE = 1.5
-"""Standard deviations of demand that the workers left by a scale-down must have room for."""
+_KEPT = 5 / 6
+"""Nor is a worker taken away within this share of the window after one was added."""
+_CHANCE = 3.0
+"""Standard deviations of demand that the workers left by a scale-down must have room for. With less room, chance alone
+would soon call for the worker that was taken away: each decision looks again, and there are hundreds of them."""
 _CHANGE = 0.15
 """Demand is predicted to change by at most this share of it: what a burst begins with does not go on for long."""
+_MOST_RISE = 0.25
+"""The same for a rise that has lasted."""
 _WORK_OFF_INTERVALS = 4.0
 """Requests that wait longer than the target allows are to be worked off within this many intervals."""
 _THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1), "load": (1.0, 0.1, 1.0, 0.6)}
@@ -162,7 +173,7 @@ def _need_in_window(
 ) -> int | None:
     """What the whole window needed, with room to spare; None where a part of it is unknown."""
     window = _window(history, role, config)
-    if window is None:
+    if window is None or _added(window[-math.ceil(_KEPT * len(window)) :], role):
         return None
     if config.optimization_target != "sla":
         return max(_need_by_load(seen, role, config)[0] for seen in window)
@@ -174,6 +185,11 @@ def _need_in_window(
     # One worker too many may be chance, and is taken away after the whole window; more of them after a part of it.
     least = 1.0 if pool and need == pool.wanted - 1 else _SETTLED
     return need if demand.observations >= least * len(window) else None
+
+
+def _added(recent: Sequence[Observation], role: Role) -> bool:
+    wanted = [pool.wanted for seen in recent if (pool := seen.pool(role))]
+    return any(before < after for before, after in pairwise(wanted))
 
 
 def _window(history: Sequence[Observation], role: Role, config: PlannerConfig) -> Sequence[Observation] | None:
@@ -277,21 +293,32 @@ def _forecast(history: Sequence[Observation], config: PlannerConfig) -> Forecast
     known = [seen for seen in history[-_PREDICTED_FROM:] if seen.traffic is not None]
     if not known:
         return Forecast()
-    steps = 1 + config.startup_seconds / config.load_adjustment_interval_seconds
     least = config.load_min_observations
     first, last = config.roles[0], config.roles[-1]
     demand = demand_of(known, _MOST)
-    rates = [rate_of(seen) for seen in known[-demand.observations :]]
-    most = _CHANGE * demand.rate
-    change = min(most, max(-most, predict(rates, steps, config) - predict(rates, 0, config)))
     return Forecast(
         demand=demand,
-        requests_per_second=max(0.0, demand.rate + change),
+        requests_per_second=_expected(known, demand, config),
         input_tokens=_mean_tokens(known, "input_tokens"),
         output_tokens=_mean_tokens(known, "output_tokens"),
         ttft=fit_ttft(samples(history, first, config, "ttft"), least, config.ttft_ms / 1000),
         itl=fit_step(samples(history, last, config, "itl"), least),
     )
+
+
+def _expected(known: Sequence[Observation], demand: Demand, config: PlannerConfig) -> float:
+    """Requests per second when a worker that is asked for now has started."""
+    steps = 1 + config.startup_seconds / config.load_adjustment_interval_seconds
+    rates = [rate_of(seen) for seen in known[-demand.observations :]]
+    most = _CHANGE * demand.rate
+    change = min(most, max(-most, predict(rates, steps, config) - predict(rates, 0, config)))
+    if demand.observations <= _SUDDEN:
+        change -= demand.deviation
+    longer = demand_of(known, _RISE)
+    if config.load_predictor != "constant" and longer.observations >= _MOST:
+        risen = rising_to(known[-longer.observations :], steps)
+        change = max(change, min(risen - demand.rate, _MOST_RISE * demand.rate))
+    return max(0.0, demand.rate + change)
 
 
 def _mean_tokens(known: Sequence[Observation], field: str) -> float | None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from dynamo.planner.history import Observation
 
-_SURE = 7.0
+_SURE = 8.0
 """A change is believed if the logarithm of the likelihood gains this much by it: chance rarely does that."""
 
 
@@ -41,6 +41,22 @@ def demand_of(history: Sequence[Observation], most: int) -> Demand:
     if not seconds:
         return Demand()
     return Demand(requests / seconds, math.sqrt(requests) / seconds, len(counts), seconds)
+
+
+def rising_to(seen: Sequence[Observation], steps: float) -> float:
+    """Where a steady rise leads in so many steps, with a slope one standard deviation below its estimate.
+
+    0 where chance explains the slope.
+    """
+    rates = [rate_of(each) for each in seen]
+    mean, middle = sum(rates) / len(rates), (len(rates) - 1) / 2
+    spread = sum((at - middle) ** 2 for at in range(len(rates)))
+    if not spread:
+        return 0.0
+    slope = sum((at - middle) * rate for at, rate in enumerate(rates)) / spread
+    seconds = sum(each.seconds for each in seen) / len(seen)
+    slope -= math.sqrt(mean / seconds / spread)
+    return mean + slope * (middle + steps) if slope > 0 else 0.0
 
 
 def _changed(counts: Sequence[tuple[float, float]]) -> int | None:
