@@ -249,6 +249,8 @@ class Endpoint:
         """Where discovery has this process as an instance of it."""
         self.card_key = card_key(endpoint_id, runtime.instance_id)
         """Where it has the card of the model that this process serves here."""
+        self.path = route_path(endpoint_id, runtime.instance_id)
+        """Where the plane of this process serves it."""
         self._record: Instance | None = None
         """What discovery has of it, or gets when it registers again."""
 
@@ -315,9 +317,7 @@ class Endpoint:
         await runtime.start()
         if runtime.spans:
             handler = runtime.spans.traced(handler, self.id, runtime.instance_id)
-        route = Route(
-            route_path(self.id, runtime.instance_id), handler, request_type, served.counts if served else None, limit
-        )
+        route = Route(self.path, handler, request_type, served.counts if served else None, limit)
         address = await runtime.plane.serve(route)
         remove_rows = runtime.inspection.add("streams", route.stream_rows)
         self._record = Instance(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -14,7 +15,7 @@ from msgspec import Struct, structs
 
 from dynamo.engines.base import AdapterHost, DeathSource, Engine, EngineError, EngineInfo
 from dynamo.engines.registry import make_engine
-from dynamo.model import AdapterConfig
+from dynamo.model import BUNDLED, AdapterConfig
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import DistributedRuntime, Endpoint
 from dynamo.runtime.children import exit_within
@@ -26,7 +27,7 @@ from dynamo.worker.adapters import WorkerAdapters
 from dynamo.worker.config import WorkerConfig
 from dynamo.worker.health import check_answers
 from dynamo.worker.listing import listed
-from dynamo.worker.model import EngineModel, find_model, model_card, say_default
+from dynamo.worker.model import EngineModel, find_model, model_card
 from dynamo.worker.serve import publish_engine
 
 log = logging.getLogger(__name__)
@@ -182,7 +183,6 @@ class Death:
 async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
     """Refuse what is wrong before a download, and before anything is loaded."""
     spec = config.spec(environ)
-    say_default(config)
     adapters = AdapterConfig.from_env(environ)  # before an engine changes the environment for its own processes
 
     def made(found: EngineModel) -> Engine:
@@ -197,6 +197,8 @@ async def _start(config: WorkerConfig, environ: Mapping[str, str]) -> Started:
         )
 
     found = await in_thread(lambda: find_model(config, adapters.hub, weights=False))
+    if config.model is None and found.is_bundled:
+        print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
     engine = made(found)
     try:
         complete = await in_thread(lambda: find_model(config, adapters.hub, weights=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 from functools import reduce
 from pathlib import Path
 
@@ -59,12 +58,6 @@ def find_model(config: WorkerConfig, hub: HubConfig, *, weights: bool) -> Engine
         described_by=resolve(described_by, config=hub, weights=False) if described_by else model,
         is_bundled=is_bundled,
     )
-
-
-def say_default(config: WorkerConfig) -> None:
-    """Name the model where none was given."""
-    if config.model is None and engine_entry(config.engine).bundled:
-        print(f"no model given: using the bundled model '{BUNDLED}'", file=sys.stderr)
 
 
 def model_card(config: WorkerConfig, found: EngineModel, engine: Engine, info: EngineInfo) -> ModelCard:
