@@ -47,9 +47,8 @@ class BatchLine(Struct):
         `template` fills in what the body leaves out.
         """
         decoder, body = _DECODERS[self.url], bytes(self.body)
-        if template:
-            body = fill_body(template, body, decoder.kind)
-        decoded: BatchRequest = decoder.decode(body, ignored)
+        filled = fill_body(template, body, decoder.kind) if template else body
+        decoded: BatchRequest = decoder.decode(filled, ignored)
         return decoded
 
 
