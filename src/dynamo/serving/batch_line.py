@@ -46,11 +46,9 @@ class BatchLine(Struct):
 
         `template` fills in what the body leaves out.
         """
-        decoder = _DECODERS[self.url]
-        body: bytes | bytearray = bytes(self.body)
-        if template:
-            body = fill_body(template, body, decoder.kind)
-        decoded: BatchRequest = decoder.decode(body, ignored)
+        decoder, body = _DECODERS[self.url], bytes(self.body)
+        filled = fill_body(template, body, decoder.kind) if template else body
+        decoded: BatchRequest = decoder.decode(filled, ignored)
         return decoded
 
 
