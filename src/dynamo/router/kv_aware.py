@@ -181,7 +181,7 @@ class KvAwareRouter:
             pending.tenant = tenant
         if timer:
             timer.hashed = perf_counter()
-        if not self._queue:
+        if not self._queue.waiting.count:
             placement = self._choose_and_book(pending, arriving=True, timer=timer)
             if placement:
                 if timer:

@@ -88,16 +88,16 @@ class Queue(Generic[P]):
         self._wspt = policy == "wspt"
         self._place = place
         self._candidates = candidates
-        self._waiting: Turns[_Waiting[P]] = Turns()
+        self.waiting: Turns[_Waiting[P]] = Turns()
         self._restricted: set[_Waiting[P]] = set()
-        """Those of `_waiting` that may use only some workers."""
+        """Those of `waiting` that may use only some workers."""
         self._arrivals = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def __iter__(self) -> Iterator[RequestToPlace]:
-        return iter([waiting.request for waiting in self._waiting])
+        return iter([waiting.request for waiting in self.waiting])
 
     async def wait(self, request: RequestToPlace, uncached_tokens: int) -> P:
         """Return when the request's turn has come and it is placed."""
@@ -105,7 +105,7 @@ class Queue(Generic[P]):
         cost = max(1, uncached_tokens + request.expected_output_tokens)
         request.cached_tokens = max(0, request.prompt_tokens - uncached_tokens)
         waiting = _Waiting(request, self._order(request, cost), cost, placed)
-        self._waiting.add(waiting)
+        self.waiting.add(waiting)
         if request.restricted:
             self._restricted.add(waiting)
         # A worker may be free for this request although others wait: they may not be allowed on it.
@@ -121,11 +121,11 @@ class Queue(Generic[P]):
 
     def dispatch(self) -> None:
         """Dispatch in order; skip a worker that an earlier request is waiting for."""
-        if not self._waiting:
+        if not self.waiting:
             return
         awaited: set[WorkerRank] = set()
         tried: set[int] = set()
-        for waiting in self._waiting:
+        for waiting in self.waiting:
             tried.add(id(waiting))
             if not self._try(waiting, awaited) and not waiting.request.restricted:
                 break
@@ -147,7 +147,7 @@ class Queue(Generic[P]):
             self._refuse(waiting, error)
             return True
         if placement:
-            self._waiting.served(waiting)
+            self.waiting.served(waiting)
             self._restricted.discard(waiting)
             waiting.placed.set_result(placement)
             return True
@@ -157,12 +157,12 @@ class Queue(Generic[P]):
         return False
 
     def refuse_all(self, error: Callable[[], DynamoException]) -> None:
-        for waiting in tuple(self._waiting):
+        for waiting in tuple(self.waiting):
             self._refuse(waiting, error())
 
     def make_room(self, tenant: Tenant, error: DynamoException) -> bool:
         """Refuse, with `error`, the last request of a tenant that has more waiting for its weight than `tenant`."""
-        excess = self._waiting.excess(tenant)
+        excess = self.waiting.excess(tenant)
         if excess:
             self._refuse(excess, error)
         return excess is not None
@@ -173,7 +173,7 @@ class Queue(Generic[P]):
             waiting.placed.set_exception(error)
 
     def _remove(self, waiting: _Waiting[P]) -> None:
-        self._waiting.remove(waiting)
+        self.waiting.remove(waiting)
         self._restricted.discard(waiting)
 
     def _order(self, request: RequestToPlace, cost: int) -> tuple[float, ...]:

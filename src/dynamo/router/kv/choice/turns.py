@@ -48,10 +48,11 @@ class Turns(Generic[W]):
         self._lines: dict[str, _Line[W]] = {}
         self._now = 0.0
         """Virtual time: when the request that was served last was due."""
-        self._count = 0
+        self.count = 0
+        """How many wait."""
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def __iter__(self) -> Iterator[W]:
         """In the order in which they would be served now. The lines may change meanwhile."""
@@ -76,14 +77,14 @@ class Turns(Generic[W]):
         if line is None:
             line = self._lines[tenant.name] = _Line(tenant.weight)
         insort(line.waiting, waiter, key=lambda one: one.order)
-        self._count += 1
+        self.count += 1
 
     def remove(self, waiter: W) -> None:
         """It leaves without being served; fine if it is not there."""
         line = self._lines.get(waiter.tenant.name)
         if line and waiter in line.waiting:
             line.waiting.remove(waiter)
-            self._count -= 1
+            self.count -= 1
             self._forget_idle()
 
     def served(self, waiter: W) -> None:
@@ -102,7 +103,7 @@ class Turns(Generic[W]):
         return most.waiting[-1] if most and most is not own and _share(most) > own_share else None
 
     def _forget_idle(self) -> None:
-        if not self._count:
+        if not self.count:
             self._lines.clear()
             self._now = 0.0
         elif len(self._lines) > 64:
