@@ -55,8 +55,8 @@ def share_of_peak(shape: str, at: float) -> float:
     if shape == "evening":
         return 0.1 + 0.9 * (at / 0.85 if at < 0.85 else max(0.0, 1 - (at - 0.85) / 0.08))
     if shape == "launch":
-        decay: float = 0.5 ** (max(0.0, at - 0.21) * 6)
-        return 0.1 + 0.9 * min(1.0, max(0.0, (at - 0.2) / 0.01)) * decay
+        left: float = 0.5 ** (max(0.0, at - 0.21) * 6)
+        return 0.1 + 0.9 * min(1.0, max(0.0, (at - 0.2) / 0.01)) * left
     if shape == "batches":
         phase = 4 * at % 1
         return 0.15 + 0.85 * min(phase / 0.92, (1 - phase) / 0.08)
