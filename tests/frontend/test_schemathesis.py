@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dynamo.llm import ModelType
+from dynamo.runtime.inspection import objects
 from support.toys import BOTH, Live, Scripted, embed_tokens, toy_card
 
 CHECKS = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
@@ -22,7 +25,11 @@ def naming_models(api: dict[str, Any]) -> dict[str, Any]:
     return api
 
 
-async def test_the_server_does_what_its_document_says(live: Live, folder: Path, tmp_path: Path) -> None:
+async def test_the_server_does_what_its_document_says(
+    live: Live, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This process has the objects of all tests.
+    monkeypatch.setattr(objects, "LONGEST_SECONDS", 0.1)
     await live.serve(Scripted().generate, toy_card(folder, "toy", BOTH, guided_decoding=True))
     await live.serve(embed_tokens, toy_card(folder, "embed", ModelType.Embedding), "toy.embed.generate")
     document = tmp_path / "openapi.json"
