@@ -8,6 +8,8 @@ a folder SITE); the project itself is taken from this checkout. No weights are n
 random weights and a tokenizer made here. Every side runs in processes of its own, with the same flags of vLLM: alone,
 or `--together` with the others, of which only one works at a time; then `--rounds` measures them in turns, because
 single runs differ. Engines that share a GPU need `-- --gpu-memory-utilization 0.2 --kv-cache-memory-bytes N`.
+`LLM.generate` takes 16,384 tokens into a step on a large GPU, the served sides 8,192: `-- --max-num-batched-tokens N`
+makes them equal. With `--start-twice` every side finds its compiled code in vLLM's cache, as after any first start.
 
 Each measurement is one line of JSON on standard output; progress goes to standard error. `engine_us_per_token` is the
 CPU time of the process that talks to vLLM's engine: AsyncLLM's, the API server of `vllm serve`, our worker;
@@ -42,6 +44,7 @@ from prompts import MODEL, make_model
 
 SIDES = ("offline", "async", "serve", "ours")
 OURS = ("ours", "ours-no-events")
+ALONE = ("offline", "offline-events", "async")
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 4, "head_dim": 32},
@@ -59,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="0.5b")
     parser.add_argument(
-        "--sides", default=",".join(SIDES), help=f"in this order (%(default)s); also {', '.join(OURS[1:])}"
+        "--sides", default=",".join(SIDES), help="in this order (%(default)s); also ours-no-events, offline-events"
     )
     parser.add_argument("--clients", default="64,256", help="at once (%(default)s)")
     parser.add_argument("--prompt", type=int, default=64, help="tokens of a prompt (%(default)s)")
@@ -68,6 +71,7 @@ def main() -> None:
     parser.add_argument("--http-workers", type=int, default=1, help="processes of our frontend (%(default)s)")
     parser.add_argument("--patience", type=float, default=400, help="seconds for an engine to start (%(default)s)")
     parser.add_argument("--together", action="store_true", help="all sides run, and are measured in turns")
+    parser.add_argument("--start-twice", action="store_true", help="start all sides once before, to compile")
     parser.add_argument("--rounds", type=int, default=1, help="measurements of each side (%(default)s)")
     parser.add_argument("--logs", type=Path, help="folder for the processes' logs")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
@@ -86,32 +90,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         options.model = padded(make_model(Path(place) / "model", **_config(options.shape)))
         for group in [sides] if options.together else [[side] for side in sides]:
-            compare(group, Path(place), options)
+            if options.start_twice:
+                compare(group, Path(place, "first"), 0, options)
+            compare(group, Path(place, "measured"), options.rounds, options)
 
 
-def compare(sides: Sequence[str], place: Path, options: argparse.Namespace) -> None:
+def compare(sides: Sequence[str], place: Path, rounds: int, options: argparse.Namespace) -> None:
     """Start these sides and measure them in turns."""
-    # Several of ours would compile the same at the same time: all but the first find it in vLLM's cache.
-    later = [side for side in sides if side in OURS][1:]
     with ExitStack() as running:
-        started: list[Served | Alone] = []
-        for group in ([side for side in sides if side not in later], later):
-            begun = time.monotonic()
-            new = [made(side, place, options) for side in group]
-            for each in new:
-                running.enter_context(each)
-            for each in new:
-                each.wait()
-                say(f"{each.side}: ready {time.monotonic() - begun:.0f} s after its start")
-            started += new
-        for turn in range(options.rounds):
+        begun = time.monotonic()
+        started = [made(side, place, options) for side in sides]
+        for each in started:
+            running.enter_context(each)
+        for each in started:
+            each.wait()
+            say(f"{each.side}: ready {time.monotonic() - begun:.0f} s after its start")
+        for turn in range(rounds):
             for clients in options.counts:
                 for each in started:
                     each.measure(clients, turn)
 
 
 def made(side: str, place: Path, options: argparse.Namespace) -> Served | Alone:
-    return (Alone if side in ("offline", "async") else Served)(side, place, options)
+    return (Alone if side in ALONE else Served)(side, place, options)
 
 
 def _config(shape: str) -> dict[str, Any]:
@@ -187,7 +188,8 @@ class Served:
                frontend_s=spent[1] if self.side != "serve" else None, core_s=spent[2])  # fmt: skip
 
     def _cpu(self) -> tuple[float, float, float]:
-        return cpu(self._engine.pid), cpu(self._front.pid), cpu_below(self._engine.pid)
+        frontend = cpu(self._front.pid) + cpu_below(self._front.pid)
+        return cpu(self._engine.pid), frontend, cpu_below(self._engine.pid)
 
     def __exit__(self, *_: object) -> None:
         keep_logs(self._folder, self._options)
@@ -242,14 +244,19 @@ class Alone:
         self._log = self._folder / f"{side}.log"
 
     def __enter__(self) -> Alone:
-        self._folder.mkdir()
+        self._folder.mkdir(parents=True, exist_ok=True)
         options = self._options
         words = [
             f"--{name}={getattr(options, name)}" for name in ("shape", "clients", "prompt", "output", "waves", "model")
         ]
+        if self.side == "offline-events":
+            sockets = {name: f"ipc://{self._folder}/{name}" for name in ("endpoint", "replay_endpoint")}
+            events = ["--kv-events-config", json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", **sockets})]
+        else:
+            events = []
         with self._log.open("wb") as log:
             self._child = subprocess.Popen(
-                [sys.executable, __file__, f"--inside={self.side}", *words, "--", *options.vllm],
+                [sys.executable, __file__, f"--inside={self.side}", *words, "--", *options.vllm, *events],
                 env={**os.environ, **environment()}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 text=True,
             )  # fmt: skip

@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("--arrangements", default="split,whole", help="of %(default)s")
     parser.add_argument("--connector", default="{}", help="JSON for kv_connector_extra_config")
     parser.add_argument("--buffer", choices=["auto", "cuda", "cpu"], default="auto", help="memory that NIXL moves")
+    parser.add_argument("vllm", nargs="*", help="further flags of vLLM, after --")
     options = parser.parse_args()
     options.lengths = (64, 512) if options.short else (1_000, 4_000, 16_000)
     options.requests, options.streams, options.arrivals = (4, 2, 3) if options.short else (50, 16, 20)
@@ -111,7 +112,7 @@ def engine_flags(role: str, options: argparse.Namespace) -> list[str]:
         return [*flags, "--enforce-eager", "--kv-cache-memory-bytes", "64M", "--block-size", "32"]
     # vLLM refuses to start where less than this share of the GPU is free, although it is told how much it gets.
     return [*flags, "--kv-cache-memory-bytes", options.kv_bytes, "--gpu-memory-utilization", "0.3",
-            "--max-num-seqs", "64"]  # fmt: skip
+            "--max-num-seqs", "64", *options.vllm]  # fmt: skip
 
 
 async def measure(engines: Arrangement, options: argparse.Namespace) -> None:

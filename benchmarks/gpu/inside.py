@@ -24,7 +24,7 @@ def serve_inside(options: argparse.Namespace) -> None:
     from dynamo.engines.vllm.environment import installed, prepare
 
     prepare(os.environ, installed(), options.vllm)
-    measure = (offline if options.inside == "offline" else bare_async)(options)
+    measure = (bare_async if options.inside == "async" else offline)(options)
     print(DONE, end="", flush=True)
     for line in sys.stdin:
         measure(*map(int, line.split()))
@@ -53,7 +53,7 @@ def offline(options: argparse.Namespace) -> Callable[[int, int], None]:
 
     args = vars(engine_arguments(options))
     names = ("model", "load_format", "max_model_len", "max_num_seqs", "dtype", "enforce_eager", "block_size",
-             "kv_cache_memory_bytes", "gpu_memory_utilization")  # fmt: skip
+             "kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_batched_tokens", "kv_events_config")  # fmt: skip
     begun = time.monotonic()
     llm = LLM(**{name: args[name] for name in names if args.get(name) is not None})
     started = time.monotonic() - begun
@@ -72,8 +72,13 @@ def offline(options: argparse.Namespace) -> Callable[[int, int], None]:
         prompts = token_prompts(options, clients * options.waves, 1 + turn)
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         if clients == most and not turn:
-            generate("offline", clients, [inputs], turn)
-        generate("offline-waves", clients, [inputs[at : at + clients] for at in range(0, len(inputs), clients)], turn)
+            generate(options.inside, clients, [inputs], turn)
+        generate(
+            f"{options.inside}-waves",
+            clients,
+            [inputs[at : at + clients] for at in range(0, len(inputs), clients)],
+            turn,
+        )
 
     most = max(options.counts)
     warming = token_prompts(options, most, 0)
