@@ -53,7 +53,8 @@ def offline(options: argparse.Namespace) -> Callable[[int, int], None]:
 
     args = vars(engine_arguments(options))
     names = ("model", "load_format", "max_model_len", "max_num_seqs", "dtype", "enforce_eager", "block_size",
-             "kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_batched_tokens", "kv_events_config")  # fmt: skip
+             "kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_batched_tokens",
+             "kv_events_config")  # fmt: skip
     begun = time.monotonic()
     llm = LLM(**{name: args[name] for name in names if args.get(name) is not None})
     started = time.monotonic() - begun
