@@ -67,6 +67,10 @@ FEATURES = {
         "guided decoding: JSON, regex, choice, grammar, tool calls", "test_100_of_100_guided_answers_are_valid",
         _has(*MODELS),
     ),
+    "resumed": Feature(
+        "guided decoding: continues what another worker began",
+        "test_an_answer_that_another_worker_began_is_continued", _has(*MODELS, other=Has.NONE),
+    ),
     "structural_tag": Feature(
         "guided decoding: structural tags", "test_a_structural_tag_is_followed_or_refused", _has("vllm")
     ),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +23,12 @@ from support.waiting import until
 PATIENCE = 900.0
 """Only ends a test that hangs: vLLM takes a minute to start."""
 BLOCK = 32
+ROW = {"type": "array", "items": {"enum": [7, 8]}, "minItems": 3, "maxItems": 3}
+FREE = {"ignore_eos": True}
+GUIDED = (
+    {"guided_json": {"type": "array", "items": ROW, "minItems": 40, "maxItems": 40}},
+    {"guided_regex": "([a-f] ){200}!"},
+)
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
 
@@ -117,13 +125,22 @@ async def test_a_worker_whose_engine_is_killed_leaves_and_its_streams_move(stack
     frontend = await stack.frontend("--router-mode", "round-robin")
     await frontend.until_models("m")
     await frontend.until_instances(2)
-    begun = [asyncio.Event(), asyncio.Event()]
-    streams = [asyncio.create_task(answer_tokens(frontend, each)) for each in begun]
+    # Two of each, so that each worker has one.
+    asked = [form for form in (FREE, *GUIDED) for _ in range(2)]
+    begun = [asyncio.Event() for _ in asked]
+    streams = [asyncio.create_task(whole_answer(frontend, *each)) for each in zip(asked, begun, strict=True)]
     for each in begun:
         await each.wait()
     family = psutil.Process(victim.child.pid).children(recursive=True)
     os.kill(next(each.pid for each in family if killed in " ".join(each.cmdline())), signal.SIGKILL)
-    assert await asyncio.gather(*streams) == [500, 500]
+    answers = await asyncio.gather(*streams)
+    assert [tokens for _, tokens in answers[:2]] == [500, 500]
+    for said, _ in answers[2:4]:
+        assert all(len(row) == 3 for row in json.loads(said))
+        assert len(json.loads(said)) == 40
+    for said, _ in answers[4:]:
+        assert re.fullmatch(str(GUIDED[1]["guided_regex"]), said)
+    assert any("moving it to another" in line for line in frontend.process.lines)
     assert await victim.ended() != 0
     await frontend.until_instances(1)
     # The resource tracker of multiprocessing ends a moment after the worker whose pipe it reads.
@@ -134,18 +151,19 @@ def alive(process: psutil.Process) -> bool:
     return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
-async def answer_tokens(frontend: Frontend, begun: asyncio.Event) -> int:
-    """Tokens of a whole answer; `begun` is set at its first ones."""
+async def whole_answer(frontend: Frontend, form: dict[str, Any], begun: asyncio.Event) -> tuple[str, int]:
+    """What was said, and its tokens; `begun` is set at the first ones."""
     stream = await frontend.client.completions.create(
-        model="m", prompt=text(0), max_tokens=500, stream=True, stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
+        model="m", prompt=text(0), max_tokens=500, temperature=1.0, stream=True, stream_options={"include_usage": True},
+        extra_body=form,
     )  # fmt: skip
-    tokens = 0
+    said, tokens = "", 0
     async for chunk in stream:
         begun.set()
+        said += "".join(choice.text for choice in chunk.choices)
         if chunk.usage is not None:
             tokens = chunk.usage.completion_tokens
-    return tokens
+    return said, tokens
 
 
 async def test_a_killed_worker_takes_vllms_processes_with_it(stack: Stack) -> None:
