@@ -34,7 +34,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 LACKING = [
     (name, option)
     for option in OPTIONS
-    for name in those("beam_search" if option == "best_of" else option, Has.REFUSED)
+    for name in those("beam_search" if option == "best_of" else option, Has.REFUSED, Has.LOADED)
 ]
 
 

@@ -17,19 +17,18 @@ import pytest
 
 from dynamo.model import bundled
 from support.adapter_files import make_adapter
+from support.kv_asking import ask, follows_engines, text, until_known
 from support.stack import Frontend, Process, Stack
 from support.waiting import until
 
 PATIENCE = 900.0
 """Only ends a test that hangs: vLLM takes a minute to start."""
-BLOCK = 32
 ROW = {"type": "array", "items": {"enum": [7, 8]}, "minItems": 3, "maxItems": 3}
 FREE = {"ignore_eos": True}
 GUIDED = (
     {"guided_json": {"type": "array", "items": ROW, "minItems": 40, "maxItems": 40}},
     {"guided_regex": "([a-f] ){200}!"},
 )
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
 
 
 @pytest.fixture
@@ -64,59 +63,12 @@ async def serving(process: Process) -> int:
             await asyncio.sleep(0.1)
 
 
-def text(number: int) -> str:
-    return " ".join([WORDS[number % len(WORDS)], *WORDS * 24])
-
-
-async def ask(frontend: Frontend, number: int, model: str = "m", **nvext: Any) -> tuple[int, int, int]:
-    """The worker that answered, the tokens it had cached, and those the router knew it had."""
-    body = {
-        "model": model,
-        "prompt": text(number),
-        "max_tokens": 4,
-        "nvext": {"extra_fields": ["worker_id", "routing"], **nvext},
-    }
-    async with aiohttp.ClientSession() as http, http.post(f"{frontend.url}/v1/completions", json=body) as answer:
-        assert answer.status == 200, await answer.text()
-        replied = await answer.json()
-    (routing,) = replied["nvext"]["routing"]
-    usage = replied["usage"]
-    usable = (usage["prompt_tokens"] - 1) // BLOCK  # an engine computes the last token in any case
-    known = min(routing["chosen"]["overlap_blocks"], usable) * BLOCK
-    return routing["worker_id"], usage["prompt_tokens_details"]["cached_tokens"], known
-
-
-async def until_known(frontend: Frontend, number: int, worker: int, model: str = "m", **nvext: Any) -> int:
-    """Tokens of a prompt this worker has cached, once the router knows of them."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            _, cached, known = await ask(frontend, number, model, backend_instance_id=worker, **nvext)
-            if known == cached > 0:
-                return cached
-
-
 async def test_the_router_knows_what_each_engine_holds(stack: Stack) -> None:
     running = list(await workers(stack, 2))
     frontend = await stack.frontend("--router-mode", "kv")
     await frontend.until_models("m")
     await frontend.until_instances(2)
-    homes = {}
-    for number in range(4):
-        homes[number], cached, _ = await ask(frontend, number, backend_instance_id=running[number % 2])
-        assert cached == 0
-        assert await until_known(frontend, number, homes[number]) > 100
-    for number, home in homes.items():
-        worker, cached, known = await ask(frontend, number)
-        assert (worker, cached) == (home, known)
-    for salt in ("a", "b"):
-        home, cached, known = await ask(frontend, 0, cache_salt=salt)
-        assert cached == known == 0
-        assert await until_known(frontend, 0, home, cache_salt=salt) > 100
-    async with aiohttp.ClientSession() as http, http.post(f"{frontend.url}/clear_kv_blocks") as answer:
-        assert len((await answer.json())["cleared_workers"]) == 2
-    async with asyncio.timeout(PATIENCE):
-        while (await ask(frontend, 0, backend_instance_id=running[0]))[2]:
-            """A router hears of it by events."""
+    await follows_engines(frontend, running)
 
 
 @pytest.mark.parametrize("killed", ["EngineCore", "VLLM::Worker"])

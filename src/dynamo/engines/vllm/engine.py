@@ -62,6 +62,7 @@ class VllmEngine:
         self._own = OwnChildren()
         self._followers = Followers(self._follower_left)
         self._left = ""
+        self._dead = False
 
     async def start(self) -> EngineInfo:
         begun = time.perf_counter()
@@ -123,7 +124,7 @@ class VllmEngine:
     def generate(self, request: PreprocessedRequest, sink: Sink) -> VllmRequest:
         """Begin one request; what vLLM refuses fails its sink at once."""
         running = VllmRequest(request, sink, self._forget)
-        if self._llm is None or self._closed:
+        if self._llm is None or self._closed or self._dead:
             running.fail(EngineShutdown("vLLM is not running"))
             return running
         try:
@@ -221,6 +222,9 @@ class VllmEngine:
             meter.record(step, outputs)
 
     def _die(self, reason: str) -> None:
+        if self._dead:
+            return
+        self._dead = True
         log.error("vLLM died: %s", reason)
         self._fail_all(EngineShutdown("the engine died"))
         if self._on_death is not None:

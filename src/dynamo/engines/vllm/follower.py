@@ -51,7 +51,10 @@ class VllmFollower:
         if self._args.layout_from_leader:
             adopt(layout, self._args)
         if layout is not None:
-            self._held = stay_with(self._args.master_addr, layout.port, layout.secret)
+            try:
+                self._held = stay_with(self._args.master_addr, layout.port, layout.secret)
+            except OSError as error:
+                log.warning("the leader will not notice the end of this node at once: port %d: %s", layout.port, error)
         announce_ranks(os.environ, self._args)
         with self._own:
             return MultiprocExecutor(self._args.create_engine_config(headless=True))
