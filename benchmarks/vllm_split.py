@@ -2,7 +2,10 @@
 
     PYTHON benchmarks/vllm_split.py identical [--networks file+tcp,etcd+tcp,file+nats,etcd+nats]
     PYTHON benchmarks/vllm_split.py cancel
-    PYTHON benchmarks/vllm_split.py break       workers are killed, stopped and drained under load
+    PYTHON benchmarks/vllm_split.py break       workers are killed, stopped and drained under load; or one of these:
+                                                break:decode-killed, :prefill-killed, :prefill-stopped, :engine-stopped,
+                                                :drained
+    PYTHON benchmarks/vllm_split.py moments     prefill workers die before, during and after their answer
 
 PYTHON is that of `tests/engines/install`; every vLLM needs 2 GB and a minute to start. Several shows may be named, for
 one set of workers, each with the number of its requests: `cancel=200 break=60`. NIXL takes TCP
@@ -188,12 +191,14 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
-async def disturb(fleet: Fleet, count: int) -> str:
+async def disturb(fleet: Fleet, count: int, only: str = "") -> str:
     """Each thing that can happen to a worker happens once under load, at any moment of the requests that run then."""
     (first, second), (decode, _) = fleet.of("prefill"), fleet.of("decode")
     part = max(4, count // 12)
 
     async def show(name: str, what: Any) -> None:
+        if only not in ("", name):
+            return
         load = Load(fleet, 4)
         await load.more(part)
         load.longest = 0.0
@@ -227,15 +232,71 @@ async def disturb(fleet: Fleet, count: int) -> str:
         await second.ended()
         await second.start()
 
-    await show("prefill worker killed", lambda load: killed(first, load))
-    await show("decode worker killed", lambda load: killed(decode, load))
-    await show("prefill worker stopped", stopped)
-    await show("prefill engine stopped", cut)
-    await show("prefill worker drained", drained)
+    await show("prefill-killed", lambda load: killed(first, load))
+    await show("decode-killed", lambda load: killed(decode, load))
+    await show("prefill-stopped", stopped)
+    await show("engine-stopped", cut)
+    await show("drained", drained)
     return f"nothing held {await fleet.until_free():.0f} s after the last one"
 
 
-SHOWS = {"identical": (identical, 100), "cancel": (cancel, 1000), "break": (disturb, 200)}
+async def moments(fleet: Fleet, count: int) -> str:
+    """Prefill workers die before they take a prompt, while they compute it, and when it waits to be fetched."""
+    (first, second), decoding = fleet.of("prefill"), fleet.of("decode")
+    said = []
+
+    async def asks(moment: str, until: Any, kill: Any) -> None:
+        began = time.monotonic()
+        texts = [f"{moment} {n} " + prompts(1, 200, seed=n)[0] + " and more" * 40 for n in range(count)]
+        answers = [asyncio.create_task(fleet.split.ask("m", text, 12)) for text in texts]
+        await until()
+        kill()
+        whole = await asyncio.gather(*answers)
+        complete = sum(each["usage"]["completion_tokens"] == 12 for each in whole)
+        reasons = dict(Counter(map(prefilled, whole)))
+        said.append(f"{moment}: {complete} of {count} complete after {time.monotonic() - began:.0f} s, {reasons}")
+
+    async def reaches(name: str, wanted: float, *workers: Worker) -> None:
+        """Not for longer than the frontend waits for a prefill worker."""
+        for _ in range(100):
+            if sum([await fleet.total(each, name) for each in workers]) >= wanted:
+                return
+            await asyncio.sleep(0.05)
+
+    def end(*workers: Worker) -> None:
+        for worker in workers:
+            worker.signal(signal.SIGKILL)
+
+    def end_first() -> None:
+        end(first)
+        second.signal(signal.SIGCONT)
+
+    for worker in (first, second):
+        worker.signal(signal.SIGSTOP)
+    await asks("before", lambda: asyncio.sleep(1), end_first)
+    second.signal_engine(signal.SIGSTOP)
+    await asks("during", lambda: reaches("dynamo_component_inflight_requests", 1, second), lambda: end(second))
+    await asyncio.gather(first.start(), second.start())
+    await fleet.split.until_served("m")
+    computed = "vllm:request_success_total"
+    before = sum([await fleet.total(each, computed) for each in (first, second)])
+    for worker in decoding:
+        worker.signal_engine(signal.SIGSTOP)
+
+    def end_both() -> None:
+        end(first, second)
+        for worker in decoding:
+            worker.signal_engine(signal.SIGCONT)
+
+    await asks("after", lambda: reaches(computed, before + count, first, second), end_both)
+    await asyncio.gather(first.start(), second.start())
+    said.append(f"nothing held {await fleet.until_free():.0f} s after the last one")
+    return "; ".join(said)
+
+
+SHOWS: dict[str, tuple[Any, int]] = {
+    "identical": (identical, 100), "cancel": (cancel, 1000), "break": (disturb, 200), "moments": (moments, 4),
+}  # fmt: skip
 
 
 async def run(names: list[str], network: Network, folder: Path, options: argparse.Namespace) -> None:
@@ -250,9 +311,10 @@ async def run(names: list[str], network: Network, folder: Path, options: argpars
         print(f"{network.name}: ready after {time.monotonic() - began:.0f} s", flush=True)
         for asked_for in names:
             name, _, wanted = asked_for.partition("=")
+            name, *only = name.split(":")
             show, count = SHOWS[name]
             began = time.monotonic()
-            found = await show(fleet, int(wanted or count))
+            found = await show(fleet, int(wanted or count), *only)
             print(f"{network.name}, {name}: {found}; took {time.monotonic() - began:.0f} s", flush=True)
 
 

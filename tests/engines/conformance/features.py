@@ -17,6 +17,8 @@ class Has(StrEnum):
     YES = "yes"
     REFUSED = "refused"
     LOGGED = "no effect, logged"
+    LOADED = "if loaded"
+    """Refused by name unless the operator has loaded it."""
     NONE = "–"
     """It does not declare the feature, so nothing can ask for it."""
 
@@ -67,11 +69,15 @@ FEATURES = {
         "guided decoding: JSON, regex, choice, grammar, tool calls", "test_100_of_100_guided_answers_are_valid",
         _has(*MODELS),
     ),
+    "resumed": Feature(
+        "guided decoding: continues what another worker began",
+        "test_an_answer_that_another_worker_began_is_continued", _has(*MODELS, other=Has.NONE),
+    ),
     "structural_tag": Feature(
         "guided decoding: structural tags", "test_a_structural_tag_is_followed_or_refused", _has("vllm")
     ),
     "beam_search": Feature("beam search, `best_of`", "test_what_an_engine_lacks_it_refuses_by_name", _has()),
-    "lora": Feature("LoRA adapters", "test_what_an_engine_lacks_it_refuses_by_name", _has("mocker")),
+    "lora": Feature("LoRA adapters", "test_what_an_engine_lacks_it_refuses_by_name", _has("mocker", vllm=Has.LOADED)),
     "overlong": Feature(
         "400 for a prompt longer than the context", "test_a_prompt_longer_than_the_context_is_the_clients_mistake", _ALL
     ),

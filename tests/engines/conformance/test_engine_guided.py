@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.continuation import continuation
 from engines.conformance.conftest import Started, only
 from engines.conformance.features import FEATURES, Has, those
-from support.asking import asking, tiny_tokenizer
+from support.asking import asking, tiny_end, tiny_tokenizer
 from support.sinks import Kept
 from support.waiting import until
 
@@ -29,6 +31,9 @@ PERSON: dict[str, Any] = {
     "required": ["name", "motto", "age", "tags"],
     "additionalProperties": False,
 }
+
+
+REGEX = "([a-f]{3}-){8}[0-9]"
 
 
 def text(kept: Kept) -> str:
@@ -82,6 +87,29 @@ async def test_a_guided_answer_follows_its_form(started: Started, form: str) -> 
     guidance, follows = FORMS[form]
     said = text(await started.one(asking("Well?", guided_decoding=guidance, max_tokens=60)))
     assert follows(said), said
+
+
+@only(those("resumed"))
+@pytest.mark.parametrize("guidance", [{"json": PERSON}, {"regex": REGEX}], ids=["json", "regex"])
+async def test_an_answer_that_another_worker_began_is_continued(started: Started, guidance: dict[str, Any]) -> None:
+    def request(begun: list[int], seed: int) -> PreprocessedRequest:
+        options = {"guided_decoding": guidance, "temperature": 1.0, "max_tokens": 200, "seed": seed}
+        return continuation(asking("Describe a person", **options), begun)
+
+    def is_valid(said: str) -> bool:
+        return bool(re.fullmatch(REGEX, said)) if "regex" in guidance else fits(json.loads(said))
+
+    whole = spoken(await started.one(request([], 0)))
+    cuts = range(1, len(whole))
+    rests = await started.ask(*(request(whole[:cut], cut) for cut in cuts))
+    said = {tiny_tokenizer().decode([*whole[:cut], *spoken(rest)]) for cut, rest in zip(cuts, rests, strict=True)}
+    assert len(said) > 1
+    assert all(map(is_valid, said)), said
+
+
+def spoken(kept: Kept) -> list[int]:
+    assert kept.error is None, kept.error
+    return [id for id in kept.ids if id != tiny_end()]
 
 
 @only(those("guided"))

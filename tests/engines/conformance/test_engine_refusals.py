@@ -34,7 +34,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
 LACKING = [
     (name, option)
     for option in OPTIONS
-    for name in those("beam_search" if option == "best_of" else option, Has.REFUSED)
+    for name in those("beam_search" if option == "best_of" else option, Has.REFUSED, Has.LOADED)
 ]
 
 
@@ -64,6 +64,7 @@ async def test_it_declares_what_the_table_says(started: Started) -> None:
         "metrics": isinstance(engine, MetricsSource),
         "death": isinstance(engine, DeathSource),
         "guided": bool(started.info.guided_decoding),
+        "resumed": started.info.resumes_guided,
     }
     assert declared == {name: FEATURES[name].engines[started.name] is Has.YES for name in declared}
 

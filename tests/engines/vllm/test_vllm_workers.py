@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,13 +17,18 @@ import pytest
 
 from dynamo.model import bundled
 from support.adapter_files import make_adapter
+from support.kv_asking import ask, follows_engines, text, until_known
 from support.stack import Frontend, Process, Stack
 from support.waiting import until
 
 PATIENCE = 900.0
 """Only ends a test that hangs: vLLM takes a minute to start."""
-BLOCK = 32
-WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog"]
+ROW = {"type": "array", "items": {"enum": [7, 8]}, "minItems": 3, "maxItems": 3}
+FREE = {"ignore_eos": True}
+GUIDED = (
+    {"guided_json": {"type": "array", "items": ROW, "minItems": 40, "maxItems": 40}},
+    {"guided_regex": "([a-f] ){200}!"},
+)
 
 
 @pytest.fixture
@@ -56,59 +63,12 @@ async def serving(process: Process) -> int:
             await asyncio.sleep(0.1)
 
 
-def text(number: int) -> str:
-    return " ".join([WORDS[number % len(WORDS)], *WORDS * 24])
-
-
-async def ask(frontend: Frontend, number: int, model: str = "m", **nvext: Any) -> tuple[int, int, int]:
-    """The worker that answered, the tokens it had cached, and those the router knew it had."""
-    body = {
-        "model": model,
-        "prompt": text(number),
-        "max_tokens": 4,
-        "nvext": {"extra_fields": ["worker_id", "routing"], **nvext},
-    }
-    async with aiohttp.ClientSession() as http, http.post(f"{frontend.url}/v1/completions", json=body) as answer:
-        assert answer.status == 200, await answer.text()
-        replied = await answer.json()
-    (routing,) = replied["nvext"]["routing"]
-    usage = replied["usage"]
-    usable = (usage["prompt_tokens"] - 1) // BLOCK  # an engine computes the last token in any case
-    known = min(routing["chosen"]["overlap_blocks"], usable) * BLOCK
-    return routing["worker_id"], usage["prompt_tokens_details"]["cached_tokens"], known
-
-
-async def until_known(frontend: Frontend, number: int, worker: int, model: str = "m", **nvext: Any) -> int:
-    """Tokens of a prompt this worker has cached, once the router knows of them."""
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            _, cached, known = await ask(frontend, number, model, backend_instance_id=worker, **nvext)
-            if known == cached > 0:
-                return cached
-
-
 async def test_the_router_knows_what_each_engine_holds(stack: Stack) -> None:
     running = list(await workers(stack, 2))
     frontend = await stack.frontend("--router-mode", "kv")
     await frontend.until_models("m")
     await frontend.until_instances(2)
-    homes = {}
-    for number in range(4):
-        homes[number], cached, _ = await ask(frontend, number, backend_instance_id=running[number % 2])
-        assert cached == 0
-        assert await until_known(frontend, number, homes[number]) > 100
-    for number, home in homes.items():
-        worker, cached, known = await ask(frontend, number)
-        assert (worker, cached) == (home, known)
-    for salt in ("a", "b"):
-        home, cached, known = await ask(frontend, 0, cache_salt=salt)
-        assert cached == known == 0
-        assert await until_known(frontend, 0, home, cache_salt=salt) > 100
-    async with aiohttp.ClientSession() as http, http.post(f"{frontend.url}/clear_kv_blocks") as answer:
-        assert len((await answer.json())["cleared_workers"]) == 2
-    async with asyncio.timeout(PATIENCE):
-        while (await ask(frontend, 0, backend_instance_id=running[0]))[2]:
-            """A router hears of it by events."""
+    await follows_engines(frontend, running)
 
 
 @pytest.mark.parametrize("killed", ["EngineCore", "VLLM::Worker"])
@@ -117,13 +77,22 @@ async def test_a_worker_whose_engine_is_killed_leaves_and_its_streams_move(stack
     frontend = await stack.frontend("--router-mode", "round-robin")
     await frontend.until_models("m")
     await frontend.until_instances(2)
-    begun = [asyncio.Event(), asyncio.Event()]
-    streams = [asyncio.create_task(answer_tokens(frontend, each)) for each in begun]
+    # Two of each, so that each worker has one.
+    asked = [form for form in (FREE, *GUIDED) for _ in range(2)]
+    begun = [asyncio.Event() for _ in asked]
+    streams = [asyncio.create_task(whole_answer(frontend, *each)) for each in zip(asked, begun, strict=True)]
     for each in begun:
         await each.wait()
     family = psutil.Process(victim.child.pid).children(recursive=True)
     os.kill(next(each.pid for each in family if killed in " ".join(each.cmdline())), signal.SIGKILL)
-    assert await asyncio.gather(*streams) == [500, 500]
+    answers = await asyncio.gather(*streams)
+    assert [tokens for _, tokens in answers[:2]] == [500, 500]
+    for said, _ in answers[2:4]:
+        assert all(len(row) == 3 for row in json.loads(said))
+        assert len(json.loads(said)) == 40
+    for said, _ in answers[4:]:
+        assert re.fullmatch(str(GUIDED[1]["guided_regex"]), said)
+    assert any("moving it to another" in line for line in frontend.process.lines)
     assert await victim.ended() != 0
     await frontend.until_instances(1)
     # The resource tracker of multiprocessing ends a moment after the worker whose pipe it reads.
@@ -134,18 +103,19 @@ def alive(process: psutil.Process) -> bool:
     return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
 
 
-async def answer_tokens(frontend: Frontend, begun: asyncio.Event) -> int:
-    """Tokens of a whole answer; `begun` is set at its first ones."""
+async def whole_answer(frontend: Frontend, form: dict[str, Any], begun: asyncio.Event) -> tuple[str, int]:
+    """What was said, and its tokens; `begun` is set at the first ones."""
     stream = await frontend.client.completions.create(
-        model="m", prompt=text(0), max_tokens=500, stream=True, stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
+        model="m", prompt=text(0), max_tokens=500, temperature=1.0, stream=True, stream_options={"include_usage": True},
+        extra_body=form,
     )  # fmt: skip
-    tokens = 0
+    said, tokens = "", 0
     async for chunk in stream:
         begun.set()
+        said += "".join(choice.text for choice in chunk.choices)
         if chunk.usage is not None:
             tokens = chunk.usage.completion_tokens
-    return tokens
+    return said, tokens
 
 
 async def test_a_killed_worker_takes_vllms_processes_with_it(stack: Stack) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +28,10 @@ from dynamo.engines.vllm.adapters import VllmAdapters
 from dynamo.engines.vllm.arguments import EngineArguments
 from dynamo.engines.vllm.connector import worker_type
 from dynamo.engines.vllm.controls import VllmControls
+from dynamo.engines.vllm.cpu_ranks import announce_ranks
 from dynamo.engines.vllm.environment import installed
+from dynamo.engines.vllm.followers import Followers
+from dynamo.engines.vllm.grammars import are_resumed
 from dynamo.engines.vllm.intake import Intake
 from dynamo.engines.vllm.layout import Announcement
 from dynamo.engines.vllm.orphans import OwnChildren
@@ -56,14 +60,19 @@ class VllmEngine:
         self._on_death: DeathListener | None = None
         self._closed = False
         self._own = OwnChildren()
+        self._followers = Followers(self._follower_left)
+        self._left = ""
+        self._dead = False
 
     async def start(self) -> EngineInfo:
         begun = time.perf_counter()
+        if self._args.nnodes > 1:
+            await self._followers.listen()
         # In a thread: it blocks for minutes. Without a running loop there, the output handler is not started.
         try:
             llm = await in_thread(self._load)
         except Exception as error:
-            raise EngineError(f"vLLM could not start: {_first_line(error)}") from error
+            raise EngineError(f"vLLM could not start: {self._left or _first_line(error)}") from error
         config = llm.vllm_config
         ranks = len(llm.engine_core.engine_ranks_managed)
         blocks = (config.cache_config.num_gpu_blocks or 0) // ranks
@@ -92,10 +101,13 @@ class VllmEngine:
             worker_type=worker_type(self._args.disaggregation_mode),
             model_types=("Embedding",) if self._embeds else None,
             guided_decoding=not config.model_config.skip_tokenizer_init,
+            resumes_guided=are_resumed(config),
         )
 
     def _load(self) -> AsyncLLM:
-        announcement = Announcement(self._args) if self._args.nnodes > 1 else None
+        announce_ranks(os.environ, self._args)
+        several, watch = self._args.nnodes > 1, self._followers
+        announcement = Announcement(self._args, watch.port, watch.secret) if several else None
         try:
             with self._own:
                 llm = AsyncLLM.from_engine_args(self._args)
@@ -112,7 +124,7 @@ class VllmEngine:
     def generate(self, request: PreprocessedRequest, sink: Sink) -> VllmRequest:
         """Begin one request; what vLLM refuses fails its sink at once."""
         running = VllmRequest(request, sink, self._forget)
-        if self._llm is None or self._closed:
+        if self._llm is None or self._closed or self._dead:
             running.fail(EngineShutdown("vLLM is not running"))
             return running
         try:
@@ -210,10 +222,20 @@ class VllmEngine:
             meter.record(step, outputs)
 
     def _die(self, reason: str) -> None:
+        if self._dead:
+            return
+        self._dead = True
         log.error("vLLM died: %s", reason)
         self._fail_all(EngineShutdown("the engine died"))
         if self._on_death is not None:
             self._on_death(reason)
+
+    def _follower_left(self) -> None:
+        self._left = "a follower left"
+        if self._llm is None:
+            self._own.kill()  # it would wait for the follower
+        elif not self._closed:
+            self._die(self._left)
 
     def _fail_all(self, error: DynamoException) -> None:
         running = list(self._requests.values())
@@ -229,6 +251,7 @@ class VllmEngine:
             return
         self._closed = True
         self._fail_all(EngineShutdown("engine shutting down"))
+        await self._followers.close()
         if self._llm is None:
             # Still loading, or it could not: its process ends the loading thread too.
             self._own.kill()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from typing import Any
 
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from dynamo.engines.base import DeathListener, EngineError, EngineInfo
 from dynamo.engines.vllm.arguments import EngineArguments
-from dynamo.engines.vllm.layout import adopt_layout
+from dynamo.engines.vllm.cpu_ranks import announce_ranks
+from dynamo.engines.vllm.followers import stay_with
+from dynamo.engines.vllm.layout import adopt, layout_of_leader
 from dynamo.engines.vllm.leader import until_leader_leaves
 from dynamo.engines.vllm.orphans import OwnChildren
 from dynamo.protocols.card import ModelInput
@@ -32,6 +36,7 @@ class VllmFollower:
         self._closed = False
         self._watch: asyncio.Task[None] | None = None
         self._own = OwnChildren()
+        self._held: socket.socket | None = None
 
     async def start(self) -> EngineInfo:
         try:
@@ -41,9 +46,16 @@ class VllmFollower:
         return EngineInfo(follower=True)
 
     def _join(self) -> Any:
+        log.info("waiting for the leader at %s:%d", self._args.master_addr, self._args.master_port)
+        layout = layout_of_leader(self._args, lambda: self._closed)
         if self._args.layout_from_leader:
-            log.info("waiting for the leader at %s:%d", self._args.master_addr, self._args.master_port)
-            adopt_layout(self._args, lambda: self._closed)
+            adopt(layout, self._args)
+        if layout is not None:
+            try:
+                self._held = stay_with(self._args.master_addr, layout.port, layout.secret)
+            except OSError as error:
+                log.warning("the leader will not notice the end of this node at once: port %d: %s", layout.port, error)
+        announce_ranks(os.environ, self._args)
         with self._own:
             return MultiprocExecutor(self._args.create_engine_config(headless=True))
 
@@ -82,3 +94,5 @@ class VllmFollower:
         if self._executor is not None:
             await in_thread(self._executor.shutdown)
         self._own.kill()
+        if self._held is not None:
+            self._held.close()

@@ -10,7 +10,14 @@ import contextlib
 import socket
 
 _PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""A leader whose machine no longer answers is gone after 30 seconds."""
+"""A machine that no longer answers is gone after 30 seconds."""
+
+
+def keep_probing(held: socket.socket) -> None:
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _PROBES.items():
+        if hasattr(socket, name):
+            held.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def until_leader_leaves(host: str, port: int) -> None:
@@ -18,11 +25,7 @@ async def until_leader_leaves(host: str, port: int) -> None:
     writer = None
     try:
         reader, writer = await asyncio.open_connection(host, port)
-        held: socket.socket = writer.get_extra_info("socket")
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _PROBES.items():
-            if hasattr(socket, name):
-                held.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        keep_probing(writer.get_extra_info("socket"))
         await reader.read()  # it sends nothing to a connection that asks for nothing
     except OSError:
         """It refused the connection, or broke it off."""

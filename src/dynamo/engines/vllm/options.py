@@ -12,6 +12,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from xgrammar import structural_tag
 
 from dynamo.engines.request_options import choice_seed, end_ids, guide, refuse_search
+from dynamo.engines.vllm.grammars import resumed
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 
@@ -32,7 +33,10 @@ def sampling_params(request: PreprocessedRequest, *, thinks: bool = False) -> Sa
     """Raises InvalidArgument, or an error of vLLM's. `thinks`: the engine can limit a model's reasoning."""
     sampling, stops, shown = request.sampling_options, request.stop_conditions, request.output_options
     refuse_search("vLLM", request)
-    extra = {"kv_transfer_params": request.kv_transfer_params} if request.kv_transfer_params else None
+    guided = structured_outputs(sampling.guided_decoding)
+    extra: dict[str, Any] = resumed(request.resumed_tokens) if guided else {}
+    if request.kv_transfer_params:
+        extra["kv_transfer_params"] = request.kv_transfer_params
     budget = {"thinking_token_budget": stops.max_thinking_tokens} if thinks and stops.max_thinking_tokens else {}
     return SamplingParams(
         **{name: value for name in _AS_THEY_ARE if (value := getattr(sampling, name)) is not None},
@@ -45,8 +49,8 @@ def sampling_params(request: PreprocessedRequest, *, thinks: bool = False) -> Sa
         stop_token_ids=end_ids(request),
         logprobs=shown.logprobs,
         prompt_logprobs=shown.prompt_logprobs,
-        structured_outputs=structured_outputs(sampling.guided_decoding),
-        extra_args=extra,
+        structured_outputs=guided,
+        extra_args=extra or None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         skip_clone=True,

@@ -1,6 +1,6 @@
 """vLLM's processes end with the worker that started them: not before it, and also when it was killed.
 
-vLLM calls `end_with_worker` in each of its processes, by the entry point `vllm.general_plugins`.
+`plugin` calls `end_with_worker` in each of vLLM's processes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ def mark(environ: MutableMapping[str, str]) -> None:
     environ[_WORKER] = str(os.getpid())
 
 
+def is_marked() -> bool:
+    """Whether this process was started by a worker, and is not the worker."""
+    return os.environ.get(_WORKER, str(os.getpid())) != str(os.getpid())
+
+
 def end_with_worker() -> None:
-    worker = int(os.environ.get(_WORKER, "0"))
-    if worker in (0, os.getpid()) or not hasattr(os, "pidfd_open"):
+    if not is_marked() or not hasattr(os, "pidfd_open"):
         return
+    worker = int(os.environ[_WORKER])
     try:
         file = os.pidfd_open(worker)
     except ProcessLookupError:
