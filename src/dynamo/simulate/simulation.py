@@ -219,6 +219,7 @@ class Simulation:
             migrations=measured.migrations,
             input_tokens=measured.input_tokens,
             cached_tokens=measured.cached_tokens,
+            restored_tokens=fleet.restored_tokens(),
             output_tokens=measured.output_tokens,
             virtual_seconds=max(0.0, measured.last_end - begun),
             wall_seconds=wall_seconds,
