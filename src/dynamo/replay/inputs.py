@@ -68,7 +68,9 @@ def _fleet(asked: ReplaySettings) -> tuple[int, MockerArgs, MockerArgs | None, A
     engine, about = engine_of(_object(decode[1], decode[0]), tiers)
     prefill = None
     if asked.prefill_engine_args:
-        prefill, _ = engine_of(_object(asked.prefill_engine_args, "--prefill-engine-args"), tiers)
+        prefill, other = engine_of(_object(asked.prefill_engine_args, "--prefill-engine-args"), tiers)
+        if other.model and about.model and other.model != about.model:
+            raise ValueError(f"prefill workers have a profile of '{other.model}', the others one of '{about.model}'")
     elif asked.decode_engine_args and asked.prefill_workers:
         prefill, _ = engine_of(_object(asked.extra_engine_args, "--extra-engine-args"), tiers)
     return asked.decode_workers or asked.workers, engine, prefill, about
@@ -110,7 +112,8 @@ def _traffic(flags: Mapping[str, Any], asked: TrafficSettings, seed: int) -> Cal
         if not path.is_file():
             raise ValueError(f"there is no trace {path}")
         read = FORMATS[asked.trace_format]
-        return partial(_limited, lambda: scaled(read(path, asked.trace_block_size), asked.copies, asked.speedup), asked)
+        rows = partial(read, path, asked.trace_block_size)
+        return partial(_limited, lambda: scaled(rows(), asked.copies, asked.speedup), asked, str(path))
     if not asked.request_count or not asked.input_tokens or not asked.output_tokens:
         raise ValueError("name a trace, or give --request-count, --input-tokens and --output-tokens")
     made = Synthetic(
@@ -124,14 +127,19 @@ def _traffic(flags: Mapping[str, Any], asked: TrafficSettings, seed: int) -> Cal
         think=asked.think_ms / 1000,
         seed=seed,
     )
-    return partial(_limited, lambda: scaled(made, asked.copies, asked.speedup), asked)
+    return partial(_limited, lambda: scaled(made, asked.copies, asked.speedup), asked, "the traffic")
 
 
-def _limited(make: Callable[[], Iterable[SimulatedRequest]], asked: TrafficSettings) -> Iterable[SimulatedRequest]:
+def _limited(
+    make: Callable[[], Iterable[SimulatedRequest]], asked: TrafficSettings, trace: str
+) -> Iterable[SimulatedRequest]:
+    number = -1
     for number, request in enumerate(make()):
         if asked.limit is not None and number >= asked.limit:
             return
         yield request
+    if number < 0:
+        raise InvalidArgument(f"{trace} has no request that can be replayed")
 
 
 def _incident(text: str) -> Incident:

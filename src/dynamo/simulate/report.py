@@ -23,6 +23,7 @@ class FleetReport(Struct, frozen=True, kw_only=True):
     completed: int
     failed: int
     errors: dict[str, int]
+    first_error: str = ""
     migrations: int
     input_tokens: int
     cached_tokens: int
@@ -124,7 +125,8 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _errors(report: FleetReport) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(report.errors.items()))
+    kinds = ", ".join(f"{count} {name}" for name, count in sorted(report.errors.items()))
+    return f"{kinds}; the first: {report.first_error}" if report.first_error else kinds
 
 
 def as_json(*reports: FleetReport) -> bytes:
