@@ -163,7 +163,7 @@ async def test_a_payload_row_has_the_request_and_the_answer_whole_or_streamed(tm
     names = "X-Run-Id, traceparent"
     trace = payloads(tmp_path, DYN_REQUEST_TRACE_HTTP_HEADER_CAPTURE_LIST=names)
     messages = [{"role": "user", "content": "pelican\nwith a line break"}]
-    fields = {"messages": messages, "max_tokens": 6, "seed": 5, "n": 2}
+    fields: dict[str, Any] = {"messages": messages, "max_tokens": 6, "seed": 5, "n": 2}
     async with serving(tmp_path, await mocker(MockerArgs()), request_trace=trace) as stack:
         headers = {"x-request-id": "mine", "x-run-id": "42", "authorization": "Bearer secret"}
         whole = await (await stack.chat(headers=headers, **fields)).json()
