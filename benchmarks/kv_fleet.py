@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dynamo.engines.mocker import Iteration, MockerArgs, MockVocabulary, Ranks, answer_for
-from dynamo.engines.mocker.engine import merge_removals
+from dynamo.engines.mocker.blocks import merge_removals
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
 from dynamo.protocols.kv import RouterEvent

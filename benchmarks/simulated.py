@@ -1,6 +1,7 @@
 """The simulator beside reality: the same traffic through real processes and through `dynamo.simulate`.
 
 usage: python benchmarks/simulated.py [--workers 4,16] [--modes kv,round-robin] [--requests 400] [--seeds 1-3]
+                                     [--gpu-blocks 4096] [--host-blocks 0]
 
 A frontend and mockers at speed 1 get made-up traffic over HTTP: sessions with a shared system prompt, several turns,
 arrivals at random. The frontend records a request trace; the simulator replays it on as many workers. The table has the
@@ -30,8 +31,6 @@ from dynamo.simulate.simulation import FRONTEND_MS
 from figures import percentile, table
 from processes import Stack
 from prompts import MODEL, make_model
-
-ARGS = MockerArgs(num_gpu_blocks=4096)
 
 
 def prompt(request: SimulatedRequest) -> list[int]:
@@ -76,7 +75,7 @@ async def send(url: str, traffic: Iterable[SimulatedRequest]) -> None:
         await asyncio.gather(*tasks)
 
 
-def one(folder: Path, model: Path, workers: int, mode: str, requests: int, seed: int) -> list[str]:
+def one(folder: Path, model: Path, engine: MockerArgs, workers: int, mode: str, requests: int, seed: int) -> list[str]:
     traffic = Synthetic(
         requests=requests, input_tokens=4000, output_tokens=64, interval=3.0 / workers, turns=3, shared_prefix=0.6,
         groups=3 * workers, think=1.0, seed=seed,
@@ -88,7 +87,8 @@ def one(folder: Path, model: Path, workers: int, mode: str, requests: int, seed:
         "DYN_REQUEST_TRACE_CAPACITY": "9999",
     }
     with Stack(folder, environ=environ) as stack:
-        flags = ("--num-workers", str(workers), "--num-gpu-blocks-override", str(ARGS.num_gpu_blocks))
+        blocks = ("--num-gpu-blocks-override", str(engine.num_gpu_blocks), "--num-g2-blocks", str(engine.num_g2_blocks))
+        flags = ("--num-workers", str(workers), *blocks)
         stack.mocker(model, MODEL, *flags)
         stack.frontend("--router-mode", mode)
         stack.until("/v1/models", f'"{MODEL}"'.encode())
@@ -99,7 +99,7 @@ def one(folder: Path, model: Path, workers: int, mode: str, requests: int, seed:
     ttft = [row["ttft_ms"] for row in rows]
     cached = sum(row["cached_tokens"] for row in rows) / sum(row["input_tokens"] for row in rows)
     config = SimulationConfig(
-        workers=workers, engine=ARGS, routing=RoutingConfig(mode=mode), frontend_seconds=FRONTEND_MS / 1000, seed=seed
+        workers=workers, engine=engine, routing=RoutingConfig(mode=mode), frontend_seconds=FRONTEND_MS / 1000, seed=seed
     )
     report = simulate(config, lambda: read_request_trace(trace))
     assert report.ttft_ms
@@ -109,7 +109,7 @@ def one(folder: Path, model: Path, workers: int, mode: str, requests: int, seed:
         mode, str(workers), str(seed), str(len(rows)), f"{mean:.1f}", f"{report.ttft_ms.mean:.1f}",
         f"{100 * (report.ttft_ms.mean / mean - 1):+.1f} %", f"{p99:.1f}", f"{report.ttft_ms.p99:.1f}",
         f"{100 * (report.ttft_ms.p99 / p99 - 1):+.1f} %", f"{100 * cached:.1f}", f"{100 * report.prefix_reuse:.1f}",
-        f"{os.getloadavg()[0]:.1f}",
+        f"{100 * report.restored_tokens.get('host', 0) / report.input_tokens:.1f}", f"{os.getloadavg()[0]:.1f}",
     ]  # fmt: skip
 
 
@@ -129,16 +129,19 @@ def main() -> None:
     ap.add_argument("--modes", default="kv,round-robin")
     ap.add_argument("--requests", type=int, default=400)
     ap.add_argument("--seeds", default="1-3")
+    ap.add_argument("--gpu-blocks", type=int, default=4096, help="of each worker (%(default)s)")
+    ap.add_argument("--host-blocks", type=int, default=0, help="below the cache of each worker (%(default)s)")
     o = ap.parse_args()
     head = ["router", "workers", "seed", "requests", "TTFT mean, real", "simulated", "", "p99, real", "simulated", "",
-            "cached %, real", "simulated", "load"]  # fmt: skip
-    found = []
+            "cached %, real", "simulated", "of which host", "load"]  # fmt: skip
+    found, engine = [], MockerArgs(num_gpu_blocks=o.gpu_blocks, num_g2_blocks=o.host_blocks)
     with tempfile.TemporaryDirectory() as name:
         model = make_model(Path(name) / "model")
         for workers in map(int, o.workers.split(",")):
             for mode in o.modes.split(","):
                 for seed in seed_list(o.seeds):
-                    found.append(one(Path(name) / f"{workers} {mode} {seed}", model, workers, mode, o.requests, seed))
+                    folder = Path(name) / f"{workers} {mode} {seed}"
+                    found.append(one(folder, model, engine, workers, mode, o.requests, seed))
                     print(" ".join(found[-1]), file=sys.stderr, flush=True)
     print(table(head, found))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from dynamo.engines.echo import EchoSettings
 from dynamo.engines.llamacpp.args import LlamaCppArgs
 from dynamo.engines.mocker import MockerArgs
-from dynamo.frontend.measure.request_trace import TraceSettings, TraceSinkSettings
+from dynamo.frontend.measure.trace_sinks import TraceSettings, TraceSinkSettings
 from dynamo.mocker.__main__ import MockerSettings
 from dynamo.model import AdapterConfig, FetchConfig, HubConfig, S3Config
 from dynamo.planner.__main__ import PlannerSettings

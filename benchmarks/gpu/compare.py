@@ -48,6 +48,8 @@ ALONE = ("offline", "offline-events", "async")
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
              "num_key_value_heads": 4, "head_dim": 32},
+    "60m": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 12,
+            "num_key_value_heads": 4, "head_dim": 64, "torch_dtype": "bfloat16"},
     "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
              "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 151_936, "tie_word_embeddings": True,
              "torch_dtype": "bfloat16"},

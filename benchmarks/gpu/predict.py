@@ -2,11 +2,16 @@
 
     PYTHONPATH=SITE python benchmarks/gpu/predict.py --shape 8b              # one GPU; 4 minutes
     PYTHON benchmarks/gpu/predict.py --shape bundled --max-requests 8 --max-tokens 1536  # vLLM for CPUs; 5 minutes
+    VLLM_CPU_OMP_THREADS_BIND=1 taskset -c 0 PYTHON benchmarks/gpu/predict.py --shape 60m --max-tokens 1024
+        --max-requests 4 --output 48 -- --enforce-eager --max-num-seqs 16 --max-num-batched-tokens 1024
 
 PYTHON needs vLLM and what this project needs; the project itself is taken from this checkout. One worker and a frontend
 are started, `dynamo profile` measures them, and then traffic comes that the profile has not seen: prompts and answers
 of random lengths, some with a common beginning, arriving at random, at a low and at a higher rate. The simulator gets
 the same traffic, and the profile. Each rate is one line of JSON on standard output; progress goes to standard error.
+
+The last of these has the engine on the second core alone, and steps that are long against what an operating system does
+in between.
 
 Rates are given as the share of its time that the engine would need for the prompts alone, one after the other.
 """

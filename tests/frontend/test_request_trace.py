@@ -13,9 +13,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynamo.engines.echo import EchoFull
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.tokens import MockVocabulary
-from dynamo.frontend.measure.request_trace import RequestTrace, RollingFile, request_trace_from_env
+from dynamo.frontend.measure.request_trace import PayloadRow, RequestTrace, request_trace_from_env
+from dynamo.frontend.measure.trace_payload import PayloadCapture
+from dynamo.frontend.measure.trace_sinks import PAYLOAD, RollingFile
 from dynamo.simulate import SimulationConfig, read_request_trace, simulate
 from support.limits import full_disk, no_more_files
 from support.serving import serving
@@ -127,11 +130,140 @@ async def test_rows_that_cannot_be_written_in_time_are_dropped_and_requests_go_o
         ({"DYN_REQUEST_TRACE_FILE_FORMAT": "csv"}, "DYN_REQUEST_TRACE_FILE_FORMAT must be jsonl or jsonl_gz"),
         ({"DYN_REQUEST_TRACE_FILE_PATH": "/no/folder/t"}, "DYN_REQUEST_TRACE_FILE_PATH: cannot write /no/folder/t"),
         ({"DYN_REQUEST_TRACE_CAPACITY": "0"}, "DYN_REQUEST_TRACE_CAPACITY must be at least 1"),
+        (
+            {"DYN_REQUEST_TRACE_RECORDS": "request_end,payload"},
+            "DYN_REQUEST_TRACE_RECORDS must be request_end or request_payload, not 'payload'",
+        ),
+        (
+            {"DYN_REQUEST_TRACE_HTTP_HEADER_CAPTURE_LIST": "x-run"},
+            "DYN_REQUEST_TRACE_HTTP_HEADER_CAPTURE_LIST needs request_payload in DYN_REQUEST_TRACE_RECORDS",
+        ),
+        (
+            {"DYN_REQUEST_TRACE_RECORDS": PAYLOAD, "DYN_REQUEST_TRACE_HTTP_HEADER_CAPTURE_LIST": "x-run:1"},
+            "DYN_REQUEST_TRACE_HTTP_HEADER_CAPTURE_LIST must be names of HTTP headers, not 'x-run:1'",
+        ),
+        (
+            {"DYN_REQUEST_TRACE_OTEL_MAX_PAYLOAD_BYTES": "0"},
+            "DYN_REQUEST_TRACE_OTEL_MAX_PAYLOAD_BYTES must be at least 1",
+        ),
     ],
 )
 def test_a_wrong_variable_is_named(tmp_path: Path, variables: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         request_trace_from_env(settings(tmp_path, **variables))
+
+
+def payloads(folder: Path, **more: str) -> RequestTrace:
+    trace = request_trace_from_env(settings(folder, DYN_REQUEST_TRACE_RECORDS=PAYLOAD, **more))
+    assert trace
+    return trace
+
+
+async def test_a_payload_row_has_the_request_and_the_answer_whole_or_streamed(tmp_path: Path) -> None:
+    names = "X-Run-Id, traceparent"
+    trace = payloads(tmp_path, DYN_REQUEST_TRACE_HTTP_HEADER_CAPTURE_LIST=names)
+    messages = [{"role": "user", "content": "pelican\nwith a line break"}]
+    fields: dict[str, Any] = {"messages": messages, "max_tokens": 6, "seed": 5, "n": 2}
+    async with serving(tmp_path, await mocker(MockerArgs()), request_trace=trace) as stack:
+        headers = {"x-request-id": "mine", "x-run-id": "42", "authorization": "Bearer secret"}
+        whole = await (await stack.chat(headers=headers, **fields)).json()
+        async with await stack.chat(stream=True, stream_options={"include_usage": True}, **fields) as answer:
+            streamed = (await answer.read()).decode()
+        await stack.http.post(f"{stack.url}/v1/completions", json={"model": "tiny", "prompt": "x", "max_tokens": 1})
+    text = (tmp_path / "trace.jsonl").read_text()
+    assert "secret" not in text
+    one, other = rows(tmp_path / "trace.jsonl")
+    assert (one["schema"], one["event_type"], one["event_source"]) == (
+        "dynamo.request.trace.v1", "request_payload", "dynamo"
+    )  # fmt: skip
+    assert one["payload"] == {
+        "request_id": "mine",
+        "endpoint": "openai.chat_completion",
+        "model": "tiny",
+        "request": {"model": "tiny", **fields},
+        "response": whole,
+        "http_request_headers": {"x-run-id": "42"},
+        "payload_complete": True,
+    }
+    said = [choice["message"]["content"] for choice in other["payload"]["response"]["choices"]]
+    assert said == [choice["message"]["content"] for choice in whole["choices"]]
+    assert other["payload"]["response"]["object"] == "chat.completion"
+    assert other["payload"]["response"]["usage"]["completion_tokens"] == 12
+    assert other["payload"]["response"]["id"] in streamed
+    assert "http_request_headers" not in other["payload"]
+
+
+async def test_a_request_that_failed_or_whose_client_left_keeps_what_was_asked(tmp_path: Path) -> None:
+    engine = await mocker(MockerArgs(speedup_ratio=0.01))
+    async with serving(tmp_path, engine, request_trace=payloads(tmp_path)) as stack:
+        assert (await stack.chat(model="other")).status == 404
+        async with await stack.chat(stream=True, max_tokens=500) as answer:
+            await answer.content.readany()
+            answer.close()
+    refused, left = (row["payload"] for row in rows(tmp_path / "trace.jsonl"))
+    assert refused["model"] == refused["request"]["model"] == "other"
+    assert left["request"]["max_tokens"] == 500
+    assert "response" not in refused
+    assert "response" not in left
+    assert refused["payload_complete"]
+
+
+async def test_a_worker_that_streams_its_own_chunks_leaves_an_incomplete_payload(tmp_path: Path) -> None:
+    async with serving(tmp_path, EchoFull(0.0), request_trace=payloads(tmp_path)) as stack:
+        whole = await (await stack.chat()).json()
+        async with await stack.chat(stream=True) as answer:
+            await answer.read()
+    one, other = (row["payload"] for row in rows(tmp_path / "trace.jsonl"))
+    assert one["response"]["choices"] == whole["choices"]
+    assert "response" not in other
+    assert not other["payload_complete"]
+    assert "the worker's own chunks" in other["payload_drop_reason"]
+
+
+async def test_what_was_said_may_wait_only_up_to_a_number_of_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamo.frontend.measure.request_trace._WAITING_BYTES", 600)
+    go, written = threading.Event(), queue.Queue[bytes]()
+
+    def slow(line: bytes) -> None:
+        go.wait()
+        written.put(line)
+
+    trace = RequestTrace([slow], capacity=100, ends=False, payloads=PayloadCapture())
+    async with serving(tmp_path, request_trace=trace) as stack:
+        for _ in range(6):
+            assert (await stack.chat()).status == 200
+        assert trace.dropped > 0
+        go.set()
+    assert written.qsize() == 6 - trace.dropped > 0
+
+
+def test_a_marker_stands_for_a_row_that_is_too_large() -> None:
+    captured = PayloadCapture(["X-Run"]).begin("m", b'{ "model": "m",\n"x": "\xff" }', {"x-run": "7"})
+    row = PayloadRow("id", 1.5, captured)
+    encoder = msgspec.json.Encoder()
+    assert row.line(encoder).count(b"\n") == 1
+    assert msgspec.json.decode(row.line(encoder))["payload"]["request"] == {"model": "m", "x": "�"}
+    marker = msgspec.json.decode(row.line(encoder, 4))["payload"]
+    assert marker == {
+        "request_id": "id",
+        "endpoint": "openai.chat_completion",
+        "model": "m",
+        "http_request_headers": {"x-run": "7"},
+        "payload_complete": False,
+        "payload_drop_reason": "the row is larger than 4 bytes",
+    }
+
+
+async def test_replay_reads_a_trace_with_both_kinds_of_rows(tmp_path: Path) -> None:
+    trace = request_trace_from_env(settings(tmp_path, DYN_REQUEST_TRACE_RECORDS="request_end,request_payload,tool"))
+    async with serving(tmp_path, await mocker(MockerArgs()), request_trace=trace) as stack:
+        for _ in range(3):
+            await stack.chat(max_tokens=4)
+    kinds = [row["event_type"] for row in rows(tmp_path / "trace.jsonl")]
+    assert kinds == ["request_end", "request_payload"] * 3
+    assert [request.output_tokens for request in read_request_trace(tmp_path / "trace.jsonl")] == [4, 4, 4]
 
 
 def test_nothing_is_written_unless_asked_for() -> None:

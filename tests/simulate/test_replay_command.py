@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -58,6 +59,17 @@ def test_prefill_workers_are_simulated_beside_decode_workers(tmp_path: Path) -> 
         ((*MADE_UP, "--extra-engine-args", "/no/file"), "--extra-engine-args: "),
         ((*MADE_UP, "--router-config", '{"nope": 1}'), "--router-config: "),
         ((*MADE_UP, "--router-mode", "cleverest"), "--router-mode must be one of"),
+        ((*MADE_UP, "--num-g2-blocks", "-1"), "--num-g2-blocks must be at least 0"),
+        (
+            (*MADE_UP, "--num-g2-blocks", "9", "--extra-engine-args", '{"enable_prefix_caching": false}'),
+            "'num_g2_blocks' keeps cached blocks: leave prefix caching on",
+        ),
+        (
+            (*MADE_UP, "--num-g2-blocks", "9", "--extra-engine-args", '{"num_g2_blocks": 8}'),
+            "--num-g2-blocks says 9, the file of engine arguments says 8",
+        ),
+        ((*MADE_UP, "--extra-engine-args", '{"num_g3_blocks": 8}'), "'num_g3_blocks' is not implemented here"),
+        ((os.devnull,), f"there is no trace {os.devnull}"),
         ((*MADE_UP, "--num-decode-workers", "2"), "--num-decode-workers needs --num-prefill-workers"),
         ((*MADE_UP, "--report-json", "/no/folder/r.json"), "the folder of /no/folder/r.json does not exist"),
     ],
@@ -71,6 +83,24 @@ def test_what_is_wrong_is_said_in_one_line(
     # Beside it there may be the log of an engine that was started, where another test has set up logging.
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert error in line
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"schema": "dynamo.request.trace.v1", "event_type": "request_payload", "payload": {}}\n']
+)
+def test_a_trace_without_requests_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(text)
+    with pytest.raises(SystemExit) as stopped:
+        main([str(trace), "--trace-format", "dynamo"])
+    assert stopped.value.code == 2
+    assert f"{trace} has no request that can be replayed" in capsys.readouterr().err
+
+
+def test_the_first_error_is_shown_beside_their_number(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--request-count", "3", "--input-tokens", "2000000", "--output-tokens", "1"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("requests failed"))
+    assert "3 (3 InvalidArgument; the first: a prompt of 2000000 tokens does not fit" in line
 
 
 @pytest.fixture

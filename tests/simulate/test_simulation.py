@@ -11,7 +11,7 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
 from dynamo.simulate import Incident, SimulatedRequest, SimulationConfig, Synthetic, simulate
-from dynamo.simulate.report import as_json
+from dynamo.simulate.report import as_json, as_text
 
 CONFIG = SimulationConfig(workers=3, engine=MockerArgs(num_gpu_blocks=256), seed=7)
 ROUND_ROBIN = structs.replace(CONFIG, routing=RoutingConfig(mode="round-robin"))
@@ -115,3 +115,33 @@ def test_the_time_of_a_frontend_is_added_to_the_time_to_the_first_token() -> Non
     assert without
     assert added
     assert added.mean - without.mean == pytest.approx(250.0)
+
+
+TIERED = SimulationConfig(workers=2, engine=MockerArgs(num_gpu_blocks=256, num_g2_blocks=2048), seed=7)
+REVISITS = Synthetic(
+    requests=240, input_tokens=4096, output_tokens=8, interval=0.15, shared_prefix=0.94, groups=34, seed=5
+)
+"""Prefixes of 34 × 60 blocks, four times what both caches hold."""
+
+
+def test_a_working_set_of_four_caches_is_answered_sooner_with_host_memory_below() -> None:
+    without = structs.replace(TIERED, engine=structs.replace(TIERED.engine, num_g2_blocks=0))
+    tiered, plain = simulate(TIERED, lambda: REVISITS), simulate(without, lambda: REVISITS)
+    assert tiered.completed == plain.completed == 240
+    assert tiered.prefix_reuse > plain.prefix_reuse + 0.2
+    assert tiered.restored_tokens["host"] > 0.2 * tiered.input_tokens
+    assert plain.restored_tokens == {}
+    assert tiered.ttft_ms
+    assert plain.ttft_ms
+    assert tiered.ttft_ms.mean < 0.9 * plain.ttft_ms.mean
+    assert "of which from host memory" in as_text(tiered, plain)
+    assert "of which from" not in as_text(plain)
+    assert as_json(tiered) == as_json(simulate(TIERED, lambda: REVISITS))
+
+
+def test_host_memory_that_is_slower_than_computing_changes_nothing() -> None:
+    slow = structs.replace(TIERED, engine=structs.replace(TIERED.engine, bandwidth_g2_to_g1_gbps=0.1))
+    without = structs.replace(TIERED, engine=structs.replace(TIERED.engine, num_g2_blocks=0))
+    tiered, plain = simulate(slow, lambda: REVISITS), simulate(without, lambda: REVISITS)
+    assert tiered.restored_tokens == {"host": 0}
+    assert (tiered.ttft_ms, tiered.cached_tokens) == (plain.ttft_ms, plain.cached_tokens)

@@ -57,9 +57,13 @@ def test_turns_need_no_time_of_their_own(tmp_path: Path) -> None:
         (b"[]", "Expected `object`"),
         ({"timestamp": 0, "input_length": "7", "output_length": 1}, "input_length"),
         ({"timestamp": 0, "input_length": -1, "output_length": 1}, "input_length"),
-        ({"timestamp": 0, "input_length": 0, "output_length": 1}, "at least 1"),
+        ({"timestamp": 5000, "input_length": 0, "output_length": 1}, "at least 1"),
         ({"input_length": 1, "output_length": 1}, "needs a timestamp"),
         (ROW | {"hash_ids": [1, 2, 3]}, "--trace-block-size"),
+        (ROW | {"colour": "red"}, "unknown field `colour`"),
+        (ROW | {"wait_for": []}, "unknown field `wait_for`; agentic traces are not read here"),
+        (ROW | {"timestamp": 0}, "timestamp 0 is before .* of an earlier row: sort the trace"),
+        ({"schema": "dynamo.request.trace.v1"}, "unknown field `schema`; this looks like --trace-format dynamo"),
     ],
 )
 def test_a_wrong_row_is_named_by_its_line(tmp_path: Path, line: object, words: str) -> None:

@@ -81,7 +81,7 @@ class Server:
         self._loop_delay = LoopDelay()
         self._frontend = Frontend(
             self.models,
-            RunningRequests(metrics, request_trace.ended if request_trace else None),
+            RunningRequests(metrics, *((request_trace.ended, request_trace.payloads) if request_trace else ())),
             self._loop_delay,
             Callers(config, config.keys()),
             runtime.inspection,

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from dynamo.engines.mocker import MockerArgs, read_profile
+from dynamo.engines.mocker.args import Flag
 from dynamo.engines.mocker.profile import About
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.replay.settings import ReplaySettings, TrafficSettings
@@ -63,12 +64,15 @@ def _fleet(asked: ReplaySettings) -> tuple[int, MockerArgs, MockerArgs | None, A
         raise ValueError(f"{useless[0]} needs --num-prefill-workers")
     source = ("--extra-engine-args", asked.extra_engine_args)
     decode = ("--decode-engine-args", asked.decode_engine_args) if asked.decode_engine_args else source
-    engine, about = engine_of(_object(decode[1], decode[0]))
+    tiers = _tier_flags(asked)
+    engine, about = engine_of(_object(decode[1], decode[0]), tiers)
     prefill = None
     if asked.prefill_engine_args:
-        prefill, _ = engine_of(_object(asked.prefill_engine_args, "--prefill-engine-args"))
+        prefill, other = engine_of(_object(asked.prefill_engine_args, "--prefill-engine-args"), tiers)
+        if other.model and about.model and other.model != about.model:
+            raise ValueError(f"prefill workers have a profile of '{other.model}', the others one of '{about.model}'")
     elif asked.decode_engine_args and asked.prefill_workers:
-        prefill, _ = engine_of(_object(asked.extra_engine_args, "--extra-engine-args"))
+        prefill, _ = engine_of(_object(asked.extra_engine_args, "--extra-engine-args"), tiers)
     return asked.decode_workers or asked.workers, engine, prefill, about
 
 
@@ -76,12 +80,18 @@ def _size(workers: int, prefill_workers: int) -> str:
     return f"{prefill_workers}+{workers}" if prefill_workers else f"{workers}"
 
 
-def engine_of(args: Mapping[str, Any]) -> tuple[MockerArgs, About]:
+def _tier_flags(asked: ReplaySettings) -> list[Flag]:
+    names = ("num_g2_blocks", "bandwidth_g1_to_g2_gbps", "bandwidth_g2_to_g1_gbps")
+    values = [(name, getattr(asked, name)) for name in names]
+    return [(f"--{name.replace('_', '-')}", name, value) for name, value in values if value is not None]
+
+
+def engine_of(args: Mapping[str, Any], flags: Iterable[Flag] = ()) -> tuple[MockerArgs, About]:
     """The engine, with what its profile says about it where the arguments do not, and the rest of what that says."""
     about = About()
     if isinstance(profile := args.get("planner_profile_data"), str):
         about = read_profile(Path(profile)).about
-    return MockerArgs.from_json({**about.engine, **args}), about
+    return MockerArgs.from_json({**about.engine, **args}, flags), about
 
 
 def _of_model(
@@ -102,7 +112,8 @@ def _traffic(flags: Mapping[str, Any], asked: TrafficSettings, seed: int) -> Cal
         if not path.is_file():
             raise ValueError(f"there is no trace {path}")
         read = FORMATS[asked.trace_format]
-        return partial(_limited, lambda: scaled(read(path, asked.trace_block_size), asked.copies, asked.speedup), asked)
+        rows = partial(read, path, asked.trace_block_size)
+        return partial(_limited, lambda: scaled(rows(), asked.copies, asked.speedup), asked, str(path))
     if not asked.request_count or not asked.input_tokens or not asked.output_tokens:
         raise ValueError("name a trace, or give --request-count, --input-tokens and --output-tokens")
     made = Synthetic(
@@ -116,14 +127,19 @@ def _traffic(flags: Mapping[str, Any], asked: TrafficSettings, seed: int) -> Cal
         think=asked.think_ms / 1000,
         seed=seed,
     )
-    return partial(_limited, lambda: scaled(made, asked.copies, asked.speedup), asked)
+    return partial(_limited, lambda: scaled(made, asked.copies, asked.speedup), asked, "the traffic")
 
 
-def _limited(make: Callable[[], Iterable[SimulatedRequest]], asked: TrafficSettings) -> Iterable[SimulatedRequest]:
+def _limited(
+    make: Callable[[], Iterable[SimulatedRequest]], asked: TrafficSettings, trace: str
+) -> Iterable[SimulatedRequest]:
+    number = -1
     for number, request in enumerate(make()):
         if asked.limit is not None and number >= asked.limit:
             return
         yield request
+    if number < 0:
+        raise InvalidArgument(f"{trace} has no request that can be replayed")
 
 
 def _incident(text: str) -> Incident:

@@ -52,6 +52,14 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
     extra_engine_args: Annotated[str | None, Setting(
         "--extra-engine-args", help="arguments of the simulated engine, as JSON or the name of a file",
         metavar="JSON")] = None
+    num_g2_blocks: Annotated[int | None, Meta(ge=0, le=2**24), Setting(
+        "--num-g2-blocks", help="KV blocks of host memory below each worker's cache",
+        default="as the engine's arguments say, or 0")] = None
+    bandwidth_g1_to_g2_gbps: Annotated[float | None, Meta(ge=0), Setting(
+        "--bandwidth-g1-to-g2-gbps", help="how fast blocks are copied to host memory", metavar="GB/S",
+        default="14")] = None
+    bandwidth_g2_to_g1_gbps: Annotated[float | None, Meta(ge=0), Setting(
+        "--bandwidth-g2-to-g1-gbps", help="how fast they come back", metavar="GB/S", default="14")] = None
     router_config: Annotated[str | None, Setting(
         "--router-config", help="router settings by the names of their flags, as JSON or the name of a file",
         metavar="JSON")] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from typing import Literal
@@ -137,6 +138,14 @@ class SimulatedFleet:
     def worker_seconds(self, since: float, until: float) -> float:
         """The time that workers were there, added up."""
         return sum((worker.ended_at or until) - max(since, worker.started_at) for worker in self.workers)
+
+    def restored_tokens(self) -> dict[str, int]:
+        """By tier, of all workers."""
+        found = Counter[str]()
+        for worker in self.workers:
+            for load in worker.engine.load():
+                found.update({each.tier.value: each.restored_tokens for each in load.tiers})
+        return dict(sorted(found.items()))
 
     def busy_seconds(self) -> float:
         return sum(worker.engine.busy_seconds for worker in self.workers)

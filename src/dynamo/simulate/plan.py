@@ -136,8 +136,11 @@ def answer(plan: FleetPlan) -> str:
     wanted = f"{100 * targets.share:g} % of requests within TTFT {targets.ttft_ms:g} ms and ITL {targets.itl_ms:g} ms"
     if best := plan.best:
         return f"{best.workers} workers with {best.settings}: {wanted}"
-    most = max(fleet.workers for fleet in plan.fleets)
-    return f"no fleet of up to {most} workers has {wanted}"
+    largest = max(plan.fleets, key=lambda fleet: fleet.workers)
+    why, report = "", largest.report
+    if report.failed:
+        why = f"; {report.failed:,} of {report.completed + report.failed:,} failed, the first: {report.first_error}"
+    return f"no fleet of up to {largest.workers} workers has {wanted}{why}"
 
 
 def plan_text(plan: FleetPlan) -> str:

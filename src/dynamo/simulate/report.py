@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,9 +23,12 @@ class FleetReport(Struct, frozen=True, kw_only=True):
     completed: int
     failed: int
     errors: dict[str, int]
+    first_error: str = ""
     migrations: int
     input_tokens: int
     cached_tokens: int
+    restored_tokens: dict[str, int] = {}
+    """Of the cached ones, those that came from a slower tier, by its name; without the tiers that no worker has."""
     output_tokens: int
     virtual_seconds: float
     """From the first request to the last answer."""
@@ -51,6 +55,8 @@ class FleetReport(Struct, frozen=True, kw_only=True):
         return self.output_tokens / self.virtual_seconds if self.virtual_seconds else 0.0
 
 
+_CACHED = "prompt tokens found cached"
+_PLACES = {"host": "host memory"}
 _LINES: Sequence[tuple[str, Callable[[FleetReport], str]]] = (
     ("router", lambda r: r.router_mode),
     ("workers at the start", lambda r: str(r.workers)),
@@ -64,7 +70,7 @@ _LINES: Sequence[tuple[str, Callable[[FleetReport], str]]] = (
     ("input tokens", lambda r: f"{r.input_tokens:,}"),
     ("output tokens", lambda r: f"{r.output_tokens:,}"),
     ("output tokens/s", lambda r: f"{r.output_tokens_per_second:,.0f}"),
-    ("prompt tokens found cached", lambda r: f"{100 * r.prefix_reuse:.1f} %"),
+    (_CACHED, lambda r: f"{100 * r.prefix_reuse:.1f} %"),
     ("worker-hours", lambda r: f"{r.worker_hours:,.2f}"),
     ("utilisation", lambda r: f"{100 * r.utilisation:.1f} %"),
 )
@@ -78,7 +84,7 @@ _TIMES: Sequence[tuple[str, Callable[[FleetReport], Percentiles | None]]] = (
 
 def rows(reports: Sequence[FleetReport]) -> list[list[str]]:
     """A title and one figure per report, line by line."""
-    found = [[title, *(show(report) for report in reports)] for title, show in _LINES]
+    found = [[title, *(show(report) for report in reports)] for title, show in _lines(reports)]
     for title, of in _TIMES:
         times = [of(report) for report in reports]
         found += [
@@ -86,6 +92,18 @@ def rows(reports: Sequence[FleetReport]) -> list[list[str]]:
             for figure in ("mean", "p50", "p90", "p99")
         ]
     return found
+
+
+def _lines(reports: Sequence[FleetReport]) -> list[tuple[str, Callable[[FleetReport], str]]]:
+    lines = list(_LINES)
+    at = 1 + next(at for at, (title, _) in enumerate(lines) if title == _CACHED)
+    for tier in sorted({tier for report in reports for tier in report.restored_tokens}, reverse=True):
+        lines.insert(at, (f"of which from {_PLACES.get(tier, tier)}", partial(_restored, tier)))
+    return lines
+
+
+def _restored(tier: str, report: FleetReport) -> str:
+    return f"{100 * report.restored_tokens.get(tier, 0) / max(1, report.input_tokens):.1f} %"
 
 
 def as_text(*reports: FleetReport) -> str:
@@ -107,7 +125,8 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def _errors(report: FleetReport) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(report.errors.items()))
+    kinds = ", ".join(f"{count} {name}" for name, count in sorted(report.errors.items()))
+    return f"{kinds}; the first: {report.first_error}" if report.first_error else kinds
 
 
 def as_json(*reports: FleetReport) -> bytes:

@@ -65,6 +65,7 @@ class Measured:
         self.first_token_seconds = self.more_token_seconds = 0.0
         self.input_tokens = self.cached_tokens = self.output_tokens = 0
         self.errors: dict[str, int] = {}
+        self.first_error = ""
         self.last_end = 0.0
 
     def ended(self, request: _Request) -> None:
@@ -82,6 +83,7 @@ class Measured:
 
     def failed_with(self, error: DynamoException) -> None:
         self.failed += 1
+        self.first_error = self.first_error or error.message
         words = type(error).__name__
         self.errors[words] = self.errors.get(words, 0) + 1
 
@@ -216,9 +218,11 @@ class Simulation:
             completed=measured.completed,
             failed=measured.failed,
             errors=measured.errors,
+            first_error=measured.first_error,
             migrations=measured.migrations,
             input_tokens=measured.input_tokens,
             cached_tokens=measured.cached_tokens,
+            restored_tokens=fleet.restored_tokens(),
             output_tokens=measured.output_tokens,
             virtual_seconds=max(0.0, measured.last_end - begun),
             wall_seconds=wall_seconds,

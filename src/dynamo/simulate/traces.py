@@ -20,7 +20,7 @@ Row = TypeVar("Row", "MooncakeRow", "TraceRow")
 SCHEMA = "dynamo.request.trace.v1"
 
 
-class MooncakeRow(Struct, frozen=True, kw_only=True):
+class MooncakeRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     timestamp: Milliseconds | None = None
     created_time: Milliseconds | None = None
     input_length: Tokens
@@ -30,6 +30,7 @@ class MooncakeRow(Struct, frozen=True, kw_only=True):
     delay: Milliseconds | None = None
     delay_ms: Milliseconds | None = None
     priority: int = 0
+    strict_priority: int = 0
 
 
 class ReplayFields(Struct, frozen=True, kw_only=True):
@@ -56,6 +57,7 @@ class TraceRow(Struct, frozen=True, kw_only=True):
 def read_mooncake(path: Path, block_size: int = 512) -> Iterator[SimulatedRequest]:
     """Rows in the order of the file; the first one's time is the start."""
     first: float | None = None
+    latest = 0.0
     for label, row in _rows(path, MooncakeRow):
         time = row.created_time if row.timestamp is None else row.timestamp
         delay = (row.delay if row.delay_ms is None else row.delay_ms) or 0.0
@@ -64,6 +66,11 @@ def read_mooncake(path: Path, block_size: int = 512) -> Iterator[SimulatedReques
             raise InvalidArgument(f"{label}: a row without a session_id needs a timestamp")
         if time is not None:
             first = time if first is None else first
+            if time < latest:
+                raise InvalidArgument(
+                    f"{label}: timestamp {time:g} is before {latest:g} of an earlier row: sort the trace"
+                )
+            latest = time
         if row.input_length < 1 or row.output_length < 1:
             raise InvalidArgument(f"{label}: input_length and output_length must be at least 1")
         if len(row.hash_ids) > -(-row.input_length // block_size):
@@ -80,6 +87,7 @@ def read_mooncake(path: Path, block_size: int = 512) -> Iterator[SimulatedReques
             session=session,
             delay=delay / 1000,
             priority=row.priority,
+            strict_priority=row.strict_priority,
             label=label,
         )
 
@@ -133,9 +141,20 @@ def _rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
                 try:
                     yield label, decode(line)
                 except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-                    raise InvalidArgument(f"{label}: {error}") from None
+                    raise InvalidArgument(f"{label}: {error}{_hint(line, kind)}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidArgument(f"cannot read the trace {path}: {error}") from None
+
+
+def _hint(line: bytes, kind: type[Row]) -> str:
+    """What a row of the other format, or of one that is not read here, looks like."""
+    if kind is MooncakeRow and SCHEMA.encode() in line:
+        return "; this looks like --trace-format dynamo"
+    if kind is TraceRow and b'"input_length"' in line and b'"schema"' not in line:
+        return "; this looks like --trace-format mooncake"
+    if kind is MooncakeRow and any(name in line for name in (b'"wait_for"', b'"branches"', b'"prefix_reset"')):
+        return "; agentic traces are not read here"
+    return ""
 
 
 def _open(path: Path) -> gzip.GzipFile | BinaryIO:

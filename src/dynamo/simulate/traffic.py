@@ -26,6 +26,7 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
     delay: float = 0.0
     """Seconds between the end of the session's earlier request and this one."""
     priority: int = 0
+    strict_priority: int = 0
     model: str = ""
     """Which it asks for, where the trace says so."""
     label: str = ""
@@ -36,8 +37,13 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
             model=model,
             token_ids=self.token_ids(),
             stop_conditions=StopConditions(max_tokens=self.output_tokens, ignore_eos=True),
-            routing=Routing(priority=self.priority) if self.priority else None,
+            routing=self._routing(),
         )
+
+    def _routing(self) -> Routing | None:
+        if not self.priority and not self.strict_priority:
+            return None
+        return Routing(priority=self.priority, strict_priority=self.strict_priority)
 
     def token_ids(self) -> array[int]:
         # Equal tokens are as good as any: what a block of a prompt is called depends on all blocks before it.

@@ -11,6 +11,8 @@ _TRIAL_SECONDS = 60.0
 _INVESTED_SHARE = 0.05
 """Storing may cost this share of the time spent on prompts before it has saved anything, and so many seconds:"""
 _INVESTED_SECONDS = 1.0
+_LEAST_MEASURED = 16
+"""Fewer tokens of prompts say little about the time per token."""
 
 
 class PrefillCost(Struct):
@@ -22,6 +24,11 @@ class PrefillCost(Struct):
     def computed(self, tokens: int, seconds: float) -> None:
         self.seconds += seconds
         self.seconds_per_token = _faded(self.seconds_per_token, tokens, seconds)
+
+    def step(self, prompt_tokens: int, tokens: int, seconds: float) -> None:
+        """A step computed `tokens`, of which these were of prompts."""
+        if prompt_tokens >= _LEAST_MEASURED:
+            self.computed(prompt_tokens, seconds * prompt_tokens / tokens)
 
 
 class TierCosts(Struct):

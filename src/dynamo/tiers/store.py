@@ -190,6 +190,12 @@ class TierStore:
             changes.append(self._changes.popleft())
         return changes
 
+    def weights(self) -> tuple[float | None, float | None]:
+        """What a block in memory and on disk is worth; in steps, as each change is sent to the routers."""
+        found = (self.costs.get(tier) for tier in (Tier.Host, Tier.Disk))
+        host, disk = (costs.weight(self.prefill) if costs else None for costs in found)
+        return (None if host is None else round(host, 1)), (None if disk is None else round(disk, 1))
+
     def reports(self) -> list[TierReport]:
         """What each tier holds and has done, for people who look at the fleet."""
         held = {Tier.Host: self.memory, Tier.Disk: self.folder}

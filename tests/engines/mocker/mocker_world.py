@@ -33,3 +33,22 @@ class Replica:
                     self.hashes.difference_update(hashes)
                 case Cleared():
                     self.hashes.clear()
+
+
+class HostReplica:
+    """Host memory according to its events, refusing events that contradict it."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.hashes: set[int] = set()
+
+    def apply(self, change: KvChange) -> None:
+        assert not isinstance(change, Cleared)
+        blocks = set(change.sequence_hashes)
+        if isinstance(change, Stored):
+            assert not self.hashes & blocks
+            self.hashes |= blocks
+        else:
+            assert self.hashes >= blocks
+            self.hashes -= blocks
+        assert len(self.hashes) <= self.limit

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from dynamo.engines.mocker import Iteration, MockerArgs, Ranks
 from dynamo.engines.mocker.scheduler import Scheduler
 from dynamo.protocols.errors import InvalidArgument
-from engines.mocker.mocker_world import Replica, answer_to
+from dynamo.protocols.kv import Tier
+from engines.mocker.mocker_world import HostReplica, Replica, answer_to
 
 some = settings(max_examples=300, deadline=None)
 
@@ -26,6 +27,9 @@ ARGS = st.builds(
     preemption_mode=st.sampled_from(["lifo", "fifo"]),
     watermark=st.sampled_from([0.0, 0.01, 0.3]),
     dp_size=st.integers(1, 2),
+    num_g2_blocks=st.sampled_from([0, 0, 1, 3, 8, 100]),
+    bandwidth_g1_to_g2_gbps=st.sampled_from([0.0, 14.0, 1e-2]),
+    bandwidth_g2_to_g1_gbps=st.sampled_from([0.0, 14.0, 1.0, 1e-3]),
 )
 # Few different tokens, so that prompts share prefixes.
 ADD = st.tuples(st.just("add"), st.lists(st.integers(1, 2), min_size=1, max_size=12), st.integers(1, 14))
@@ -49,6 +53,9 @@ class World:
         self.finished: list[Any] = []
         self.events: list[Any] = []
         self.replicas = [Replica() for _ in self.ranks.schedulers]
+        self.tier_events: list[Any] = []
+        self.hosts = [HostReplica(args.num_g2_blocks) for _ in self.ranks.schedulers]
+        self.ranks.record_tier_events()
 
     def do(self, action: tuple[Any, ...]) -> None:
         match action:
@@ -67,7 +74,9 @@ class World:
                 if self.ranks.cancel(request_id):
                     del self.tokens[request_id]
             case ("clear",):
-                self.ranks.clear_cache()
+                self.hear_of_tiers(self.ranks.take_tier_events())
+                if self.ranks.clear_cache():
+                    self.hosts = [HostReplica(self.args.num_g2_blocks) for _ in self.ranks.schedulers]
                 self.hear(self.ranks.take_events())
 
     def step(self) -> Iteration:
@@ -77,8 +86,16 @@ class World:
         for request_id, ids in iteration.take_tokens():
             self.tokens[request_id] += ids
         self.finished += iteration.finished
+        self.hear_of_tiers(iteration.tier_events)
         self.hear(iteration.events)
         return iteration
+
+    def hear_of_tiers(self, events: list[tuple[int, list[Any]]]) -> None:
+        self.tier_events += [(rank, event) for rank, of_rank in events for event in of_rank]
+        for rank, of_rank in events:
+            for tier, change in of_rank:
+                assert tier is Tier.Host
+                self.hosts[rank].apply(change)
 
     def hear(self, events: list[tuple[int, list[Any]]]) -> None:
         self.events += [(rank, event) for rank, of_rank in events for event in of_rank]
@@ -94,16 +111,20 @@ class World:
         raise AssertionError("requests are left that never finish")
 
     def check(self) -> None:
-        for scheduler, replica in zip(self.ranks.schedulers, self.replicas, strict=True):
+        for scheduler, replica, host in zip(self.ranks.schedulers, self.replicas, self.hosts, strict=True):
             check(scheduler)
             assert replica.hashes == scheduler.pool.cached_hashes()
+            if scheduler.host is not None:
+                assert scheduler.host._parents.keys() == replica.hashes
+                assert scheduler.host._memory._segments.keys() == host.hashes
 
 
 def check(scheduler: Scheduler) -> None:
     pool, size = scheduler.pool, scheduler.args.block_size
     pool.check()
     assert pool.used + pool.free == pool.total
-    held = Counter(block for sequence in scheduler.running for block in sequence.blocks)
+    restoring = [one.sequence for one in scheduler.host.restoring] if scheduler.host else []
+    held = Counter(block for sequence in (*scheduler.running, *restoring) for block in sequence.blocks)
     assert [held[block] for block in range(len(pool._holders))] == pool._holders
     assert all(block < len(pool._holders) for block in held)
     assert len(scheduler.running) <= scheduler.args.max_num_seqs
@@ -151,10 +172,11 @@ def test_the_same_work_gives_the_same_history(args: MockerArgs, work: list[tuple
         for action in work:
             world.do(action)
         world.finish()
-    assert (first.tokens, first.finished, first.events, first.now) == (
+    assert (first.tokens, first.finished, first.events, first.tier_events, first.now) == (
         second.tokens,
         second.finished,
         second.events,
+        second.tier_events,
         second.now,
     )
 
@@ -169,6 +191,8 @@ def state(scheduler: Scheduler) -> tuple[Any, ...]:
         pool._copies,
         [(s.request_id, s.tokens, s.computed, s.blocks, s.hashes, s.cached_tokens) for s in scheduler.running],
         [(s.request_id, s.tokens) for s in scheduler.waiting],
+        scheduler.host and list(scheduler.host._memory._segments),
+        scheduler.host and [(one.sequence.request_id, one.blocks) for one in scheduler.host.restoring],
         scheduler.load(),
     )
 
@@ -194,6 +218,7 @@ def test_folding_iterations_changes_nothing_but_the_number_of_calls(
         assert (folded.tokens, folded.finished) == (single.tokens, single.finished)
         for rank in range(args.dp_size):
             assert [e for r, e in folded.events if r == rank] == [e for r, e in single.events if r == rank]
+            assert [e for r, e in folded.tier_events if r == rank] == [e for r, e in single.tier_events if r == rank]
         assert math.isclose(folded.now, single.now)
 
     for action in work:

@@ -20,8 +20,6 @@ from dynamo.engines.llamacpp.job import Job
 from dynamo.protocols.kv import KvChange, Tier
 from dynamo.tiers import KvSegment, TierStore
 
-_LEAST_MEASURED = 16
-"""Shorter prompts say little about the time per token."""
 _CALIBRATION_TOKENS = 64
 _UNSAVED = 4096
 """Segments that wait to be copied, at most."""
@@ -128,8 +126,7 @@ class PrefixTiers:
         begun = time.perf_counter()
         yield
         prompts = sum(count for count in counts if count > 1)
-        if prompts >= _LEAST_MEASURED:
-            self.store.prefill.computed(prompts, (time.perf_counter() - begun) * prompts / sum(counts))
+        self.store.prefill.step(prompts, sum(counts), time.perf_counter() - begun)
 
     def calibrate(self) -> None:
         """Measure computing and restoring once, and that restoring works; raises EngineError if it does not."""
@@ -160,10 +157,7 @@ class PrefixTiers:
             self.store.measured(Tier.Host, count, seconds)
 
     def weights(self) -> tuple[float | None, float | None]:
-        """What a block in memory and on disk is worth; in steps, as each change is sent to the routers."""
-        found = (self.store.costs.get(tier) for tier in (Tier.Host, Tier.Disk))
-        host, disk = (costs.weight(self.store.prefill) if costs else None for costs in found)
-        return (None if host is None else round(host, 1)), (None if disk is None else round(disk, 1))
+        return self.store.weights()
 
     def take_changes(self) -> list[tuple[Tier, KvChange]]:
         return self.store.take_changes()

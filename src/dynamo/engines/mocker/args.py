@@ -78,6 +78,13 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     kv_transfer_timing_mode: Annotated[Literal["full_prompt", "destination_missing"], Setting(
         "--kv-transfer-timing-mode", help="which blocks are transferred: all of a prompt, or those not there yet",
         )] = "full_prompt"
+    num_g2_blocks: Annotated[int, Meta(ge=0, le=2**24), Setting(
+        "--num-g2-blocks", help="KV blocks of host memory for what the cache has no room for, per rank; 0: none")] = 0
+    bandwidth_g1_to_g2_gbps: Annotated[Factor, Setting(
+        "--bandwidth-g1-to-g2-gbps", help="how fast blocks are copied to host memory; 0 takes no time",
+        metavar="GB/S")] = 14.0
+    bandwidth_g2_to_g1_gbps: Annotated[Factor, Setting(
+        "--bandwidth-g2-to-g1-gbps", help="how fast they come back; 0 takes no time", metavar="GB/S")] = 14.0
     reasoning: Annotated[ReasoningArgs | None, Setting(
         "--reasoning", help="the token ids that begin and end thinking, and its share of an answer", metavar="JSON",
         parse=_json_object)] = None
@@ -110,12 +117,14 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
             args = msgspec.convert(values, cls)
         except msgspec.ValidationError as error:
             raise InvalidArgument(f"mocker argument {_named(str(error))}") from None
-        for name in ("speedup_ratio", "decode_speedup_ratio", "startup_time", "kv_transfer_bandwidth"):
+        for name in _FINITE:
             value = getattr(args, name)
             if value is not None and value == float("inf"):
                 raise InvalidArgument(f"mocker argument '{name}': must be finite")
         if args.disaggregation_mode != "agg" and not args.enable_prefix_caching:
             raise InvalidArgument("a prefill or decode mocker hands over cached blocks: leave prefix caching on")
+        if args.num_g2_blocks and not args.enable_prefix_caching:
+            raise InvalidArgument("'num_g2_blocks' keeps cached blocks: leave prefix caching on")
         return args
 
     def within(self, card: ModelCard) -> MockerArgs:
@@ -151,13 +160,29 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 _WORKER_TYPES = {"agg": WorkerType.Aggregated, "prefill": WorkerType.Prefill, "decode": WorkerType.Decode}
 _ALIASES = {"num_gpu_blocks_override": "num_gpu_blocks", "data_parallel_size": "dp_size"}
+_FINITE = (
+    "speedup_ratio",
+    "decode_speedup_ratio",
+    "startup_time",
+    "kv_transfer_bandwidth",
+    "bandwidth_g1_to_g2_gbps",
+    "bandwidth_g2_to_g1_gbps",
+)
 _UPSTREAM_ONLY = frozenset(
     {
+        "bandwidth_g2_to_g3_gbps",
+        "bandwidth_g2_to_g4_gbps",
+        "bandwidth_g3_to_g2_gbps",
+        "bandwidth_g4_to_g2_gbps",
         "bootstrap_port",
         "bootstrap_ports",
+        "enable_g4_storage",
         "enable_local_indexer",
+        "g1_backend",
         "handoff_session_timeout_ms",
         "kv_cache_dtype",
+        "num_g3_blocks",
+        "offload_batch_size",
         "response_replay_trace_path",
         "zmq_kv_events_port",
         "zmq_kv_events_ports",

@@ -8,6 +8,8 @@ from itertools import islice
 
 from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
 
+from .host_tier import HostTier
+
 
 class BlockPool:
     """Which blocks are in use, and what free blocks still hold.
@@ -17,8 +19,12 @@ class BlockPool:
     and the loss of the last one, so a set that follows them is exactly what can be reused.
     """
 
-    def __init__(self, total: int, *, caching: bool = True, record_events: bool = True) -> None:
+    def __init__(
+        self, total: int, *, caching: bool = True, record_events: bool = True, host: HostTier | None = None
+    ) -> None:
+        """What leaves the cache is offered to `host`."""
         self.total = total
+        self._host = host
         self.caching = caching
         self._record_events = record_events and caching
         self._blank: list[int] = []
@@ -100,8 +106,11 @@ class BlockPool:
             else:
                 del found[block_hash]
                 gone.append(block_hash)
-        if gone and self._record_events:
-            self._events.append(Removed(gone))
+        if gone:
+            if self._host is not None:
+                self._host.evicted(gone)
+            if self._record_events:
+                self._events.append(Removed(gone))
         return blocks
 
     def _empty(self, count: int) -> list[int]:
@@ -133,6 +142,8 @@ class BlockPool:
         """These blocks are full and may be found from now on."""
         if not self.caching:
             return
+        if self._host is not None:
+            self._host.cached(hashes, parent)
         found, hash_of = self._found, self._hash_of
         for block, block_hash in zip(blocks, hashes, strict=True):
             hash_of[block] = block_hash
@@ -152,6 +163,8 @@ class BlockPool:
         self._found.clear()
         self._copies.clear()
         self._hash_of = [None] * len(self._hash_of)
+        if self._host is not None:
+            self._host.clear()
         if self._record_events:
             self._events.append(Cleared())
         return True
@@ -203,3 +216,19 @@ class BlockPool:
                 end += 1
             self._events.append(Stored(hashes[at:end], hashes[at - 1] if at else parent))
             at = end
+
+
+def merge_removals(changes: list[KvChange]) -> list[KvChange]:
+    """The same changes, with blocks removed one after the other as one change."""
+    merged: list[KvChange] = []
+    removed: list[int] | None = None
+    for change in changes:
+        if not isinstance(change, Removed):
+            removed = None
+            merged.append(change)
+        elif removed is None:
+            removed = change.sequence_hashes.copy()
+            merged.append(Removed(removed))
+        else:
+            removed += change.sequence_hashes
+    return merged

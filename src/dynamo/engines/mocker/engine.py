@@ -10,19 +10,19 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from itertools import count
 
-from dynamo.engines.base import EngineInfo, HeldPrefix, KvListener, LoadListener, RankLoad
+from dynamo.engines.base import EngineInfo, HeldPrefix, KvListener, KvTierListener, LoadListener, RankLoad
 from dynamo.engines.refusals import refuse_options
 from dynamo.kv.hashing import salt_seed
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Usage
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, from_exception
-from dynamo.protocols.kv import KvChange, Removed
 from dynamo.runtime.stream import Sink
 
 from .args import MockerArgs
+from .blocks import merge_removals
 from .handoff import MockHandoffs
 from .logprobs import LogprobSink
-from .ranks import Iteration, Ranks
+from .ranks import Iteration, RankEvents, Ranks, RankTierEvents
 from .scheduler import Finished, Load
 from .sequence import Sequence
 from .timing import Timing
@@ -85,6 +85,7 @@ class MockerEngine:
         self._vocabulary = vocabulary if isinstance(vocabulary, MockVocabulary) else MockVocabulary()
         self._load_vocabulary = vocabulary if callable(vocabulary) else None
         self._on_kv_events: KvListener | None = None
+        self._on_kv_tier_events: KvTierListener | None = None
         self.ranks = Ranks(args, timing=timing, record_events=False)
         self._ids = count()
         self._sinks: dict[int, Sink] = {}
@@ -122,6 +123,10 @@ class MockerEngine:
         """Report the blocks of every rank, before the tokens of the same iteration go out."""
         self._on_kv_events = listener
         self.ranks.record_events()
+
+    def on_kv_tier_events(self, listener: KvTierListener) -> None:
+        self._on_kv_tier_events = listener
+        self.ranks.record_tier_events()
 
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
@@ -253,7 +258,7 @@ class MockerEngine:
                 self._computed = iteration
                 break
             self._computed = None
-            self._report_events(iteration.events)
+            self._report_events(iteration.events, iteration.tier_events)
             for sequence in iteration.answered:
                 answered[sequence] = answered.get(sequence, 0) + iteration.steps
             finished += iteration.finished
@@ -327,12 +332,17 @@ class MockerEngine:
 
     def _report_events_now(self) -> None:
         """Those of the iteration that is computed but not due come first: what it stored was stored before."""
-        if self._computed is not None:
-            self._report_events(self._computed.events)
-            self._computed.events = []
-        self._report_events(self.ranks.take_events())
+        if (computed := self._computed) is not None:
+            self._report_events(computed.events, computed.tier_events)
+            computed.events, computed.tier_events = [], []
+        self._report_events(self.ranks.take_events(), self.ranks.take_tier_events())
 
-    def _report_events(self, events: list[tuple[int, list[KvChange]]]) -> None:
+    def _report_events(self, events: RankEvents, tier_events: RankTierEvents) -> None:
+        """A block that moves to a slower tier is reported there before it is gone from the device."""
+        if self._on_kv_tier_events is not None:
+            for rank, changes_below in tier_events:
+                for tier, change in changes_below:
+                    self._on_kv_tier_events(rank, tier, change)
         if self._on_kv_events is not None:
             for rank, changes in events:
                 self._on_kv_events(rank, merge_removals(changes))
@@ -355,6 +365,8 @@ class MockerEngine:
                     active_prefill_tokens=load.active_prefill_tokens,
                     kv_used_blocks=load.kv_used_blocks,
                     kv_total_blocks=load.kv_total_blocks,
+                    host_weight=load.host_weight,
+                    tiers=load.tiers,
                 )
             )
 
@@ -372,19 +384,3 @@ class MockerEngine:
         for request_id, sink in sinks:
             self.ranks.cancel(request_id)
             sink.fail(from_exception(error))
-
-
-def merge_removals(changes: list[KvChange]) -> list[KvChange]:
-    """The same changes, with blocks removed one after the other as one change."""
-    merged: list[KvChange] = []
-    removed: list[int] | None = None
-    for change in changes:
-        if not isinstance(change, Removed):
-            removed = None
-            merged.append(change)
-        elif removed is None:
-            removed = change.sequence_hashes.copy()
-            merged.append(Removed(removed))
-        else:
-            removed += change.sequence_hashes
-    return merged

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import KvChange
+from dynamo.protocols.kv import KvChange, Tier
 
 from .args import MockerArgs
 from .profile import timing_for
@@ -19,6 +19,8 @@ from .sequence import Sequence
 from .timing import Timing
 from .tokens import MockAnswer
 
+RankEvents = list[tuple[int, list[KvChange]]]
+RankTierEvents = list[tuple[int, list[tuple[Tier, KvChange]]]]
 _FEW = 8
 """Iterations whose times are added up one by one."""
 
@@ -31,7 +33,8 @@ class Iteration(Struct):
     answered: list[Sequence]
     """Each got `steps` tokens."""
     finished: list[Finished]
-    events: list[tuple[int, list[KvChange]]]
+    events: RankEvents
+    tier_events: RankTierEvents = []
 
     def take_tokens(self) -> list[tuple[int, list[int]]]:
         """The tokens by request, once; those of earlier iterations must have been taken before."""
@@ -45,6 +48,7 @@ class Ranks:
         self._timing = timing or timing_for(args)
         self._capacity = args.capacity_tokens
         self.schedulers = [Scheduler(args, self._timing, record_events=record_events) for _ in range(args.dp_size)]
+        self._has_tiers = args.num_g2_blocks > 0
         self._rank_of: dict[int, Scheduler] = {}
         self._next = 0
 
@@ -95,7 +99,7 @@ class Ranks:
             results = [scheduler.fold(steps, ends - now) for scheduler in busy]
         else:
             steps = 1
-            results = [scheduler.step() for scheduler in busy]
+            results = [scheduler.step(now) for scheduler in busy]
             ends = now + max([result.duration for result in results], default=0.0)
         return self._gather(results, ends, steps)
 
@@ -111,9 +115,21 @@ class Ranks:
             return False
         return all([scheduler.clear_cache() for scheduler in self.schedulers])
 
-    def take_events(self) -> list[tuple[int, list[KvChange]]]:
+    def take_events(self) -> RankEvents:
         taken = ((rank, scheduler.take_events()) for rank, scheduler in enumerate(self.schedulers))
         return [(rank, events) for rank, events in taken if events]
+
+    def take_tier_events(self) -> RankTierEvents:
+        if not self._has_tiers:
+            return []
+        taken = ((rank, scheduler.take_tier_events()) for rank, scheduler in enumerate(self.schedulers))
+        return [(rank, events) for rank, events in taken if events]
+
+    def record_tier_events(self) -> None:
+        """Have `take_tier_events` begin with all that the tiers hold."""
+        for scheduler in self.schedulers:
+            if scheduler.host is not None:
+                scheduler.host.store.announced = True
 
     def record_events(self) -> None:
         """Keep what happens to blocks from now on for `take_events`."""
@@ -182,4 +198,4 @@ class Ranks:
             finished = [done for result in results for done in result.finished]
         for done in finished:
             del self._rank_of[done.request_id]
-        return Iteration(ends, steps, answered, finished, self.take_events())
+        return Iteration(ends, steps, answered, finished, self.take_events(), self.take_tier_events())

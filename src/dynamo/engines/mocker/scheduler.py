@@ -13,10 +13,11 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import KvChange
+from dynamo.protocols.kv import KvChange, Tier, TierReport
 
 from .args import MockerArgs
 from .blocks import BlockPool
+from .host_tier import HostTier
 from .sequence import Sequence
 from .timing import Timing
 from .tokens import MockAnswer
@@ -56,12 +57,17 @@ class Load(Struct, frozen=True):
     prefix_query_tokens: int
     prefix_hit_tokens: int
     preemptions: int
+    host_weight: float | None = None
+    tiers: list[TierReport] = []
 
 
 class Scheduler:
     def __init__(self, args: MockerArgs, timing: Timing, *, record_events: bool = True) -> None:
         self.args = args
-        self.pool = BlockPool(args.num_gpu_blocks, caching=args.enable_prefix_caching, record_events=record_events)
+        self.host = HostTier(args, timing) if args.num_g2_blocks else None
+        self.pool = BlockPool(
+            args.num_gpu_blocks, caching=args.enable_prefix_caching, record_events=record_events, host=self.host
+        )
         self.waiting: deque[Sequence] = deque()
         self._arrived: deque[Sequence] = deque()
         """Too late for the next iteration, which is scheduled while the one before it runs."""
@@ -104,12 +110,16 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
             self.pool.release(sequence.blocks)
+        elif self.host is not None and self.host.cancel(sequence):
+            self.pool.release(sequence.blocks)
         else:
             (self._arrived if sequence in self._arrived else self.waiting).remove(sequence)
         return True
 
-    def step(self) -> StepResult:
+    def step(self, now: float = 0.0) -> StepResult:
         """One iteration. What it schedules is computed and answered by the time `duration` has passed."""
+        if self.host is not None:
+            self._take_restored(self.host, now)
         if not self.running and not self.waiting:
             self._take_arrived()
         scheduled = self._schedule()
@@ -130,6 +140,8 @@ class Scheduler:
         if not running or len(running) > args.max_num_batched_tokens:
             return 0
         if self.waiting and len(running) < args.max_num_seqs:
+            return 0
+        if self.host is not None and self.host.restoring:
             return 0
         steps = 1 if self._arrived else most
         for sequence in running:
@@ -173,23 +185,30 @@ class Scheduler:
     def take_events(self) -> list[KvChange]:
         return self.pool.take_events()
 
+    def take_tier_events(self) -> list[tuple[Tier, KvChange]]:
+        return self.host.take_changes() if self.host is not None else []
+
     def clear_cache(self) -> bool:
         """Forget cached prefixes; refused while requests hold blocks."""
         return self.pool.clear()
 
     def load(self) -> Load:
         decoding = [sequence for sequence in self.running if sequence.computed >= sequence.prefill_end]
+        host = self.host
+        outside = [*self.waiting, *self._arrived, *([one.sequence for one in host.restoring] if host else ())]
         return Load(
             running=len(self.running),
-            waiting=len(self.waiting) + len(self._arrived),
+            waiting=len(outside),
             kv_used_blocks=self.pool.used,
             kv_total_blocks=self.pool.total,
             active_decode_blocks=len({block for sequence in decoding for block in sequence.blocks}),
-            active_prefill_tokens=sum([sequence.known for queue in (self.waiting, self._arrived) for sequence in queue])
+            active_prefill_tokens=sum([sequence.known for sequence in outside])
             + sum([max(0, sequence.prefill_end - sequence.computed) for sequence in self.running]),
             prefix_query_tokens=self._query_tokens,
             prefix_hit_tokens=self._hit_tokens,
             preemptions=self._preemptions,
+            host_weight=host.store.weights()[0] if host else None,
+            tiers=host.store.reports() if host else [],
         )
 
     def _new_blocks(self, steps: int) -> int:
@@ -258,8 +277,10 @@ class Scheduler:
             if whole + pool.idle(hit) + reserve > pool.free:
                 break
             self.waiting.popleft()
-            self.running.append(sequence)
             pool.hold(hit)
+            if self.host is not None and not sequence.restored and self._restore(self.host, sequence, hit):
+                continue
+            self.running.append(sequence)
             sequence.blocks = hit
             sequence.computed = computed
             sequence.prefill_end = known
@@ -271,6 +292,27 @@ class Scheduler:
             self._extend(sequence, missing, target)
             scheduled[sequence] = count
             budget -= count
+
+    def _restore(self, host: HostTier, sequence: Sequence, hit: list[int]) -> bool:
+        """Begin to restore what follows the blocks that were found; False if there is nothing."""
+        keys = sequence.hashes[len(hit) : (sequence.known - 1) // self._block_size]
+        count = host.take(keys) if keys else 0
+        if not count:
+            return False
+        sequence.blocks = hit + self.pool.allocate(count)
+        sequence.restored = True
+        host.restore(sequence, count)
+        return True
+
+    def _take_restored(self, host: HostTier, now: float) -> None:
+        """Put blocks that have come into the cache. Their requests are the next to be admitted, and find them there."""
+        ready = host.begin_step(now)
+        for restore in ready:
+            sequence, end = restore.sequence, len(restore.sequence.blocks)
+            self._store(sequence, end - restore.blocks, end)
+            self.pool.release(sequence.blocks)
+            sequence.blocks = []
+        self.waiting.extendleft(restore.sequence for restore in reversed(ready))
 
     def _extend(self, sequence: Sequence, missing: int, target: int) -> None:
         """Blocks for the tokens up to `target`; those that become full can be found at once, as in vLLM."""
@@ -327,6 +369,8 @@ class Scheduler:
                 else:
                     done.append(sequence)
         duration = self._duration(prefilled, decoded, context)
+        if self.host is not None:
+            duration = self.host.end_step(duration, prefilled, decoded)
         return StepResult(answered, self._finish(done), duration, 1, scheduled)
 
     def _duration(self, prefilled: int, decoded: int, context: int) -> float:

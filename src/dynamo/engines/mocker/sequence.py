@@ -25,6 +25,7 @@ class Sequence:
         "prompt_tokens",
         "quiet_until",
         "request_id",
+        "restored",
         "salt",
         "tokens",
     )
@@ -45,6 +46,8 @@ class Sequence:
         """Below it, each step is one decoded token that neither needs nor fills a block nor ends the answer."""
         self.cached_tokens: int | None = None
         """Prompt tokens found in the cache on first admission."""
+        self.restored = False
+        """Blocks were restored for it from a slower tier since it was last preempted."""
 
     @property
     def decoding(self) -> bool:
@@ -77,6 +80,7 @@ class Sequence:
     def preempt(self) -> None:
         self.blocks = []
         self.computed = self.quiet_until = 0
+        self.restored = False
 
     def _draw(self, end: int) -> None:
         missing = end - len(self.tokens)

@@ -15,6 +15,7 @@ from aiohttp import web
 from dynamo.frontend.measure.metrics import UNKNOWN_MODEL, FrontendMetrics, MigratedRequest, ModelMetrics
 from dynamo.frontend.measure.refusals import REFUSED, RefusalLog
 from dynamo.frontend.measure.stages import DISPATCH, PREPROCESS, ROUTE
+from dynamo.frontend.measure.trace_payload import CapturedPayload, PayloadCapture
 from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
@@ -30,9 +31,18 @@ EMBEDDING_ENDPOINTS = ("embeddings", "ollama_embed", "ollama_embeddings")
 class RunningRequests:
     """All requests that run a model now, and the metrics they end up in."""
 
-    def __init__(self, metrics: FrontendMetrics, on_end: Callable[[RequestRecord, int], None] | None = None) -> None:
-        """`on_end` is called with the record of each request that ran a model, and its status."""
+    def __init__(
+        self,
+        metrics: FrontendMetrics,
+        on_end: Callable[[RequestRecord, int], None] | None = None,
+        payloads: PayloadCapture | None = None,
+    ) -> None:
+        """`on_end` is called with the record of each request that ran a model, and its status.
+
+        With `payloads` the records of chat requests keep what was said.
+        """
         self.metrics = metrics
+        self.payloads = payloads
         self._on_end = on_end
         self._refusals = RefusalLog()
         self._records: dict[RequestRecord, None] = {}
@@ -81,7 +91,8 @@ class RequestRecord:
 
     __slots__ = (
         "_all", "_deliveries", "_error", "_first_token", "_meters", "_model", "_model_known", "_routing_began",
-        "endpoint", "is_probe", "method", "outcome", "path", "request_id", "span", "started", "stream", "traceparent",
+        "endpoint", "is_probe", "method", "outcome", "path", "payload", "request_id", "span", "started", "stream",
+        "traceparent",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +116,7 @@ class RequestRecord:
         self.span: Any = None
         self.outcome: asyncio.Future[int] | None = None
         """Set for a request that goes on after its answer: the status with which it will end."""
+        self.payload: CapturedPayload | None = None
         self._all = metrics
         self._model: ModelMetrics | None = None
         self._error: DynamoException | None = None
@@ -266,6 +278,7 @@ class RequestRecord:
         self._meters.clear()
         self._deliveries.clear()
         self._error = None
+        self.payload = None
 
     def _count(self, status: int, duration: float) -> None:
         counts = self._all

@@ -1,69 +1,47 @@
 """Writes a row about each request that ended, for replay and analysis: who came when, how long, how much was cached.
 
-A prompt appears only as the hashes of its blocks. Rows are made when a request has ended and written by a thread; when
-the thread cannot keep up, rows are dropped and counted, never waited for.
+A prompt appears only as the hashes of its blocks, unless rows with what was said are asked for. Rows are made when a
+request has ended and written by a thread. When the thread cannot keep up, rows are dropped and counted.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from time import perf_counter
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from dynamo.frontend.measure.request_record import RequestRecord, error_type
+from dynamo.frontend.measure.trace_payload import CapturedPayload, PayloadCapture, TracedPayload
+from dynamo.frontend.measure.trace_sinks import (
+    END,
+    PAYLOAD,
+    SCHEMA,
+    SINKS,
+    TOOL,
+    OtelLogs,
+    RollingFile,
+    TraceSettings,
+    TraceSinkSettings,
+)
 from dynamo.kv.hashing import PromptHashes
 from dynamo.protocols.engine import PreprocessedRequest, Routing
 from dynamo.router.delivery import Delivery
-from dynamo.settings import Setting, Settings
-from dynamo.settings.setting import truthy
 
 log = logging.getLogger(__name__)
 
-SCHEMA = "dynamo.request.trace.v1"
 BLOCK_SIZE = 64
 """Tokens of a prompt behind each hash in a row, whatever the workers' block size is."""
-GZIP = 31
-"""What zlib calls the format of gzip, with its largest window."""
+_WAITING_BYTES = 64 << 20
+"""What was said in the rows that wait to be written, at most; further such rows are dropped."""
 _NO_ROUTING = Routing()
-
-
-def _is_sink(name: str) -> bool:
-    return name in SINKS
-
-
-class TraceSettings(Settings, frozen=True, kw_only=True):
-    enabled: Annotated[bool, Setting(
-        variables="DYN_REQUEST_TRACE", help="write a row about each request", parse=truthy)] = False  # fmt: skip
-
-
-class TraceSinkSettings(Settings, frozen=True, kw_only=True):
-    """Read only when rows are written."""
-
-    # fmt: off
-    sinks: Annotated[tuple[str, ...], Setting(
-        variables="DYN_REQUEST_TRACE_SINKS", help="where to: file, stderr, otel",
-        valid=_is_sink, expects="file, stderr or otel")] = ("file",)
-    file_path: Annotated[str, Setting(
-        variables="DYN_REQUEST_TRACE_FILE_PATH", help="the file")] = "dynamo-request-trace.jsonl"
-    file_format: Annotated[Literal["jsonl", "jsonl_gz"], Setting(
-        variables="DYN_REQUEST_TRACE_FILE_FORMAT", help="plain or compressed lines")] = "jsonl"
-    roll_bytes: Annotated[int, Meta(ge=1 << 10), Setting(
-        variables="DYN_REQUEST_TRACE_FILE_ROLL_BYTES",
-        help="a file of this size is renamed to NAME.1, NAME.2, … and a new one begun")] = 256 << 20
-    capacity: Annotated[int, Meta(ge=1), Setting(
-        variables="DYN_REQUEST_TRACE_CAPACITY", help="rows that may wait to be written; more are dropped")] = 1024
-    # fmt: on
 
 
 class TracedWorker(Struct, kw_only=True, omit_defaults=True):
@@ -100,35 +78,78 @@ class TracedEnd(Struct, kw_only=True, omit_defaults=True):
 
 class TraceLine(Struct, kw_only=True):
     schema: str = SCHEMA
-    event_type: str = "request_end"
+    event_type: str = END
     event_time_unix_ms: float
-    request: TracedEnd
+    event_source: str | UnsetType = UNSET
+    request: TracedEnd | UnsetType = UNSET
+    payload: TracedPayload | UnsetType = UNSET
+
+
+class PayloadRow(Struct, frozen=True):
+    """Encoded by the thread that writes it: bodies can be large."""
+
+    request_id: str
+    ended_at: float
+    captured: CapturedPayload
+
+    def line(self, encoder: msgspec.json.Encoder, limit: int | None = None) -> bytes:
+        row = self.captured.to_row if limit is None else partial(self.captured.to_marker, limit=limit)
+        line = TraceLine(
+            event_type=PAYLOAD,
+            event_time_unix_ms=self.ended_at * 1e3,
+            event_source="dynamo",
+            payload=row(self.request_id),
+        )
+        return encoder.encode(line) + b"\n"
 
 
 class RequestTrace:
     """`ended` is called for every request; `close` writes what waits."""
 
-    def __init__(self, writers: list[Callable[[bytes], None]], capacity: int) -> None:
+    def __init__(
+        self,
+        writers: list[Callable[[bytes], None]],
+        capacity: int,
+        *,
+        ends: bool = True,
+        payloads: PayloadCapture | None = None,
+    ) -> None:
+        """With `ends` a row about each request, with `payloads` one with what a chat request said."""
         self.dropped = 0
+        self.payloads = payloads
+        self._ends = ends
         self._hashes = PromptHashes(BLOCK_SIZE)
-        self._encode = msgspec.json.Encoder().encode
+        self._encoder = msgspec.json.Encoder()
         self._writers = writers
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(capacity)
+        self._waiting: queue.Queue[bytes | PayloadRow | None] = queue.Queue(capacity)
+        self._added_bytes = self._written_bytes = 0
+        """Of what was said, by the loop and by the thread; the difference waits."""
         self._thread = threading.Thread(target=self._write, name="request trace", daemon=True)
         self._thread.start()
 
     def ended(self, record: RequestRecord, status: int) -> None:
         """Write the row of a request. A row describes one prompt and one choice: requests with more have none."""
-        deliveries = record.deliveries
-        if len(deliveries) != 1:
-            return
-        line = self._encode(TraceLine(event_time_unix_ms=time.time() * 1e3, request=self._end(record, status)))
+        if self._ends and len(record.deliveries) == 1:
+            line = TraceLine(event_time_unix_ms=time.time() * 1e3, request=self._end(record, status))
+            self._add(self._encoder.encode(line) + b"\n")
+        if (said := record.payload) is not None:
+            if self._added_bytes - self._written_bytes + said.size > _WAITING_BYTES:
+                self._drop()
+            elif self._add(PayloadRow(record.request_id, time.time(), said)):
+                self._added_bytes += said.size
+
+    def _add(self, row: bytes | PayloadRow) -> bool:
         try:
-            self._waiting.put_nowait(line + b"\n")
+            self._waiting.put_nowait(row)
         except queue.Full:
-            self.dropped += 1
-            if self.dropped == 1:
-                log.warning("request trace: rows come faster than they are written, some are dropped")
+            self._drop()
+            return False
+        return True
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if self.dropped == 1:
+            log.warning("request trace: rows come faster than they are written, some are dropped")
 
     def close(self) -> None:
         """Write what waits; a sink that hangs is not waited for."""
@@ -182,15 +203,22 @@ class RequestTrace:
 
     def _write(self) -> None:
         failing = set[Callable[[bytes], None]]()
-        while (line := self._waiting.get()) is not None:
+        while (row := self._waiting.get()) is not None:
             for write in self._writers:
                 try:
-                    write(line)
+                    write(row if isinstance(row, bytes) else self._payload_line(row, write))
                     failing.discard(write)
                 except Exception as error:
                     if write not in failing:
                         log.error("request trace: cannot write a row: %s", error)
                     failing.add(write)
+            if isinstance(row, PayloadRow):
+                self._written_bytes += row.captured.size
+
+    def _payload_line(self, row: PayloadRow, write: Callable[[bytes], None]) -> bytes:
+        line = row.line(self._encoder)
+        limit = write.max_payload_bytes if isinstance(write, OtelLogs) else len(line)
+        return line if len(line) <= limit else row.line(self._encoder, limit)
 
 
 def _worker(delivery: Delivery) -> TracedWorker | None:
@@ -200,117 +228,20 @@ def _worker(delivery: Delivery) -> TracedWorker | None:
     return TracedWorker(decode_worker_id=placement.instance_id, decode_dp_rank=placement.dp_rank)
 
 
-class RollingFile:
-    """Lines appended to a file, which is set aside when it has grown large enough.
-
-    What could not be written, or only in part, is written first when the next line comes: a full disk loses lines
-    but leaves none that is cut, and no broken compressed file.
-    """
-
-    def __init__(self, path: Path, roll_bytes: int, *, compressed: bool) -> None:
-        self._path = path
-        self._roll_bytes = roll_bytes
-        self._compressed = compressed
-        self._unwritten = b""
-        self._fd: int | None = None
-        self._open()
-        self._size = path.stat().st_size
-
-    def __call__(self, line: bytes) -> None:
-        """Raises OSError when the line is lost, or is kept until the next one comes."""
-        if self._fd is None:
-            self._open()
-        self._write()
-        if self._size and self._size + len(line) > self._roll_bytes:
-            self._roll()
-        self._size += len(line)
-        # Each row can be read at once, and a crash loses none that was written.
-        if self._compressed:
-            line = self._compressor.compress(line) + self._compressor.flush(zlib.Z_SYNC_FLUSH)
-        self._write(line)
-
-    def close(self) -> None:
-        if self._fd is not None:
-            try:
-                self._write(self._compressor.flush() if self._compressed else b"")
-            finally:
-                os.close(self._fd)
-                self._fd = None
-
-    def _open(self) -> None:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._compressor = zlib.compressobj(wbits=GZIP)
-
-    def _roll(self) -> None:
-        self.close()
-        number = 1
-        while (aside := self._path.with_name(f"{self._path.name}.{number}")).exists():
-            number += 1
-        self._path.rename(aside)
-        self._size = 0
-        self._open()
-
-    def _write(self, data: bytes = b"") -> None:
-        assert self._fd is not None
-        self._unwritten += data
-        while self._unwritten:
-            self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
-
-
-def _file_sink(settings: TraceSinkSettings) -> Callable[[bytes], None]:
-    path = Path(settings.file_path)
-    try:
-        return RollingFile(path, settings.roll_bytes, compressed=settings.file_format == "jsonl_gz")
-    except OSError as error:
-        raise ValueError(f"DYN_REQUEST_TRACE_FILE_PATH: cannot write {path}: {error.strerror}") from None
-
-
-def _stderr_sink(settings: TraceSinkSettings) -> Callable[[bytes], None]:
-    def write(line: bytes) -> None:
-        sys.stderr.write(line.decode())
-        sys.stderr.flush()
-
-    return write
-
-
-def _otel_sink(settings: TraceSinkSettings) -> Callable[[bytes], None]:
-    """Each row is a log record of OpenTelemetry."""
-    try:
-        from opentelemetry._logs import LogRecord, SeverityNumber
-        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
-        from opentelemetry.sdk._logs import LoggerProvider
-        from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
-    except ImportError as error:
-        raise ValueError(
-            "DYN_REQUEST_TRACE_SINKS names otel but OpenTelemetry is not installed: pip install 'dynamo-py[otel]'"
-        ) from error
-    provider = LoggerProvider()
-    provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
-    logger = provider.get_logger(SCHEMA)
-
-    def write(line: bytes) -> None:
-        logger.emit(
-            LogRecord(
-                timestamp=time.time_ns(),
-                severity_number=SeverityNumber.INFO,
-                body=line.decode().rstrip(),
-                attributes={"event.name": SCHEMA},
-            )
-        )
-
-    return write
-
-
-SINKS: dict[str, Callable[[TraceSinkSettings], Callable[[bytes], None]]] = {
-    "file": _file_sink,
-    "stderr": _stderr_sink,
-    "otel": _otel_sink,
-}
-
-
 def request_trace_from_env(environ: Mapping[str, str]) -> RequestTrace | None:
     """None unless enabled; a ValueError names the variable that is wrong."""
     if not TraceSettings.from_env(environ).enabled:
         return None
     settings = TraceSinkSettings.from_env(environ)
-    return RequestTrace([SINKS[name](settings) for name in settings.sinks], settings.capacity)
+    if settings.captured_headers and PAYLOAD not in settings.records:
+        raise ValueError(
+            "DYN_REQUEST_TRACE_HTTP_HEADER_CAPTURE_LIST needs request_payload in DYN_REQUEST_TRACE_RECORDS"
+        )
+    if TOOL in settings.records:
+        log.warning("request trace: no tool events are received here, so there are no rows about them")
+    return RequestTrace(
+        [SINKS[name](settings) for name in settings.sinks],
+        settings.capacity,
+        ends=END in settings.records,
+        payloads=PayloadCapture(settings.captured_headers) if PAYLOAD in settings.records else None,
+    )

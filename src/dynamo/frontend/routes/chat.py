@@ -8,6 +8,7 @@ from dynamo.frontend.answers.chunks import Chunks, chat_chunks
 from dynamo.frontend.answers.http import json_response, stream_response
 from dynamo.frontend.answers.relay import RelayedStream
 from dynamo.frontend.call import HttpCall
+from dynamo.frontend.measure.trace_payload import CapturedPayload
 from dynamo.frontend.state import Frontend
 from dynamo.pipeline.custom_tools import UNENFORCED, lark_tools
 from dynamo.pipeline.guidance import tool_finish_reason
@@ -18,6 +19,10 @@ from dynamo.serving.conversation import Conversation
 
 async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamResponse:
     body = call.body
+    payload: CapturedPayload | None = None
+    if frontend.requests.payloads is not None:
+        payload = frontend.requests.payloads.begin(body.model, call.raw_body, call.request.headers)
+        call.record.payload = payload
     validate_chat(body)
     if body.tools:
         call.warn(UNENFORCED, lark_tools(body))
@@ -28,14 +33,22 @@ async def chat(frontend: Frontend, call: HttpCall[ChatRequest]) -> web.StreamRes
     try:
         await conversation.prepare()
         if not body.stream:
-            return json_response(await conversation.answer())
+            answer = await conversation.answer()
+            if payload is not None:
+                payload.answered(answer)
+            return json_response(answer)
         stream: RelayedStream | Chunks
         if conversation.prepared is None:
             stream = RelayedStream(conversation.head, conversation.worker_name, call.request_id)
             await conversation.relay(stream)
+            if payload is not None:
+                payload.relayed()
         else:
             stream, writers = chat_chunks(conversation, call.request_id)
-            await conversation.send(writers)
-        return await stream_response(call, stream, conversation)
+            await conversation.send(writers if payload is None else payload.collecting(conversation, writers))
+        response = await stream_response(call, stream, conversation)
+        if payload is not None and stream.error is None:
+            await payload.collected()
+        return response
     finally:
         await conversation.close()
