@@ -3,7 +3,8 @@
     python benchmarks/fairness.py [--seconds 20] [--flood 10]
 
 Simulated workers, the KV router with its queue. The capacity is measured first; then a key sends `--flood` times as
-many requests as can be served, beside a light user with one request at a time. `--limits` are of the flooding key.
+many requests as can be served, beside a light user with one request at a time, who pauses for a random time: after a
+fixed one he would always arrive at the same moment of a worker's step. `--limits` are of the flooding key.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import random
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,6 +47,9 @@ def rss(process: subprocess.Popen[bytes]) -> int:
     return 0
 
 
+PAUSES = random.Random(5)
+
+
 class User:
     """TTFT of what was answered and the time of refusals, in milliseconds."""
 
@@ -73,7 +79,7 @@ class User:
     async def keep_asking(self, until: float, pause: float = 0.0) -> None:
         while time.perf_counter() < until:
             await self.ask()
-            await asyncio.sleep(pause)
+            await asyncio.sleep(PAUSES.uniform(0, 2 * pause))
 
 
 def at(values: list[float], share: float) -> str:
@@ -92,8 +98,9 @@ async def measure(place: Path, url: str, seconds: float, flood: int) -> None:
 
         async def phase(name: str, flooding: float) -> float:
             light, heavy = User(http, url, "light"), User(http, url, "flood")
-            until = time.perf_counter() + seconds
-            tasks = [asyncio.create_task(light.keep_asking(until, 0.05))] if name != "capacity" else []
+            lasts = seconds if flooding else min(seconds, 8)
+            until = time.perf_counter() + lasts
+            tasks = [asyncio.create_task(light.keep_asking(until, 0.2))] if name != "capacity" else []
             if name == "capacity":
                 tasks += [asyncio.create_task(light.keep_asking(until)) for _ in range(32)]
             sent = 0
@@ -112,12 +119,13 @@ async def measure(place: Path, url: str, seconds: float, flood: int) -> None:
             await asyncio.gather(*running, return_exceptions=True)
             ttft, refused = light.ttft, heavy.refused
             print(
-                f"{name:10} light: {len(ttft)} answers, TTFT p50 {at(ttft, 0.5)} p99 {at(ttft, 0.99)} ms,"
-                f" {len(light.refused)} refused | flood: {len(heavy.ttft)} answers, {len(refused)} refused in"
+                f"{name:10} light: {len(ttft)} answers, TTFT p50 {at(ttft, 0.5)} p99 {at(ttft, 0.99)}"
+                f" mean {statistics.mean(ttft or [0]):.0f} ms, {len(light.refused)} refused"
+                f" | flood: {len(heavy.ttft)} answers, {len(refused)} refused in"
                 f" p50 {at(refused, 0.5)} p99 {at(refused, 0.99)} ms | frontend {rss(FRONTEND)} MB",
                 flush=True,
             )
-            return len(light.ttft) / seconds
+            return len(light.ttft) / lasts
 
         while not await ready():  # noqa: ASYNC110 (another process becomes ready)
             await asyncio.sleep(0.2)

@@ -32,10 +32,10 @@ async def queued(side: RouterSide, letters: str, **fields: object) -> asyncio.Ta
     return task
 
 
-async def at_once(side: RouterSide, letters: str) -> Placement:
+async def at_once(side: RouterSide, letters: str, tenant: Tenant | None = None) -> Placement:
     """A request that need not wait."""
     async with asyncio.timeout(PATIENCE):
-        return await side.router.place(asking(letters))
+        return await side.router.place(asking(letters), tenant=tenant)
 
 
 def report(worker: ScriptedWorker, **load: Any) -> None:
@@ -187,15 +187,40 @@ async def served_order(side: RouterSide, waiting: dict[str, asyncio.Task[Placeme
     return order
 
 
-async def test_a_key_behind_a_flooding_one_is_next() -> None:
+async def test_a_key_with_no_prompt_under_way_need_not_wait_behind_a_flooding_one() -> None:
     local = Local()
     flood, light = Tenant("flood"), Tenant("light")
     async with ScriptedWorker(local), routing(local, card=SIZED, queue_threshold=0) as side:
         await side.settled(1)
-        first = await side.router.place(asking("A"))
-        waiting = {f"flood {letter}": await queued(side, letter, tenant=flood) for letter in "BCDEF"}
-        waiting["light"] = await queued(side, "G", tenant=light)
-        assert (await served_order(side, waiting, first)).index("light") <= 1
+        running = await side.router.place(asking("A"), tenant=flood)
+        flooding = [await queued(side, letter, tenant=flood) for letter in "BCDEF"]
+        for _ in range(2):
+            running.first_token()
+            async with asyncio.timeout(PATIENCE):
+                running = await flooding.pop(0)
+        ahead = await at_once(side, "G", tenant=light)
+        second = await queued(side, "H", tenant=light)
+        running.first_token()
+        async with asyncio.timeout(PATIENCE):
+            await flooding.pop(0)
+        ahead.first_token()
+        async with asyncio.timeout(PATIENCE):
+            await second
+        assert side.router.waiting == len(flooding)
+        for task in flooding:
+            task.cancel()
+
+
+async def test_what_is_sent_ahead_to_a_worker_stays_within_a_batch() -> None:
+    local = Local()
+    async with ScriptedWorker(local), routing(local, card=SIZED, queue_threshold=0) as side:
+        await side.settled(1)
+        await side.router.place(asking("A"), tenant=Tenant("flood"))
+        ahead = [await at_once(side, letter, tenant=Tenant(letter)) for letter in "BCDE"]
+        late = await queued(side, "F", tenant=Tenant("F"))
+        ahead[2].first_token()
+        async with asyncio.timeout(PATIENCE):
+            await late
 
 
 async def test_strict_priority_and_expected_length_order_the_requests_of_a_key() -> None:
@@ -219,11 +244,13 @@ async def test_in_a_full_queue_the_flooding_key_gives_way() -> None:
     local = Local()
     async with ScriptedWorker(local), routing(local, card=SIZED, queue_threshold=0, queue_limit=2) as side:
         await side.settled(1)
-        first = await side.router.place(asking("A"))
+        first = await side.router.place(asking("A"), tenant=Tenant("flood"))
         flood = [await queued(side, letter, tenant=Tenant("flood")) for letter in "BC"]
         light = asyncio.create_task(side.router.place(asking("D"), tenant=Tenant("light")))
         with pytest.raises(RouterQueueLimitExceeded):
             await flood[1]
         with pytest.raises(RouterQueueLimitExceeded):
             await side.router.place(asking("E"), tenant=Tenant("flood"))
-        await served_order(side, {"light": light, "flood": flood[0]}, first)
+        first.release()
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(light, flood[0])

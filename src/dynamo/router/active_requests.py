@@ -1,10 +1,11 @@
 """The requests a KV-aware router has placed, and who is notified of them until they end.
 
-The load book, the approximate index, the other routers, and the follower of the workers' events.
+The load book, the prompts under way, the approximate index, the other routers, and the follower of the workers' events.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -13,6 +14,7 @@ from dynamo.protocols.kv import WorkerRank
 from dynamo.router.decision import Decision
 from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.load.book import LoadBook
+from dynamo.router.kv.load.prompts import Prompts, SentPrompt
 from dynamo.router.kv.sync.follow import Follower
 from dynamo.router.kv.sync.replicas import Replicas
 from dynamo.router.placement import Account, Placement
@@ -22,7 +24,7 @@ from dynamo.runtime.plane.base import Channel
 class KvPlacement(Placement):
     """A placement with what the load book and the index record."""
 
-    __slots__ = ("group", "hashes", "key", "worker")
+    __slots__ = ("group", "hashes", "key", "prompt", "worker")
 
     def __init__(
         self,
@@ -33,6 +35,7 @@ class KvPlacement(Placement):
         key: str,
         hashes: Sequence[int],
         group: object,
+        prompt: SentPrompt,
         decision: Decision | None,
         dp_rank: int | None,
     ) -> None:
@@ -43,6 +46,7 @@ class KvPlacement(Placement):
         self.hashes = hashes
         """The sequence hashes of its prompt."""
         self.group = group
+        self.prompt = prompt
 
 
 class ActiveRequests:
@@ -60,6 +64,7 @@ class ActiveRequests:
         on_capacity_freed: Callable[[], None],
     ) -> None:
         self._book = book
+        self.prompts = Prompts()
         self._approximate = approximate
         self._replicas = replicas
         self._follower = follower
@@ -78,6 +83,8 @@ class ActiveRequests:
         prompt_tokens: int,
         prefill_tokens: int,
         group: object = None,
+        tenant: str = "",
+        ahead: bool = False,
         copy: bool = False,
         learn: bool = True,
         decision: Decision | None = None,
@@ -95,8 +102,18 @@ class ActiveRequests:
             self._approximate.record(worker, hashes, now)
         if self._replicas:
             self._replicas.added(key, worker, hashes, prompt_tokens, prefill_tokens, extra=extra, learn=learn)
+        prompt = SentPrompt(worker, tenant, now, prefill_tokens if ahead else 0)
+        self.prompts.begin(prompt)
         return KvPlacement(
-            self, channel, worker, key=key, hashes=hashes, group=group, decision=decision, dp_rank=dp_rank
+            self,
+            channel,
+            worker,
+            key=key,
+            hashes=hashes,
+            group=group,
+            prompt=prompt,
+            decision=decision,
+            dp_rank=dp_rank,
         )
 
     def detach(self) -> None:
@@ -112,6 +129,7 @@ class ActiveRequests:
     def prompt_computed(self, placement: Placement) -> None:
         assert isinstance(placement, KvPlacement)
         self._book.first_token(placement.key)
+        self.prompts.computed(placement.prompt, asyncio.get_running_loop().time())
         if self._replicas:
             self._replicas.prefill_done(placement.key)
         self._on_capacity_freed()
@@ -119,6 +137,8 @@ class ActiveRequests:
     def released(self, placement: Placement) -> None:
         assert isinstance(placement, KvPlacement)
         self._book.free(placement.key)
+        if not placement.computed:
+            self.prompts.end(placement.prompt)
         if placement.group is not None:
             self._groups[placement.group] -= 1
             if not self._groups[placement.group]:

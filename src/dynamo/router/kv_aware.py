@@ -80,8 +80,6 @@ class KvAwareRouter:
         self._rng = rng or random.Random()
         self._thresholds = config.thresholds() or None
         self._reported: ReportedLoads | None = None
-        self._weights: tuple[Sequence[WorkerRank | None], int, tuple[list[float], list[float]]] | None = None
-        """The measured weights of tiers, for these workers and this version of the reports."""
         self._ranks = RankTable(block_size)
         self._queue: Queue[KvPlacement] = Queue(config.queue_policy, self._choose_and_book, self._candidates)
         self.follower = (
@@ -264,10 +262,17 @@ class KvAwareRouter:
         now = asyncio.get_running_loop().time()
         loads = self.book.loads(fleet.workers, pending.hashes, now)
         limit = self._config.queue_threshold
-        if limit is not None and all(
+        ahead = limit is not None and all(
             waiting > limit * batch for waiting, batch in zip(loads.prefill_tokens, fleet.batch_tokens, strict=True)
-        ):
-            return None
+        )
+        if ahead:
+            prompts = self._active.prompts
+            room = prompts.room_ahead(pending.tenant.name, fleet.workers, fleet.batch_tokens)
+            if not room:
+                return None
+            fleet = fleet if len(room) == len(fleet.workers) else self._ranks.only(room)
+            left = prompts.pass_left(room, now)
+            loads = self.book.loads(fleet.workers, pending.hashes, now, pass_left=left)
         if timer:
             timer.looked_up = perf_counter()
         overlaps = self._overlaps(pending.hashes, now)
@@ -279,9 +284,9 @@ class KvAwareRouter:
             # Checking every instance for draining each time would cost more than choosing again.
             pending.avoid = {*pending.avoid, choice.worker.worker_id}
             return self._choose_and_book(pending, awaited, arriving=arriving, timer=timer)
-        return self._book(pending, choice, now)
+        return self._book(pending, choice, now, ahead=ahead)
 
-    def _book(self, pending: RequestToPlace, choice: Choice, now: float) -> KvPlacement:
+    def _book(self, pending: RequestToPlace, choice: Choice, now: float, *, ahead: bool) -> KvPlacement:
         worker = choice.worker
         decision = Decision(
             request_id=pending.request_id,
@@ -302,6 +307,8 @@ class KvAwareRouter:
             prompt_tokens=pending.prompt_tokens,
             prefill_tokens=choice.prefill_tokens,
             group=pending.group,
+            tenant=pending.tenant.name,
+            ahead=ahead,
             learn=pending.learn,
             decision=decision,
             dp_rank=decision.dp_rank,
@@ -310,8 +317,7 @@ class KvAwareRouter:
             self._copies.consider(pending.request, placement, choice, pending.request_id)
         self.decisions.append(decision)
         self.stats.requests += 1
-        best = max(choice.overlaps.device, default=0)
-        self.stats.chosen(choice.overlap.device, best, len(pending.hashes))
+        self.stats.chosen(choice.overlap.device, max(choice.overlaps.device, default=0), len(pending.hashes))
         if log.isEnabledFor(logging.DEBUG):
             log.debug("request %s: %s", pending.request_id, decision)
         return placement
@@ -329,13 +335,7 @@ class KvAwareRouter:
         if self._reported is None:
             self._follow_reports(tiers=True)
             return None
-        version, known = self._reported.weights_version, self._weights
-        if known is None or known[0] is not workers or known[1] != version:
-            loads = [NO_REPORT if worker is None else self._reported.get(worker) for worker in workers]
-            hosts = [self._cost.host_weight if load.host_weight is None else load.host_weight for load in loads]
-            disks = [self._cost.disk_weight if load.disk_weight is None else load.disk_weight for load in loads]
-            known = self._weights = (workers, version, (hosts, disks))
-        return known[2]
+        return self._reported.tier_weights(workers, *_DEFAULT_WEIGHTS)
 
     def _uncached(self, pending: RequestToPlace) -> int:
         overlaps = self._overlaps(pending.hashes, asyncio.get_running_loop().time())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS
 from dynamo.protocols.card import MAX_RANKS
@@ -32,8 +32,8 @@ class ReportedLoads:
         self._notifying: asyncio.TimerHandle | None = None
         self._loads: dict[tuple[int, int], ActiveLoad] = {}
         self._received_at: dict[tuple[int, int], float] = {}
-        self.weights_version = 0
-        """Grows when a rank reports other weights for its tiers."""
+        self._tier_weights: tuple[Sequence[WorkerRank | None], tuple[list[float], list[float]]] | None = None
+        """For these workers; None when a rank has reported others since."""
         self._unfollow = instances.follow(self._member_changed)
         self._subscriptions = Subscriptions(
             events, instances, KV_METRICS, ActiveLoad, self._receive, stats, what="load reports"
@@ -45,6 +45,18 @@ class ReportedLoads:
 
     def all(self) -> list[tuple[WorkerRank, ActiveLoad]]:
         return [(WorkerRank(*key), load) for key, load in self._loads.items()]
+
+    def tier_weights(
+        self, workers: Sequence[WorkerRank | None], host: float, disk: float
+    ) -> tuple[list[float], list[float]]:
+        """What each of the workers has measured for its tiers; `host` and `disk` where it has not."""
+        known = self._tier_weights
+        if known is None or known[0] is not workers:
+            loads = [NO_REPORT if worker is None else self.get(worker) for worker in workers]
+            hosts = [host if load.host_weight is None else load.host_weight for load in loads]
+            disks = [disk if load.disk_weight is None else load.disk_weight for load in loads]
+            known = self._tier_weights = (workers, (hosts, disks))
+        return known[1]
 
     async def close(self) -> None:
         self._unfollow()
@@ -59,7 +71,7 @@ class ReportedLoads:
             loop = asyncio.get_running_loop()
             before = self.get(WorkerRank(load.worker_id, load.dp_rank))
             if (before.host_weight, before.disk_weight) != (load.host_weight, load.disk_weight):
-                self.weights_version += 1
+                self._tier_weights = None
             self._loads[load.worker_id, load.dp_rank] = load
             self._received_at[load.worker_id, load.dp_rank] = loop.time()
             if self._notifying is None:
@@ -82,6 +94,6 @@ class ReportedLoads:
                 self._changed()
 
     def _drop(self, keys: list[tuple[int, int]]) -> None:
-        self.weights_version += 1
+        self._tier_weights = None
         for key in keys:
             del self._loads[key], self._received_at[key]

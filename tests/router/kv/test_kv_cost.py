@@ -302,3 +302,12 @@ def test_a_senseless_setting_is_named_and_refused(wrong: dict[str, float]) -> No
 def test_no_candidates_is_an_error_of_its_own() -> None:
     with pytest.raises(Unavailable, match="no worker"):
         choose(1, 0, Fleet({}, BLOCK), Overlaps.of({}), idle(0), CostConfig(), random.Random(0))
+
+
+def test_of_two_busy_workers_the_one_whose_pass_ends_first_is_chosen_unless_the_other_holds_the_prompt() -> None:
+    def busy(*left: float) -> Loads:
+        return Loads([300, 300], [20, 20], [0, 0], [1, 1], [5000.0, 5000.0], pass_left=[*left])
+
+    assert pick(busy(0.9, 0.1)).at == 1
+    assert pick(busy(0.1, 0.9)).at == 0
+    assert pick(busy(0.9, 0.1), {0: Overlap(90)}).at == 0

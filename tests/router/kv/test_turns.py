@@ -86,6 +86,16 @@ def test_the_order_shown_is_the_order_served(steps: list[tuple[str, float, bool]
     assert [serve(turns) for _ in shown] == shown
 
 
+@given(st.integers(1, 6), st.integers(0, 12))
+def test_a_new_tenant_is_before_all_that_were_served(floods: int, more: int) -> None:
+    turns = filled(*[line(Tenant(f"flood {number}"), [1.0] * 20) for number in range(floods)])
+    for _ in range(floods + more):
+        serve(turns)
+    light = One(Tenant("light"), (0.0, 99.0), 1.0)
+    turns.add(light)
+    assert serve(turns) is light
+
+
 def test_a_pause_saves_up_nothing() -> None:
     turns = filled(line(Tenant("busy"), [1.0] * 20))
     for _ in range(10):

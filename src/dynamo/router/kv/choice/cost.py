@@ -6,7 +6,7 @@ The unit is the prompt token: what the fleet could have computed instead.
 from __future__ import annotations
 
 import math
-from operator import sub
+from operator import mul, sub
 
 from msgspec import Struct
 
@@ -71,6 +71,8 @@ def cost_columns(
         cached, in_use = held, loads.active_blocks
         busy = config.pass_tokens
         waiting = [tokens + busy if tokens else 0.0 for tokens in loads.prefill_tokens]
+    if loads.pass_left:
+        waiting = list(map(mul, waiting, loads.pass_left))
     unit = loads.scale / TRAFFIC_UNIT
     traffic = [sent * unit for sent in loads.sent]
     mean = max(1.0, sum(traffic) / len(traffic))

@@ -60,14 +60,18 @@ class Turns(Generic[W]):
         if len(lines) == 1:
             yield from tuple(lines[0].waiting)
             return
-        heads = [(max(line.due, self._now), at, 0, tuple(line.waiting), line.weight) for at, line in enumerate(lines)]
+        # Among tenants that are due together, one that was served longer ago, or never, goes first.
+        heads = [
+            (max(line.due, self._now), line.due, at, 0, tuple(line.waiting), line.weight)
+            for at, line in enumerate(lines)
+        ]
         heapq.heapify(heads)
         while heads:
-            due, at, index, waiting, weight = heads[0]
+            due, _, at, index, waiting, weight = heads[0]
             yield waiting[index]
             if index + 1 < len(waiting):
                 after = due + waiting[index].cost / weight
-                heapq.heapreplace(heads, (after, at, index + 1, waiting, weight))
+                heapq.heapreplace(heads, (after, after, at, index + 1, waiting, weight))
             else:
                 heapq.heappop(heads)
 

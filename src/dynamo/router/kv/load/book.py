@@ -35,6 +35,8 @@ class Loads(Struct, frozen=True):
     """Prompt tokens sent there, later ones with a higher weight."""
     scale: float = 1.0
     """`sent * scale` is the recent traffic: a token counts 1 when it is sent, and half after each half-life."""
+    pass_left: list[float] | None = None
+    """How much of its current forward pass each worker still has before it, from 0 to 1, where that matters."""
 
 
 class _Booking(Struct):
@@ -141,7 +143,14 @@ class LoadBook:
             node = node.parent
         return (node.end, node.requests - node.extra) if node is not None else (0, 0)
 
-    def loads(self, workers: Sequence[WorkerRank], hashes: Sequence[int], now: float) -> Loads:
+    def loads(
+        self,
+        workers: Sequence[WorkerRank],
+        hashes: Sequence[int],
+        now: float,
+        *,
+        pass_left: list[float] | None = None,
+    ) -> Loads:
         """The load of these workers, as seen by a prompt with these hashes. `workers` must not be modified later."""
         shared = self._active.shared(hashes, len(self._prefill))
         at = self._slots_of(workers)
@@ -153,6 +162,7 @@ class LoadBook:
             _column(self._requests, at),
             _column(self._traffic, at),
             scale,
+            pass_left,
         )
 
     def _forget(self, worker: WorkerRank, slot: int) -> None:
