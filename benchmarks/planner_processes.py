@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from dynamo.planner import Planner, PlannerConfig
 from dynamo.planner.act import LocalActor
+from dynamo.planner.history import PoolSeen
 from dynamo.planner.observe import make_source
 from dynamo.supervisor import Supervisor, read_deployment
 from dynamo.supervisor.output import PrefixedOutput
@@ -122,20 +123,18 @@ async def ask(client: openai.AsyncOpenAI, rng: random.Random, outputs: int) -> S
 async def run_day(asked: argparse.Namespace, folder: Path) -> None:
     shape = LoadShape(hours=asked.minutes / 60, peak=asked.peak, seed=asked.seed, shape=asked.shape)
     config = PlannerConfig(
-        deployment="serve.yaml", optimization_target="sla", ttft_ms=1000 * TTFT, itl_ms=1000 * ITL, max_gpu_budget=12,
-        startup_seconds=asked.startup, load_adjustment_interval_seconds=1.0, scale_down_step=4,
+        deployment="serve.yaml", optimization_target="sla", ttft_ms=1000 * TTFT, itl_ms=1000 * ITL, max_gpu_budget=24,
+        startup_seconds=asked.startup, load_adjustment_interval_seconds=asked.interval, scale_down_step=4,
         throughput_adjustment_interval_seconds=asked.window, frontend_url="",
     )  # fmt: skip
-    wanted: list[int] = []
+    seen: list[PoolSeen] = []
     async with deployed(folder, asked.fixed or 2, asked.speedup) as (supervisor, url):
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600)
         clock, rng = WorkerClock(), random.Random(asked.seed)
         counting = asyncio.create_task(clock.run())
         actor = LocalActor(supervisor, config)
         source = make_source(PlannerConfig(environment="virtual", frontend_url=url))
-        planner = Planner(
-            config, source, actor, observer=lambda seen, _: wanted.append(seen.decode.wanted if seen.decode else 0)
-        )
+        planner = Planner(config, source, actor, observer=lambda now, _: now.decode and seen.append(now.decode))
         planning = None if asked.fixed else asyncio.create_task(planner.run())
         begun, running = time.monotonic(), []
         for request in day(shape):
@@ -147,16 +146,31 @@ async def run_day(asked: argparse.Namespace, folder: Path) -> None:
         await asyncio.gather(*filter(None, (planning, counting)), return_exceptions=True)
         seconds = clock.seconds
         await client.close()
-    steps = [after - before for before, after in pairwise(wanted) if after != before]
-    reversals = sum((one > 0) != (other > 0) for one, other in pairwise(steps))
+    report_day(asked, shape, outcomes, seen, begun, seconds)
+
+
+def report_day(
+    asked: argparse.Namespace, shape: LoadShape, outcomes: list[StreamedAnswer], seen: list[PoolSeen], begun: float,
+    seconds: float,
+) -> None:  # fmt: skip
     failed = [outcome.error for outcome in outcomes if outcome.error]
     share = sum(outcome.within for outcome in outcomes) / len(outcomes)
+    wanted = [pool.wanted for pool in seen]
     name = f"{asked.fixed} workers" if asked.fixed else f"planner, {min(wanted)} to {max(wanted)} workers"
-    turns = "" if asked.fixed else f", {reversals} reversals for {shape.changes} changes of load"
     print(
-        f"{name}: {100 * share:.1f} % of {len(outcomes):,} within targets, "
-        f"{seconds:,.0f} worker-s, {len(failed)} failed{turns}"
+        f"{name}: {100 * share:.1f} % of {len(outcomes):,} within targets, {seconds:,.0f} worker-s, "
+        f"{len(failed)} failed"
     )
+    late = [outcome.sent - begun for outcome in outcomes if not outcome.within]
+    bursts = shape.bursts()
+    within = sum(any(start <= at < start + shape.seconds / 60 for start in bursts) for at in late)
+    print(f"  missed a target: {within} in bursts, {len(late) - within} at other times")
+    if not asked.fixed:
+        steps = [after - before for before, after in pairwise(wanted) if after != before]
+        reversals = sum((one > 0) != (other > 0) for one, other in pairwise(steps))
+        started = sum(step for step in steps if step > 0)
+        start = asked.interval * sum(pool.starting for pool in seen) / max(1, started)
+        print(f"  {reversals} reversals for {shape.changes} changes of load; a worker took {start:.1f} s to start")
     for error in failed[:5]:
         print(" ", error)
 
@@ -194,12 +208,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("day", "scale-downs"))
     parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--peak", type=float, default=8.0, help="requests per second")
+    parser.add_argument("--peak", type=float, default=16.0, help="requests per second")
     parser.add_argument("--shape", default="day")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--speedup", type=float, default=0.1, help="of the mockers")
-    parser.add_argument("--startup", type=float, default=3.0, help="seconds that a worker takes to start here")
-    parser.add_argument("--window", type=float, default=12.0, help="throughput_adjustment_interval_seconds")
+    parser.add_argument("--startup", type=float, default=2.0, help="seconds that a worker takes to start here")
+    parser.add_argument("--interval", type=float, default=0.5, help="load_adjustment_interval_seconds")
+    parser.add_argument("--window", type=float, default=8.0, help="throughput_adjustment_interval_seconds")
     parser.add_argument("--fixed", type=int, default=0, help="no planner, and as many workers")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--users", type=int, default=6)

@@ -26,19 +26,20 @@ State = Literal[
 
 TTFT_TAIL = 3.0
 """Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
-ITL_TAIL = 1.4
+ITL_TAIL = 1.3
 """The mean time between the tokens of a request differs less; this is also the room for a rise that begins."""
 _FULL = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
 _PREDICTED_FROM = 60
 """Observations from which demand is predicted."""
-_MOST = 16
+_MOST = 24
 """Observations from which demand is estimated, at most."""
 _RISE = 32
 """Observations from which a steady rise is estimated, at most; a mean of `_MOST` would always be behind it."""
 _SUDDEN = 3
-"""A change seen in so few observations is believed up to one standard deviation less: what is missing follows soon,
-and what is too much would have to be taken away again."""
+"""A change seen in so few observations is believed with one standard deviation more. That it is there is sure by then,
+but not how large it is: a worker that is missing is asked for an interval or two later and comes too late for a burst,
+and one that is too much goes with the others when the burst is over."""
 _SETTLED = 1 / 3
 """A scale-down needs that demand has not changed for this share of its window."""
 _KEPT = 5 / 6
@@ -313,7 +314,7 @@ def _expected(known: Sequence[Observation], demand: Demand, config: PlannerConfi
     most = _CHANGE * demand.rate
     change = min(most, max(-most, predict(rates, steps, config) - predict(rates, 0, config)))
     if demand.observations <= _SUDDEN:
-        change -= demand.deviation
+        change += demand.deviation
     longer = demand_of(known, _RISE)
     if config.load_predictor != "constant" and longer.observations >= _MOST:
         risen = rising_to(known[-longer.observations :], steps)
