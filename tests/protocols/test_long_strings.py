@@ -112,6 +112,13 @@ def test_a_long_name_is_decoded_too() -> None:
     assert list(decode(CHAT, body).metadata) == ["a", name, "d"]
 
 
+def test_a_name_that_nobody_means_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_strings, "_LONGEST_NAME", 500)
+    decode(CHAT, chat(metadata={"n" * 400: 1}))
+    with pytest.raises(InvalidRequest, match="name of a field is longer than 500 bytes"):
+        decode(CHAT, chat(metadata={"n" * 600: 1}))
+
+
 def test_unknown_fields_are_named_once() -> None:
     ignored: list[str] = []
     decoded = decode(CHAT, chat(metadata={"n" * 300: 1}, unknown="u" * 300), ignored)

@@ -18,6 +18,7 @@ from msgspec.structs import force_setattr
 
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.body_shape import TextSpan
+from dynamo.protocols.errors import InvalidRequest
 
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ _string = msgspec.json.Decoder(str)
 
 _KEPT = 128 * 1024
 """Bytes of a long string that stay, at least: more than any limit of a string's length, and than a message quotes."""
+_LONGEST_NAME = 1 << 20
 _STEP = 1 << 20
 """Characters copied before other requests have their turn: about a millisecond."""
 _VALUES = 4096
@@ -74,7 +76,7 @@ class ShortenedBody:
     def restore(self, decoded: list[Any]) -> Generator[None, None, bool]:
         """Put back what was left out of the strings in what `json` was decoded to.
 
-        False where a name is too long or an escape is wrong: the decoder must have the whole body.
+        False where a name is long or an escape is wrong: the decoder must have the whole body.
         """
         missing, seen = set(range(len(self.gaps))), 0
         holders: list[Any] = [decoded]
@@ -85,6 +87,7 @@ class ShortenedBody:
                 if not seen % _VALUES:
                     yield
                 if isinstance(key, str) and len(key) > _KEPT:
+                    self._refuse_endless(key)
                     return False
                 if isinstance(inner, dict | list | Struct):
                     holders.append(inner)
@@ -97,6 +100,13 @@ class ShortenedBody:
                             return False
                         _put(holder, key, whole)
         return (yield from self._are_valid(missing))
+
+    def _refuse_endless(self, name: str) -> None:
+        """Decoding such a name would hold up others: nobody means it."""
+        gaps = [self.gaps[int(number, 16)] for number in self._mark.findall(name)]
+        if sum(span.stop - span.start for gap in gaps for span in gap) > _LONGEST_NAME:
+            message = f"The name of a field is longer than {_LONGEST_NAME:,} bytes."
+            raise InvalidRequest(message, code="body_too_complex")
 
     def _are_valid(self, numbers: Iterable[int]) -> Generator[None, None, bool]:
         """Whether the escapes in these gaps are: text that was ignored must be JSON too."""
