@@ -226,7 +226,9 @@ def saved(report: PlannedReport, fixed: PlannedReport) -> float:
 
 def row(shape: str, seed: int, asked: argparse.Namespace) -> str:
     runs = LoadRuns(LoadShape(hours=asked.hours, peak=asked.peak, seed=seed, shape=shape), asked)
-    planned, (workers, fixed), oracle = runs.run(2), runs.fixed(asked.fixed or 5), runs.oracle()
+    planned = runs.run(2)
+    print(line(f"{shape} {seed}", planned), f"{planned.reversals} reversals", file=sys.stderr, flush=True)
+    (workers, fixed), oracle = runs.fixed(asked.fixed or 5), runs.oracle()
     return (
         f"| {shape} | {seed} | {100 * planned.share_within_targets:.1f} % | {saved(planned, fixed):.0f} % "
         f"| {saved(oracle, fixed):.0f} % ({100 * oracle.share_within_targets:.1f} %) | {workers} "
@@ -239,11 +241,10 @@ def show_all(asked: argparse.Namespace) -> None:
     loads = LOADS[asked.loads][asked.first : asked.first + asked.count]
     begun = time.perf_counter()
     with ProcessPoolExecutor(asked.jobs) as pool:
-        rows = {pool.submit(row, shape, seed, asked): (shape, seed) for shape, seed in loads}
+        rows = [pool.submit(row, shape, seed, asked) for shape, seed in loads]
         for done, each in enumerate(as_completed(rows), 1):
-            shape, seed = rows[each]
             seconds = time.perf_counter() - begun
-            print(f"{done} of {len(loads)}: {shape} {seed}, after {seconds:.0f} s", file=sys.stderr, flush=True)
+            print(f"{done} of {len(loads)} after {seconds:.0f} s: {each.result()}", file=sys.stderr, flush=True)
     print("| shape | seed | within both targets | saved | oracle saves | fixed | reversals | changes of load |")
     print("|---|---|---|---|---|---|---|---|")
     print(*(each.result() for each in rows), sep="\n")

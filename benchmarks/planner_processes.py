@@ -97,7 +97,17 @@ async def deployed(folder: Path, workers: int, speedup: float) -> AsyncIterator[
         async with Supervisor(deployment, os.environ, PrefixedOutput(log, colour=False)) as supervisor:
             await supervisor.start_all()
             await supervisor.until_ready()
+            await until_served(f"http://127.0.0.1:{port}")
             yield supervisor, f"http://127.0.0.1:{port}"
+
+
+async def until_served(url: str) -> None:
+    """Workers are ready before the frontend has heard of them; requests until then would be refused."""
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        while True:
+            if (await client.models.list()).data:
+                return
+            await asyncio.sleep(0.1)
 
 
 async def ask(client: openai.AsyncOpenAI, rng: random.Random, outputs: int) -> StreamedAnswer:
@@ -165,6 +175,8 @@ def report_day(
     bursts = shape.bursts()
     within = sum(any(start <= at < start + shape.seconds / 60 for start in bursts) for at in late)
     print(f"  missed a target: {within} in bursts, {len(late) - within} at other times")
+    moments = [int(at / shape.seconds * 24) for at in late]
+    print("  by hour of the day:", ", ".join(f"{hour}: {moments.count(hour)}" for hour in sorted(set(moments))))
     if not asked.fixed:
         steps = [after - before for before, after in pairwise(wanted) if after != before]
         reversals = sum((one > 0) != (other > 0) for one, other in pairwise(steps))
@@ -208,7 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("day", "scale-downs"))
     parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--peak", type=float, default=16.0, help="requests per second")
+    parser.add_argument("--peak", type=float, default=8.0, help="requests per second")
     parser.add_argument("--shape", default="day")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--speedup", type=float, default=0.1, help="of the mockers")
