@@ -12,6 +12,7 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.simulate import SimulationConfig, read_request_trace, simulate
 from support.models import byte_level_model
 from support.stack import Stack
+from support.waiting import until
 
 BLOCKS, BELOW = 32, 96
 ORDER = [0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 0, 2, 4, 6, 7, 5, 3, 1, 0]
@@ -35,6 +36,7 @@ async def test_simulated_and_real_workers_restore_the_same_tokens(stack: Stack, 
     # Ten whole blocks of a prompt: two prompts fit into the cache, some eight more below it.
     assert sum(found) > 640 * 8
     engine = MockerArgs(num_gpu_blocks=BLOCKS, num_g2_blocks=BELOW, speedup_ratio=20)
+    await until(lambda: trace.read_bytes().count(b"\n") == len(ORDER))  # written by a thread of the frontend
     rows = [msgspec.json.decode(line)["request"] for line in trace.read_bytes().splitlines()]
     assert [row["cached_tokens"] for row in rows] == found
     config = SimulationConfig(engine=engine, concurrency=1)
