@@ -144,7 +144,9 @@ async def run_day(asked: argparse.Namespace, folder: Path) -> None:
         counting = asyncio.create_task(clock.run())
         actor = LocalActor(supervisor, config)
         source = make_source(PlannerConfig(environment="virtual", frontend_url=url))
-        planner = Planner(config, source, actor, observer=lambda now, _: now.decode and seen.append(now.decode))
+        planner = Planner(
+            config, source, actor, observer=lambda now, _: seen.extend([now.decode] if now.decode else ())
+        )
         planning = None if asked.fixed else asyncio.create_task(planner.run())
         begun, running = time.monotonic(), []
         for request in day(shape):
