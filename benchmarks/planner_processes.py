@@ -144,7 +144,9 @@ async def run_day(asked: argparse.Namespace, folder: Path) -> None:
         counting = asyncio.create_task(clock.run())
         actor = LocalActor(supervisor, config)
         source = make_source(PlannerConfig(environment="virtual", frontend_url=url))
-        planner = Planner(config, source, actor, observer=lambda now, _: now.decode and seen.append(now.decode))
+        planner = Planner(
+            config, source, actor, observer=lambda now, _: seen.extend([now.decode] if now.decode else ())
+        )
         planning = None if asked.fixed else asyncio.create_task(planner.run())
         begun, running = time.monotonic(), []
         for request in day(shape):
@@ -224,7 +226,7 @@ def main() -> None:
     parser.add_argument("--shape", default="day")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--speedup", type=float, default=0.1, help="of the mockers")
-    parser.add_argument("--startup", type=float, default=2.0, help="seconds that a worker takes to start here")
+    parser.add_argument("--startup", type=float, default=1.5, help="seconds that a worker takes to start here")
     parser.add_argument("--interval", type=float, default=0.5, help="load_adjustment_interval_seconds")
     parser.add_argument("--window", type=float, default=8.0, help="throughput_adjustment_interval_seconds")
     parser.add_argument("--fixed", type=int, default=0, help="no planner, and as many workers")
