@@ -1,4 +1,4 @@
-"""Who changes the number of workers: a supervisor in this process, or a program that follows keys in etcd."""
+"""Another program starts and drains workers: it follows keys in etcd."""
 
 from __future__ import annotations
 
@@ -9,48 +9,14 @@ from typing import Self
 
 from msgspec import Struct
 
-from dynamo.planner.config import PlannerConfig, PlannerConfigError, Role
+from dynamo.planner.config import PlannerConfig, Role
 from dynamo.planner.parts import ActorError, PoolOrder
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.discovery.etcd.gateway import Gateway, Outage, Refused
 from dynamo.runtime.discovery.etcd.messages import EtcdReply, RangeAnswer, range_end
-from dynamo.supervisor import ProcessState, Supervisor
 
 _GIVEN_UP_SECONDS = 1800.0
 _POLL_SECONDS = 1.0
-_STARTING = (ProcessState.Starting, ProcessState.Waiting)
-
-
-class LocalActor:
-    """Processes of a supervisor; one that is taken away finishes its requests first."""
-
-    def __init__(self, supervisor: Supervisor, config: PlannerConfig) -> None:
-        self._supervisor = supervisor
-        self._components = {role: config.component(role) for role in config.roles}
-        self._scaling: set[asyncio.Task[None]] = set()
-        for component in self._components.values():
-            if component not in supervisor.components:
-                known = ", ".join(supervisor.components)
-                raise PlannerConfigError(f"{config.deployment}: has no component '{component}'; it has {known}")
-
-    async def read(self) -> Mapping[Role, PoolOrder]:
-        orders: dict[Role, PoolOrder] = {}
-        for role, component in self._components.items():
-            processes = self._supervisor.processes(component)
-            starting = sum(process.state in _STARTING for process in processes)
-            orders[role] = PoolOrder(wanted=len(processes), starting=starting)
-        return orders
-
-    async def scale(self, workers: Mapping[Role, int]) -> None:
-        for role, count in workers.items():
-            # Draining may take minutes; the planner goes on meanwhile.
-            task = asyncio.create_task(self._supervisor.scale(self._components[role], count))
-            self._scaling.add(task)
-            task.add_done_callback(self._scaling.discard)
-        await asyncio.sleep(0)
-
-    async def close(self) -> None:
-        await asyncio.gather(*self._scaling)
 
 
 class PlannerDecision(Struct, frozen=True, kw_only=True):
