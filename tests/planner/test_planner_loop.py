@@ -66,6 +66,7 @@ class Fleet:
         self.workers = 2
         self.metrics = self.etcd = True
         self.asked: list[int] = []
+        self.answers = True
 
     async def read(self) -> Measurement:
         if not self.metrics:
@@ -86,6 +87,8 @@ class FleetActor:
     async def scale(self, workers: Mapping[Role, int]) -> None:
         self.fleet.workers = workers["decode"]
         self.fleet.asked.append(workers["decode"])
+        if not self.fleet.answers:
+            raise ActorError("no answer in time")
 
 
 def planner(fleet: Fleet, config: PlannerConfig = CONFIG, metrics: PlannerMetrics | None = None) -> Planner:
@@ -150,6 +153,17 @@ async def test_a_number_set_by_hand_is_not_fought(caplog: pytest.LogCaptureFixtu
     assert fleet.workers == 6
     assert decision.decode
     assert decision.decode.state == "manual_change"
+
+
+async def test_a_change_without_an_answer_is_not_taken_for_someone_elses() -> None:
+    fleet = Fleet()
+    fleet.answers = False
+    made = planner(fleet)
+    for _ in range(3):
+        decision = await made.tick()
+    assert fleet.asked == [3]
+    assert decision.decode
+    assert decision.decode.state != "manual_change"
 
 
 async def test_the_metrics_show_what_was_seen_and_decided() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Protocol
 
 from msgspec import Struct
@@ -16,7 +16,14 @@ class SourceError(Exception):
 
 
 class ActorError(Exception):
-    """The number of workers cannot be read or changed now."""
+    """The number of workers cannot be read or changed now.
+
+    `unchanged` are the roles whose number certainly did not change; of others a change may have been carried out.
+    """
+
+    def __init__(self, message: str, *, unchanged: Set[Role] = frozenset()) -> None:
+        super().__init__(message)
+        self.unchanged = unchanged
 
 
 class PoolLoad(Struct, frozen=True, kw_only=True):

@@ -110,13 +110,16 @@ class Planner:
                 return ""
             targets[role] = chosen.workers
             changed |= chosen.workers != pool.wanted
+        failure = ""
         if changed:
             try:
                 await self._actor.scale(targets)
             except ActorError as error:
-                return str(error)
+                failure = str(error)
+                # The others may have changed: their new number must not look like someone else's.
+                targets = {role: count for role, count in targets.items() if role not in error.unchanged}
         self._asked.update(targets)
-        return ""
+        return failure
 
     def _warn(self, warning: str) -> None:
         log.log(logging.DEBUG if warning == self._warned else logging.WARNING, "%s", warning)
