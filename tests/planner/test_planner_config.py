@@ -29,7 +29,7 @@ def test_json_yaml_and_a_file_say_the_same(tmp_path: Path) -> None:
         ("{ttft_ms: .nan}", "--config: ttft_ms: Expected `float`"),
         ("{ttft_ms: .inf}", "--config: ttft_ms: Expected `float` <= 1000000000"),
         ("{profile_results_dir: other}", "profile_results_dir: is not supported: capacity is measured on live"),
-        ("{environment: kubernetes}", "--config: environment: Invalid enum value 'kubernetes'"),
+        ("{environment: global-planner}", "--config: environment: Invalid enum value 'global-planner'"),
         ("{load_predictor: prophet}", "--config: load_predictor: Invalid enum value 'prophet'"),
         ("{environment: local}", "deployment: environment local needs the file of `dynamo serve`"),
         (

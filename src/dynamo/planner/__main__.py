@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import structs
 
 from dynamo.planner.act import LocalActor, VirtualActor, VirtualConnector
+from dynamo.planner.act.kubernetes import ClusterAccess, KubernetesApi, kubernetes_actor
 from dynamo.planner.announce import announcing
 from dynamo.planner.config import PlannerConfig, read_config
 from dynamo.planner.metrics import PlannerMetrics, served
@@ -36,6 +37,21 @@ COMMAND = "python -m dynamo.planner"
 class PlannerSettings(Settings, frozen=True, kw_only=True):
     config: Annotated[str, Setting("--config", help="a file with JSON or YAML, or JSON itself", metavar="FILE|JSON")]
     advisory: Annotated[bool, Setting("--advisory", help="only say what would be done")] = False
+    graph_deployment: Annotated[
+        str | None, Setting(variables="DYN_PARENT_DGD_K8S_NAME", help="graph_deployment, if the configuration has none")
+    ] = None
+    kubernetes_namespace: Annotated[
+        str | None,
+        Setting(variables="DYN_PARENT_DGD_K8S_NAMESPACE", help="kubernetes_namespace, if the configuration has none"),
+    ] = None
+
+    def apply(self, config: PlannerConfig) -> PlannerConfig:
+        return structs.replace(
+            config,
+            advisory=config.advisory or self.advisory,
+            graph_deployment=config.graph_deployment or self.graph_deployment,
+            kubernetes_namespace=config.kubernetes_namespace or self.kubernetes_namespace,
+        )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,10 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=parsed.verbosity))
         asked = PlannerSettings.from_env(os.environ, **given(vars(parsed), PlannerSettings))
-        config = read_config(asked.config)
-        if asked.advisory:
-            config = structs.replace(config, advisory=True)
-        work = plan_local(config, os.environ) if config.environment == "local" else plan_virtual(config, os.environ)
+        config = asked.apply(read_config(asked.config))
+        work = _PLANS[config.environment](config, os.environ)
     except (ValueError, StartError) as error:
         raise fail(str(error), code=2, error=error) from None
     try:
@@ -76,6 +90,14 @@ async def plan_local(config: PlannerConfig, environ: Mapping[str, str]) -> None:
 async def plan_virtual(config: PlannerConfig, environ: Mapping[str, str]) -> None:
     async with VirtualConnector(EtcdConfig.from_env(environ), config.namespace) as connector:
         await _plan(config, VirtualActor(connector, config), on_signals(None), environ)
+
+
+async def plan_kubernetes(config: PlannerConfig, environ: Mapping[str, str]) -> None:
+    api = KubernetesApi(ClusterAccess.from_env(environ), config.kubernetes_namespace)
+    await _plan(config, kubernetes_actor(api, config), on_signals(None), environ)
+
+
+_PLANS = {"local": plan_local, "virtual": plan_virtual, "kubernetes": plan_kubernetes}
 
 
 async def _plan(config: PlannerConfig, actor: Actor, signalled: asyncio.Event, environ: Mapping[str, str]) -> None:

@@ -38,13 +38,14 @@ class PlannerConfigError(StartError):
 
 
 class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    environment: Literal["local", "virtual"] = "local"
-    """Who starts and drains workers: this process, or a program that follows keys in etcd."""
+    environment: Literal["local", "virtual", "kubernetes"] = "local"
+    """Who starts and drains workers: this process, a program that follows keys in etcd, or Kubernetes."""
     mode: Literal["agg", "disagg", "prefill", "decode"] = "agg"
     optimization_target: Literal["throughput", "latency", "load", "sla"] = "throughput"
     backend: str = "vllm"
     """Accepted, and not used: the metrics of all engines have the same names."""
     namespace: str = "dynamo"
+    """Dynamo's, not that of Kubernetes."""
 
     load_adjustment_interval_seconds: Positive = 5.0
     """Between two decisions."""
@@ -97,6 +98,11 @@ class PlannerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The file of `dynamo serve` whose components are started and scaled (local)."""
     prefill_component: str = "prefill"
     decode_component: str = "worker"
+    """A component of `deployment` (local); a Deployment, KIND/NAME or a service of `graph_deployment` (kubernetes)."""
+    kubernetes_namespace: str | None = None
+    """Of the workloads; without it that of the pod or of the kubeconfig."""
+    graph_deployment: str | None = None
+    """The DynamoGraphDeployment whose services are scaled (kubernetes)."""
 
     @property
     def roles(self) -> tuple[Role, ...]:
