@@ -173,7 +173,7 @@ async def test_services_of_a_graph_deployment_are_found_by_their_kind_and_scaled
     actor = kubernetes_actor(api, config)
     assert isinstance(actor, GraphActor)
     assert await actor.read() == {
-        "prefill": PoolOrder(wanted=1, starting=1),
+        "prefill": PoolOrder(wanted=1, starting=None),
         "decode": PoolOrder(wanted=2, starting=1),
     }
     await actor.scale({"prefill": 1, "decode": 4})

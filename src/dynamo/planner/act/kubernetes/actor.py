@@ -107,7 +107,7 @@ class GraphActor:
         for role, service in services.items():
             counts = graph.status.services.get(service, ReplicaCounts())
             ready = counts.readyReplicas if counts.availableReplicas is None else counts.availableReplicas
-            orders[role] = _order(graph.spec.services[service].replicas, ready or 0)
+            orders[role] = _order(graph.spec.services[service].replicas, ready)
         return orders
 
     async def scale(self, workers: Mapping[Role, int]) -> None:
@@ -159,5 +159,5 @@ def _checked(name: str, key: str) -> str:
     return name
 
 
-def _order(wanted: int, ready: int) -> PoolOrder:
-    return PoolOrder(wanted=wanted, starting=max(0, wanted - ready))
+def _order(wanted: int, ready: int | None) -> PoolOrder:
+    return PoolOrder(wanted=wanted, starting=None if ready is None else max(0, wanted - ready))
