@@ -93,7 +93,7 @@ class KubernetesApi:
         except ClusterAccessError as error:
             raise ApiRefusal(str(error)) from error
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            raise ApiOutage(f"{self._access.server}: {error or type(error).__name__}") from error
+            raise ApiOutage(f"{self._access.server}: {_reason(error)}") from error
         if response.status != 200:
             raise self._error(response.status, data, verb, path, subresource)
         return data
@@ -129,6 +129,16 @@ def decoded(data: bytes, answer: type[T], what: str) -> T:
         return msgspec.json.decode(data, type=answer)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ApiOutage(f"{what} is not Kubernetes': {error}") from error
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            error = error.certificate_error
+        case aiohttp.ClientConnectorError():
+            # Its own text has the address of an object, and would be another one each time.
+            error = error.os_error
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
