@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from dynamo.run.top import documents
+from support.kube_server import KubeServer
 from support.running import run
 from support.services import free_port
 from support.stack import Stack
@@ -96,3 +97,32 @@ async def test_a_frontend_that_is_paused_and_killed_changes_nothing(tmp_path: Pa
         await planner.line(HOLDS, after=paused)
         await planner.line("Cannot connect", after=paused)
         assert not any("workers go" in line for line in planner.lines)
+
+
+KUBECONFIG = """
+clusters: [{{name: here, cluster: {{server: "{url}", certificate-authority: apiserver.pem}}}}]
+users: [{{name: me, user: {user}}}]
+contexts: [{{name: dev, context: {{cluster: here, user: me, namespace: serving}}}}]
+current-context: dev
+"""
+
+
+async def test_the_workloads_of_a_kubeconfig_are_planned(tmp_path: Path) -> None:
+    async with KubeServer(tmp_path) as server, Stack(tmp_path, {"DYN_LOG": "info"}) as stack:
+        server.put("deployments", "worker", {"replicas": 1})
+        (tmp_path / "config").write_text(KUBECONFIG.format(url=server.url, user="{token: first}"))
+        config = {"environment": "kubernetes", "load_adjustment_interval_seconds": 0.2}
+        words = ["-m", "dynamo.planner", "--config", json.dumps(config)]
+        planner = await stack.python(*words, KUBECONFIG=str(tmp_path / "config"))
+        await planner.line(HOLDS)
+        server.tokens = set()
+        await planner.line(f"{server.url} does not accept the credentials of {tmp_path}/config (context 'dev')")
+        await planner.line("workers: their number is unknown, so nothing is done")
+        planner.signal(signal.SIGTERM)
+        assert await planner.ended() == 0
+        assert {verb for verb, _ in server.calls} == {"get"}
+
+        (tmp_path / "config").write_text(KUBECONFIG.format(url=server.url, user="{exec: {command: aws}}"))
+        planner = await stack.python(*words, KUBECONFIG=str(tmp_path / "config"))
+        await planner.line(f"error: {tmp_path}/config: the user 'me': exec: is not supported; use a token")
+        assert await planner.ended() == 1
