@@ -136,7 +136,6 @@ def _reason(error: Exception) -> str:
         case aiohttp.ClientConnectorCertificateError():
             error = error.certificate_error
         case aiohttp.ClientConnectorError():
-            # Its own text has the address of an object, and would be another one each time.
             error = error.os_error
     return " ".join(str(error).split()) or type(error).__name__
 
