@@ -58,6 +58,13 @@ def test_a_pod_uses_its_service_account(tmp_path: Path, pair: tuple[Path, Path])
     assert six.server == "https://[fd00::1]:443"
 
 
+def test_an_empty_authority_is_refused_and_not_replaced_by_those_of_the_machine(tmp_path: Path) -> None:
+    for name, text in {"namespace": "serving", "token": "one", "ca.crt": ""}.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ClusterAccessError, match="the certificate authority is empty"):
+        ClusterAccess.from_env(IN_A_POD, tmp_path)
+
+
 def test_a_pod_without_a_service_account_says_so(tmp_path: Path) -> None:
     with pytest.raises(ClusterAccessError, match="namespace: the namespace cannot be read: No such file"):
         ClusterAccess.from_env(IN_A_POD, tmp_path)
@@ -167,6 +174,13 @@ def test_what_is_wrong_in_a_kubeconfig_is_named_in_one_line(
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value).replace("https://me:secret@host", "")
+
+
+def test_a_kubeconfig_that_is_not_yaml_is_refused_without_showing_its_secrets(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("users:\n- user: {token: secret: }\n")
+    with pytest.raises(ClusterAccessError, match=r"config: is not YAML: .* in line 2$") as caught:
+        ClusterAccess.from_env({"KUBECONFIG": str(tmp_path / "config")})
+    assert "secret" not in str(caught.value)
 
 
 def test_a_kubeconfig_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:

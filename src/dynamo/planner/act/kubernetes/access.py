@@ -100,6 +100,8 @@ class ClusterAccess(Struct, frozen=True, kw_only=True):
     def tls(self) -> ssl.SSLContext:
         try:
             authority = None if self.ca is None else _bytes(self.ca, "certificate authority").decode("ascii", "ignore")
+            if authority == "":
+                raise ValueError("the certificate authority is empty")
             context = ssl.create_default_context(cadata=authority)
             # Certificates that clusters make for themselves may lack what strict checks want; kubectl accepts them.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -179,8 +181,12 @@ def parse_kubeconfig(text: bytes, file: str) -> KubeConfig:
 
     try:
         return msgspec.convert(yaml.safe_load(text), KubeConfig)
+    except yaml.MarkedYAMLError as error:
+        # Its own text shows the line, which may hold a token.
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ClusterAccessError(f"{file}: is not YAML: {error.problem}{line}") from None
     except (yaml.YAMLError, msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise ClusterAccessError(f"{file}: is not a kubeconfig: {' '.join(str(error).split())}") from error
+        raise ClusterAccessError(f"{file}: is not a kubeconfig: {error}") from error
 
 
 class _Located(NamedTuple):
