@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from dynamo.planner import Planner, PlannerConfig, TrafficSeen
 from dynamo.planner.act.kubernetes import ClusterAccess, GraphActor, KubernetesApi, WorkloadActor, kubernetes_actor
 from dynamo.planner.act.kubernetes.actor import Graph, Workload
 from dynamo.planner.act.kubernetes.api import decoded
-from dynamo.planner.config import PlannerConfigError
+from dynamo.planner.config import PlannerConfigError, parse_config
 from dynamo.planner.parts import ActorError, Measurement, PoolLoad, PoolOrder
 from support.kube_server import KubeServer
 
@@ -226,6 +227,26 @@ def test_a_deployment_is_scaled_also_inside_a_graph_deployment_if_it_is_named_so
     api = KubernetesApi(ClusterAccess(server="https://127.0.0.1:1", origin="a test"))
     config = PlannerConfig(environment="kubernetes", graph_deployment="llm", decode_component="deployment/mine")
     assert isinstance(kubernetes_actor(api, config), WorkloadActor)
+
+
+async def test_the_manifest_has_the_rights_that_are_used_and_a_valid_configuration(
+    server: KubeServer, api: KubernetesApi
+) -> None:
+    manifest = Path(__file__).parents[2] / "deploy" / "kubernetes" / "planner.yaml"
+    things = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(manifest.read_text())}
+    config = parse_config(things["ConfigMap", "planner"]["data"]["planner.yaml"])
+    actor = kubernetes_actor(api, config)
+    await actor.read()
+    await actor.scale({"decode": 3})
+    allowed = {
+        (verb, resource)
+        for rule in things["Role", "planner"]["rules"]
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+        if rule["apiGroups"] == ["apps"] and rule["resourceNames"] == [config.decode_component]
+    }
+    assert set(server.calls) <= allowed
+    assert things["Deployment", config.decode_component]
 
 
 class BusySource:
