@@ -12,8 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamo.planner.act.kubernetes import ClusterAccess, ClusterAccessError, KubernetesApi, kubernetes_actor
-from dynamo.planner.act.kubernetes.access import parse_kubeconfig
+from dynamo.planner.act.kubernetes import ClusterAccessError, KubernetesApi, find_access, kubernetes_actor
+from dynamo.planner.act.kubernetes.kubeconfig import parse_kubeconfig, read_kubeconfigs
 from dynamo.planner.config import PlannerConfig
 from dynamo.planner.parts import ActorError
 from support.certificates import authority, certificate, signed
@@ -48,13 +48,13 @@ def kubeconfig(
 def test_a_pod_uses_its_service_account(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     for name, text in {"namespace": "serving", "token": "one\n", "ca.crt": pair[0].read_text()}.items():
         (tmp_path / name).write_text(text)
-    access = ClusterAccess.from_env(IN_A_POD, tmp_path)
+    access = find_access(IN_A_POD, tmp_path)
     assert (access.server, access.namespace) == ("https://10.96.0.1:443", "serving")
     assert access.headers() == {"Authorization": "Bearer one"}
     (tmp_path / "token").write_text("two\n")
     assert access.headers() == {"Authorization": "Bearer two"}
     assert access.tls().verify_mode == ssl.CERT_REQUIRED
-    six = ClusterAccess.from_env(IN_A_POD | {"KUBERNETES_SERVICE_HOST": "fd00::1"}, tmp_path)
+    six = find_access(IN_A_POD | {"KUBERNETES_SERVICE_HOST": "fd00::1"}, tmp_path)
     assert six.server == "https://[fd00::1]:443"
 
 
@@ -62,25 +62,25 @@ def test_an_empty_authority_is_refused_and_not_replaced_by_those_of_the_machine(
     for name, text in {"namespace": "serving", "token": "one", "ca.crt": ""}.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ClusterAccessError, match="the certificate authority is empty"):
-        ClusterAccess.from_env(IN_A_POD, tmp_path)
+        find_access(IN_A_POD, tmp_path)
 
 
 def test_a_pod_without_a_service_account_says_so(tmp_path: Path) -> None:
     with pytest.raises(ClusterAccessError, match="namespace: the namespace cannot be read: No such file"):
-        ClusterAccess.from_env(IN_A_POD, tmp_path)
+        find_access(IN_A_POD, tmp_path)
 
 
 def test_without_a_pod_and_a_kubeconfig_both_are_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterAccessError, match=r"KUBERNETES_SERVICE_HOST is not set.*KUBECONFIG or ~/\.kube/config"):
-        ClusterAccess.from_env({"HOME": str(tmp_path)})
+        find_access({"HOME": str(tmp_path)})
 
 
 def test_the_kubeconfig_is_that_of_the_variable_or_of_the_home(tmp_path: Path) -> None:
     (tmp_path / ".kube").mkdir()
     home = kubeconfig(tmp_path / ".kube")
-    assert ClusterAccess.from_env({"HOME": str(tmp_path)}).origin == f"{home} (context 'dev')"
+    assert find_access({"HOME": str(tmp_path)}).origin == f"{home} (context 'dev')"
     named = kubeconfig(tmp_path)
-    access = ClusterAccess.from_env({"HOME": "/", "KUBECONFIG": str(named), **IN_A_POD})
+    access = find_access({"HOME": "/", "KUBECONFIG": str(named), **IN_A_POD})
     assert access.origin == f"{named} (context 'dev')"
     assert access.namespace == "serving"
 
@@ -92,7 +92,7 @@ def test_several_kubeconfigs_are_merged_and_the_first_counts(tmp_path: Path) -> 
     other: dict[str, Any] = {"current-context": "other"}
     second = kubeconfig(tmp_path / "b", user={"tokenFile": "token"}, **other)
     (tmp_path / "b" / "token").write_text("beside the second")
-    access = ClusterAccess.from_env({"KUBECONFIG": f"{tmp_path / 'gone'}:{first}:{second}"})
+    access = find_access({"KUBECONFIG": f"{tmp_path / 'gone'}:{first}:{second}"})
     assert access.headers() == {"Authorization": "Bearer beside the second"}
     assert access.origin == f"{first} (context 'dev')"
 
@@ -108,15 +108,13 @@ async def test_data_and_files_in_a_kubeconfig_are_used(tmp_path: Path) -> None:
             {"certificate-authority": server.ca.name, "tls-server-name": "localhost"},
         ):
             file = kubeconfig(tmp_path, {"server": server.url + "/", **cluster})
-            access = ClusterAccess.from_kubeconfigs([file])
+            access = read_kubeconfigs([file])
             actor = kubernetes_actor(KubernetesApi(access), PlannerConfig(environment="kubernetes"))
             assert (await actor.read())["decode"].wanted == 2
         file = kubeconfig(
             tmp_path, {"server": server.url, "certificate-authority": server.ca.name, "tls-server-name": "x"}
         )
-        actor = kubernetes_actor(
-            KubernetesApi(ClusterAccess.from_kubeconfigs([file])), PlannerConfig(environment="kubernetes")
-        )
+        actor = kubernetes_actor(KubernetesApi(read_kubeconfigs([file])), PlannerConfig(environment="kubernetes"))
         with pytest.raises(ActorError, match="CERTIFICATE_VERIFY_FAILED"):
             await actor.read()
 
@@ -131,11 +129,11 @@ async def test_a_client_certificate_is_shown(tmp_path: Path) -> None:
     async with KubeServer(tmp_path, client_ca=ca[0]) as server:
         server.put("deployments", "worker", {"replicas": 2})
         file = kubeconfig(tmp_path, {"server": server.url, "certificate-authority": server.ca.name}, user)
-        api = KubernetesApi(ClusterAccess.from_kubeconfigs([file]))
+        api = KubernetesApi(read_kubeconfigs([file]))
         actor = kubernetes_actor(api, PlannerConfig(environment="kubernetes"))
         assert (await actor.read())["decode"].wanted == 2
         file = kubeconfig(tmp_path, {"server": server.url, "certificate-authority": server.ca.name}, {})
-        api = KubernetesApi(ClusterAccess.from_kubeconfigs([file]))
+        api = KubernetesApi(read_kubeconfigs([file]))
         with pytest.raises(ActorError):
             await kubernetes_actor(api, PlannerConfig(environment="kubernetes")).read()
 
@@ -170,7 +168,7 @@ def test_what_is_wrong_in_a_kubeconfig_is_named_in_one_line(
 ) -> None:
     file = kubeconfig(tmp_path, cluster, user, **keys)
     with pytest.raises(ClusterAccessError) as caught:
-        ClusterAccess.from_env({"KUBECONFIG": str(file)})
+        find_access({"KUBECONFIG": str(file)})
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value).replace("https://me:secret@host", "")
@@ -179,15 +177,15 @@ def test_what_is_wrong_in_a_kubeconfig_is_named_in_one_line(
 def test_a_kubeconfig_that_is_not_yaml_is_refused_without_showing_its_secrets(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("users:\n- user: {token: secret: }\n")
     with pytest.raises(ClusterAccessError, match=r"config: is not YAML: .* in line 2$") as caught:
-        ClusterAccess.from_env({"KUBECONFIG": str(tmp_path / "config")})
+        find_access({"KUBECONFIG": str(tmp_path / "config")})
     assert "secret" not in str(caught.value)
 
 
 def test_a_kubeconfig_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterAccessError, match="KUBECONFIG: gone does not exist"):
-        ClusterAccess.from_env({"KUBECONFIG": "gone"})
+        find_access({"KUBECONFIG": "gone"})
     with pytest.raises(ClusterAccessError, match="the kubeconfig cannot be read: Is a directory"):
-        ClusterAccess.from_env({"KUBECONFIG": str(tmp_path)})
+        find_access({"KUBECONFIG": str(tmp_path)})
 
 
 @given(st.binary(max_size=300))
@@ -212,7 +210,7 @@ def test_any_values_in_a_kubeconfig_are_used_or_refused(
     folder = tmp_path_factory.mktemp("fuzz")
     named = {"name": "dev", "context": {"cluster": "here", "user": "me", **context}}
     try:
-        ClusterAccess.from_kubeconfigs([kubeconfig(folder, cluster, user, contexts=[named])])
+        read_kubeconfigs([kubeconfig(folder, cluster, user, contexts=[named])])
     except ClusterAccessError:
         pass
 
@@ -225,4 +223,4 @@ def test_any_bytes_in_a_service_account_are_used_or_refused(
     for name in ("namespace", "token", "ca.crt"):
         (folder / name).write_bytes(data)
     with pytest.raises(ClusterAccessError):
-        ClusterAccess.from_env(IN_A_POD, folder)
+        find_access(IN_A_POD, folder)

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import structs
 
 from dynamo.planner.act import LocalActor, VirtualActor, VirtualConnector
-from dynamo.planner.act.kubernetes import ClusterAccess, KubernetesApi, kubernetes_actor
+from dynamo.planner.act.kubernetes import KubernetesApi, find_access, kubernetes_actor
 from dynamo.planner.announce import announcing
 from dynamo.planner.config import PlannerConfig, read_config
 from dynamo.planner.metrics import PlannerMetrics, served
@@ -93,7 +93,7 @@ async def plan_virtual(config: PlannerConfig, environ: Mapping[str, str]) -> Non
 
 
 async def plan_kubernetes(config: PlannerConfig, environ: Mapping[str, str]) -> None:
-    api = KubernetesApi(ClusterAccess.from_env(environ), config.kubernetes_namespace)
+    api = KubernetesApi(find_access(environ), config.kubernetes_namespace)
     await _plan(config, kubernetes_actor(api, config), on_signals(None), environ)
 
 

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 from msgspec import Meta, Struct
 
-from dynamo.planner.act.kubernetes.access import ClusterAccess, ClusterAccessError
+from dynamo.planner.act.kubernetes.cluster import ClusterAccess, ClusterAccessError
 from dynamo.planner.parts import ActorError
 
 _LIMIT_SECONDS = 5.0
