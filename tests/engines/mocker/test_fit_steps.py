@@ -10,9 +10,10 @@ import pytest
 
 from dynamo.engines.mocker import MockerArgs, ProfileTiming
 from dynamo.engines.mocker.fit_profile import DecodeFit, PrefillTime, profile_from
-from dynamo.engines.mocker.fit_steps import ForwardPass, ScheduledRequests, fit_steps, read_steps
+from dynamo.engines.mocker.fit_steps import ForwardPass, fit_steps, read_steps
 from dynamo.engines.mocker.profile import About
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.forward_pass import ScheduledRequestMetrics
 
 DECODE = DecodeFit(idle=6.0, per_request=0.3, per_token=0.002)
 PREFILL = [PrefillTime(tokens, 10 + 0.05 * tokens) for tokens in (16, 8192)]
@@ -27,7 +28,7 @@ def step(draw: random.Random) -> ForwardPass:
         seconds = TRUE.mixed(tokens, requests, context)
     else:
         seconds = TRUE.prefill(tokens) if tokens else TRUE.decode(requests, context)
-    scheduled = ScheduledRequests(
+    scheduled = ScheduledRequestMetrics(
         num_prefill_requests=bool(tokens), sum_prefill_tokens=tokens, num_decode_requests=requests,
         sum_decode_kv_tokens=context,
     )  # fmt: skip
