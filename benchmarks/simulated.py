@@ -161,9 +161,7 @@ def main() -> None:
             for mode in o.modes.split(","):
                 for seed in seed_list(o.seeds):
                     folder = Path(name) / f"{workers} {mode} {seed}"
-                    found.append(
-                        one(folder, model, engine, workers, mode, o.requests, seed, recorded=o.recorded_steps)
-                    )
+                    found.append(one(folder, model, engine, workers, mode, o.requests, seed, recorded=o.recorded_steps))
                     print(" ".join(found[-1]), file=sys.stderr, flush=True)
     print(table(head, found))
 

@@ -81,7 +81,9 @@ class MockerSettings(Settings, frozen=True, kw_only=True):
 
 
 def parser() -> argparse.ArgumentParser:
-    return FlagParser("python -m dynamo.mocker", __doc__, MockerSettings, MockerArgs, StepTraceSettings, NetworkSettings)
+    return FlagParser(
+        "python -m dynamo.mocker", __doc__, MockerSettings, MockerArgs, StepTraceSettings, NetworkSettings
+    )
 
 
 def main(argv: list[str] | None = None) -> None:

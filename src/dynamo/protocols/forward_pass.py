@@ -1,4 +1,4 @@
-"""Forward pass metrics: what one step of an engine computed, and how long it took. Names and version are ai-dynamo's."""
+"""Forward pass metrics: what one step of an engine computed, and how long it took. The names are ai-dynamo's."""
 
 from __future__ import annotations
 
