@@ -117,7 +117,7 @@ class StepTrace:
             except OSError as error:
                 self._broken = True
                 self._waiting.clear()
-                log.error("forward pass metrics are no longer recorded: %s", error)
+                log.error("forward pass metrics are no longer recorded: %s: %s", self._files.prefix, error.strerror)
                 return
             if self._dropped > lost:
                 lost = self._dropped
@@ -133,7 +133,7 @@ class Segments:
     """Numbered files of compressed lines, of which the newest are kept. What was written is complete at any time."""
 
     def __init__(self, prefix: str, roll_bytes: int, most: int) -> None:
-        self._prefix = prefix
+        self.prefix = prefix
         self._roll_bytes = roll_bytes
         self._most = most
         self._number = -1
@@ -152,7 +152,7 @@ class Segments:
         self._append(batch)
 
     def _path(self, number: int) -> Path:
-        return Path(f"{self._prefix}.{number:06}.jsonl.gz")
+        return Path(f"{self.prefix}.{number:06}.jsonl.gz")
 
     def _begin(self) -> None:
         self._number += 1
