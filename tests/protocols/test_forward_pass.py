@@ -7,14 +7,14 @@ import pytest
 
 from dynamo.protocols.forward_pass import (
     ForwardPassMetrics,
-    Prefill,
     QueuedRequestMetrics,
+    ScheduledPrompt,
     ScheduledRequestMetrics,
 )
 
 
 def test_requests_are_counted_summed_and_their_variance_is_the_populations() -> None:
-    scheduled = ScheduledRequestMetrics.of([Prefill(100, 40, 60), Prefill(300, 300, 0)], [10, 20, 30])
+    scheduled = ScheduledRequestMetrics.of([ScheduledPrompt(100, 40, 60), ScheduledPrompt(300, 300, 0)], [10, 20, 30])
     assert (scheduled.num_prefill_requests, scheduled.sum_prefill_tokens, scheduled.sum_prefill_kv_tokens) == (
         2,
         340,

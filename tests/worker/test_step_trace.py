@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from dynamo.engines.mocker.fit_steps import read_steps
-from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledRequestMetrics, TraceRow, TraceSource
+from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledRequestMetrics, StepTraceRow, StepTraceSource
 from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker.step_trace import Segments, StepTrace
 from support.limits import full_disk
 from support.waiting import until
 
-WORKER = TraceSource("ns", "backend", "77")
+WORKER = StepTraceSource("ns", "backend", "77")
 IDLE = QueuedRequestMetrics()
 LINE = b'{"n": 1}\n'
 
@@ -26,9 +26,13 @@ def settings(folder: Path, **options: Any) -> StepTraceSettings:
     return StepTraceSettings(enabled=True, output_path=str(folder / "fpm"), **options)
 
 
-def rows(folder: Path) -> list[TraceRow]:
+def rows(folder: Path) -> list[StepTraceRow]:
     files = sorted(folder.glob("fpm.77.*.jsonl.gz"))
-    return [msgspec.json.decode(line, type=TraceRow) for file in files for line in gzip.open(file)]
+    return [
+        msgspec.json.decode(line, type=StepTraceRow)
+        for file in files
+        for line in gzip.decompress(file.read_bytes()).splitlines()
+    ]
 
 
 def decode_step(requests: int) -> ScheduledRequestMetrics:
@@ -72,9 +76,9 @@ def test_files_are_numbered_and_the_oldest_deleted(tmp_path: Path) -> None:
     for count in (1, 6, 4):
         files.write([LINE] * count)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["fpm.77.000002.jsonl.gz", "fpm.77.000003.jsonl.gz"]
-    assert [gzip.open(file).read() for file in sorted(tmp_path.iterdir())] == [LINE * 3, LINE * 2]
+    assert [gzip.decompress(file.read_bytes()) for file in sorted(tmp_path.iterdir())] == [LINE * 3, LINE * 2]
     files.write([3 * LINE[:-1] + LINE])
-    assert gzip.open(tmp_path / "fpm.77.000004.jsonl.gz").read() == 3 * LINE[:-1] + LINE
+    assert gzip.decompress((tmp_path / "fpm.77.000004.jsonl.gz").read_bytes()) == 3 * LINE[:-1] + LINE
 
 
 def test_a_full_disk_leaves_no_line_that_is_cut(tmp_path: Path) -> None:
@@ -82,7 +86,7 @@ def test_a_full_disk_leaves_no_line_that_is_cut(tmp_path: Path) -> None:
     files.write([LINE])
     with full_disk(), pytest.raises(OSError, match="File too large"):
         files.write([LINE] * 100)
-    assert gzip.open(tmp_path / "fpm.77.000000.jsonl.gz").read() == LINE
+    assert gzip.decompress((tmp_path / "fpm.77.000000.jsonl.gz").read_bytes()) == LINE
 
 
 @pytest.mark.parametrize(("place", "reason"), [("nowhere", "No such file or directory"), ("", "File too large")])

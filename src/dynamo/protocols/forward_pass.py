@@ -9,7 +9,7 @@ from msgspec import Struct
 VERSION = 1
 
 
-class Prefill(Struct, frozen=True, gc=False):
+class ScheduledPrompt(Struct, frozen=True, gc=False):
     """What one step does of one prompt."""
 
     prompt_tokens: int
@@ -35,7 +35,7 @@ class ScheduledRequestMetrics(Struct, frozen=True, gc=False):
     var_decode_kv_tokens: float = 0.0
 
     @classmethod
-    def of(cls, prefills: Sequence[Prefill], contexts: Sequence[int]) -> ScheduledRequestMetrics:
+    def of(cls, prefills: Sequence[ScheduledPrompt], contexts: Sequence[int]) -> ScheduledRequestMetrics:
         """From each prefilling request, and from the context of each decoding one."""
         return cls(
             len(prefills),
@@ -82,26 +82,26 @@ class ForwardPassMetrics(Struct, frozen=True, gc=False):
 TRACE_SCHEMA = "dynamo.fpm.trace.v1"
 
 
-class TraceSource(Struct, frozen=True):
+class StepTraceSource(Struct, frozen=True):
     namespace: str = ""
     component: str = ""
     producer_id: str = ""
 
 
-class TraceEvent(Struct, frozen=True, kw_only=True):
+class StepTraceEvent(Struct, frozen=True, kw_only=True):
     schema: str = TRACE_SCHEMA
-    source: TraceSource = TraceSource()
+    source: StepTraceSource = StepTraceSource()
     capture_mode: str = "full"
     observed_at_unix_ms: int = 0
     fpm: ForwardPassMetrics
 
 
-class TraceRow(Struct, frozen=True):
+class StepTraceRow(Struct, frozen=True):
     """A line of a file of recorded steps."""
 
     timestamp: int
     """Milliseconds since recording began."""
-    event: TraceEvent
+    event: StepTraceEvent
 
 
 def _variance(values: Sequence[int]) -> float:

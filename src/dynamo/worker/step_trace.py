@@ -21,9 +21,9 @@ from dynamo.protocols.forward_pass import (
     ForwardPassMetrics,
     QueuedRequestMetrics,
     ScheduledRequestMetrics,
-    TraceEvent,
-    TraceRow,
-    TraceSource,
+    StepTraceEvent,
+    StepTraceRow,
+    StepTraceSource,
 )
 from dynamo.runtime import Endpoint
 from dynamo.settings.worker import StepTraceSettings
@@ -44,7 +44,7 @@ async def steps_recorded(endpoint: Endpoint, engine: Engine, settings: StepTrace
     if not settings.enabled or not isinstance(engine, StepSource):
         yield
         return
-    worker = TraceSource(endpoint.id.namespace, endpoint.id.component, str(endpoint.runtime.instance_id))
+    worker = StepTraceSource(endpoint.id.namespace, endpoint.id.component, str(endpoint.runtime.instance_id))
     trace = StepTrace(settings, worker)
     engine.on_steps(trace.record)
     try:
@@ -56,7 +56,7 @@ async def steps_recorded(endpoint: Endpoint, engine: Engine, settings: StepTrace
 class StepTrace:
     """Steps in, from any thread; what cannot be written ends the recording and nothing else."""
 
-    def __init__(self, settings: StepTraceSettings, source: TraceSource) -> None:
+    def __init__(self, settings: StepTraceSettings, source: StepTraceSource) -> None:
         self._source = source
         self._mode = settings.mode
         self._began = time.monotonic()
@@ -65,8 +65,8 @@ class StepTrace:
         )
         self._counters: dict[int, count[int]] = {}
         self._full = settings.mode == "full"
-        self._waiting: deque[TraceRow] = deque()
-        self._latest: dict[int, TraceRow] = {}
+        self._waiting: deque[StepTraceRow] = deque()
+        self._latest: dict[int, StepTraceRow] = {}
         self._dropped = 0
         self._broken = False
         self._closed = threading.Event()
@@ -90,10 +90,10 @@ class StepTrace:
             queued_requests=queued,
         )
         now = int(1e3 * (time.monotonic() - self._began))
-        event = TraceEvent(
+        event = StepTraceEvent(
             source=self._source, capture_mode=self._mode, observed_at_unix_ms=time.time_ns() // 10**6, fpm=step
         )
-        row = TraceRow(now, event)
+        row = StepTraceRow(now, event)
         if not self._full:
             self._latest[dp_rank] = row
         elif len(self._waiting) < _CAPACITY:
@@ -123,7 +123,7 @@ class StepTrace:
                 lost = self._dropped
                 log.warning("forward pass metrics: steps come faster than they are written, %d are lost", lost)
 
-    def _take(self) -> list[TraceRow]:
+    def _take(self) -> list[StepTraceRow]:
         if self._full:
             return [self._waiting.popleft() for _ in range(len(self._waiting))]
         return [self._latest.pop(rank) for rank in list(self._latest)]

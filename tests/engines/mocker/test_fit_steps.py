@@ -14,7 +14,7 @@ from dynamo.engines.mocker.fit_profile import DecodeFit, PrefillTime, profile_fr
 from dynamo.engines.mocker.fit_steps import ForwardPass, fit_steps, read_steps
 from dynamo.engines.mocker.profile import About
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.forward_pass import ForwardPassMetrics, ScheduledRequestMetrics, TraceEvent, TraceRow
+from dynamo.protocols.forward_pass import ForwardPassMetrics, ScheduledRequestMetrics, StepTraceEvent, StepTraceRow
 
 DECODE = DecodeFit(idle=6.0, per_request=0.3, per_token=0.002)
 PREFILL = [PrefillTime(tokens, 10 + 0.05 * tokens) for tokens in (16, 8192)]
@@ -64,8 +64,8 @@ def test_steps_are_read_line_by_line_and_idle_ones_left_out(tmp_path: Path) -> N
 
 def test_rows_of_workers_are_read_from_compressed_files(tmp_path: Path) -> None:
     scheduled = ScheduledRequestMetrics.of([], [4, 5])
-    event = TraceEvent(fpm=ForwardPassMetrics(wall_time=0.02, scheduled_requests=scheduled))
-    line = msgspec.json.encode(TraceRow(7, event)) + b"\n"
+    event = StepTraceEvent(fpm=ForwardPassMetrics(wall_time=0.02, scheduled_requests=scheduled))
+    line = msgspec.json.encode(StepTraceRow(7, event)) + b"\n"
     path = tmp_path / "steps.jsonl.gz"
     path.write_bytes(gzip.compress(line) + gzip.compress(line))
     assert [(step.milliseconds, step.scheduled_requests) for step in read_steps(path)] == [(20.0, scheduled)] * 2

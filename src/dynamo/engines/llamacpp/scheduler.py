@@ -24,7 +24,7 @@ from dynamo.engines.llamacpp.prefix_tiers import PrefixTiers
 from dynamo.engines.llamacpp.sampling import highest, logprobs, sample_plain
 from dynamo.protocols.engine import EngineOutput, TopLogprob
 from dynamo.protocols.errors import DynamoException, ResourceExhausted, Unknown, from_exception
-from dynamo.protocols.forward_pass import Prefill, QueuedRequestMetrics, ScheduledRequestMetrics
+from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledPrompt, ScheduledRequestMetrics
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class LlamaScheduler:
             if job.generated and known == job.computed + 1:
                 contexts.append(known)
             else:
-                prefills.append(Prefill(job.prompt_tokens, chunk.count, job.computed))
+                prefills.append(ScheduledPrompt(job.prompt_tokens, chunk.count, job.computed))
         outside = [*self.waiting, *self.fetching]
         return (
             ScheduledRequestMetrics.of(prefills, contexts),

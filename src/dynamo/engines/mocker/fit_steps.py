@@ -43,14 +43,14 @@ class ForwardPass(Struct, frozen=True, kw_only=True):
         return "mixed" if prefills and decodes else "prefill" if prefills else "decode"
 
 
-class _Event(Struct, frozen=True):
+class _StepEvent(Struct, frozen=True):
     fpm: ForwardPass
 
 
 class _Row(Struct, frozen=True):
     """As workers record it."""
 
-    event: _Event
+    event: _StepEvent
 
 
 class FittedSteps(Struct, frozen=True):

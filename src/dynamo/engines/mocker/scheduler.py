@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.forward_pass import Prefill, QueuedRequestMetrics, ScheduledRequestMetrics
+from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledPrompt, ScheduledRequestMetrics
 from dynamo.protocols.kv import KvChange, Tier, TierReport
 
 from .args import MockerArgs
@@ -232,7 +232,10 @@ class Scheduler:
         outside = self._outside()
         return (
             ScheduledRequestMetrics.of(
-                [Prefill(sequence.prompt_tokens, tokens, sequence.computed) for sequence, tokens in prefilling.items()],
+                [
+                    ScheduledPrompt(sequence.prompt_tokens, tokens, sequence.computed)
+                    for sequence, tokens in prefilling.items()
+                ],
                 [sequence.known for sequence in scheduled if sequence not in prefilling],
             ),
             QueuedRequestMetrics.of(

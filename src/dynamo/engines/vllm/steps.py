@@ -20,7 +20,7 @@ import zmq.asyncio
 from msgspec import Struct
 
 from dynamo.engines.base import StepListener
-from dynamo.protocols.forward_pass import Prefill, QueuedRequestMetrics, ScheduledRequestMetrics
+from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledPrompt, ScheduledRequestMetrics
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def scheduled_requests(scheduler: Any, output: Any) -> ScheduledRequestMetrics:
     for id, tokens in output.num_scheduled_tokens.items():
         prompt, computed = scheduler.requests[id].num_prompt_tokens, before[id]
         if computed < prompt or id in again:
-            prefills.append(Prefill(prompt, tokens, computed))
+            prefills.append(ScheduledPrompt(prompt, tokens, computed))
         else:
             contexts.append(computed + tokens)
     return ScheduledRequestMetrics.of(prefills, contexts)
