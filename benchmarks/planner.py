@@ -92,6 +92,9 @@ class LoadShape(Struct, frozen=True, kw_only=True):
     """Requests per second."""
     seed: int
     shape: str
+    input_tokens: int = 1200
+    """The median of prompts."""
+    output_tokens: int = 150
 
     @property
     def seconds(self) -> float:
@@ -138,8 +141,8 @@ def day(load: LoadShape) -> Iterator[SimulatedRequest]:
             number += 1
             yield SimulatedRequest(
                 at=now,
-                input_tokens=round(rng.lognormvariate(math.log(1200), 0.6)) + 16,
-                output_tokens=round(rng.lognormvariate(math.log(150), 0.5)) + 2,
+                input_tokens=round(rng.lognormvariate(math.log(load.input_tokens), 0.6)) + 16,
+                output_tokens=round(rng.lognormvariate(math.log(load.output_tokens), 0.5)) + 2,
                 label=f"request {number:.0f}",
             )
 
@@ -233,7 +236,11 @@ def show_one(asked: argparse.Namespace) -> None:
 
 def show_split(asked: argparse.Namespace) -> None:
     """Prefill and decode workers, each planned."""
-    runs = LoadRuns(LoadShape(hours=asked.hours, peak=asked.peak, seed=asked.seed, shape=asked.shape), asked)
+    load = LoadShape(
+        hours=asked.hours, peak=asked.peak, seed=asked.seed, shape=asked.shape, input_tokens=asked.input_tokens,
+        output_tokens=asked.output_tokens,
+    )  # fmt: skip
+    runs = LoadRuns(load, asked)
     planned = runs.run(2, 1)
     print(line("planner, both roles", planned), flush=True)
     for name, workers in (("prefill", planned.prefill_workers), ("decode", planned.workers)):
@@ -293,6 +300,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000, help="and as many of them")
     parser.add_argument("--ticks", action="store_true", help="print every change")
     parser.add_argument("--disagg", action="store_true", help="one load, with prefill and decode workers")
+    parser.add_argument("--input-tokens", type=int, default=1200, help="median of its prompts")
+    parser.add_argument("--output-tokens", type=int, default=150)
     asked = parser.parse_args()
     if asked.loads and asked.disagg:
         parser.error("--disagg is for one load")
