@@ -111,7 +111,7 @@ class SimulatedPool:
         await asyncio.gather(*self._joining, *self._draining, return_exceptions=True)
 
 
-class PlannedFleet:
+class ScaledFleet:
     """TrafficSource and actor for a planner of one simulation."""
 
     def __init__(self, simulation: Simulation, roles: Sequence[Role]) -> None:
@@ -172,7 +172,7 @@ class PlannedFleet:
 
 
 class _Measurements:
-    def __init__(self, fleet: PlannedFleet) -> None:
+    def __init__(self, fleet: ScaledFleet) -> None:
         self.read = fleet.read_measurement
 
 
@@ -198,7 +198,7 @@ def simulate_planned(
     async def work() -> PlannedReport:
         async with simulated(simulation) as running:
             level = running.measured = ServiceLevel(planner.ttft_ms / 1000, planner.itl_ms / 1000)
-            fleet = PlannedFleet(running, planner.roles)
+            fleet = ScaledFleet(running, planner.roles)
             begun = asyncio.get_running_loop().time()
             made = Planner(planner, _Measurements(fleet), fleet, observer=lambda *both: seen.append(both))
             interval = planner.load_adjustment_interval_seconds
