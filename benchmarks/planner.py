@@ -3,7 +3,8 @@
 `planner.py --shape day --seed 1`: one load; a day is compressed into `--hours`. `planner.py tuning`, `planner.py seen`
 and `planner.py held-out`: a table of all loads of that set. The planner's rules were chosen with the first set. The
 second one was looked at before they were last changed, so it no longer counts as held out. With two cores a table of
-eight loads takes about ten minutes.
+eight loads takes about ten minutes. `planner.py --disagg` plans prefill and decode workers of one load, each by
+itself, beside the smallest fixed fleet of both.
 """
 
 from __future__ import annotations
@@ -91,6 +92,9 @@ class LoadShape(Struct, frozen=True, kw_only=True):
     """Requests per second."""
     seed: int
     shape: str
+    input_tokens: int = 1200
+    """The median of prompts."""
+    output_tokens: int = 150
 
     @property
     def seconds(self) -> float:
@@ -137,8 +141,8 @@ def day(load: LoadShape) -> Iterator[SimulatedRequest]:
             number += 1
             yield SimulatedRequest(
                 at=now,
-                input_tokens=round(rng.lognormvariate(math.log(1200), 0.6)) + 16,
-                output_tokens=round(rng.lognormvariate(math.log(150), 0.5)) + 2,
+                input_tokens=round(rng.lognormvariate(math.log(load.input_tokens), 0.6)) + 16,
+                output_tokens=round(rng.lognormvariate(math.log(load.output_tokens), 0.5)) + 2,
                 label=f"request {number:.0f}",
             )
 
@@ -155,10 +159,11 @@ class LoadRuns:
             optimization_target="sla", ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, max_gpu_budget=32,
             load_predictor=asked.predictor, startup_seconds=asked.startup, environment="virtual",
             throughput_adjustment_interval_seconds=asked.window, scale_down_step=4,
+            mode="disagg" if asked.disagg else "agg",
         )  # fmt: skip
 
-    def run(self, workers: int, **how: object) -> PlannedReport:
-        fleet = SimulationConfig(workers=workers, engine=self._engine)
+    def run(self, workers: int, prefill_workers: int = 0, **how: object) -> PlannedReport:
+        fleet = SimulationConfig(workers=workers, prefill_workers=prefill_workers, engine=self._engine)
         return simulate_planned(fleet, self._config, lambda: day(self.load), **how)  # type: ignore[arg-type]
 
     def fixed(self, first: int = 1) -> tuple[int, PlannedReport]:
@@ -167,6 +172,15 @@ class LoadRuns:
             report = self.run(workers, fixed=True)
             if report.share_within_targets >= SHARE:
                 return workers, report
+        raise RuntimeError("no fleet of up to 63 workers meets the targets")
+
+    def fixed_split(self, first: int = 2) -> tuple[int, int, PlannedReport]:
+        """The smallest fleet of prefill and decode workers that meets the targets."""
+        for total in range(max(2, first), 64):
+            for prefill in range(1, total):
+                report = self.run(total - prefill, prefill, fixed=True)
+                if report.share_within_targets >= SHARE:
+                    return prefill, total - prefill, report
         raise RuntimeError("no fleet of up to 63 workers meets the targets")
 
     def schedule(self, sustained: float) -> list[int]:
@@ -220,6 +234,24 @@ def show_one(asked: argparse.Namespace) -> None:
     print(f"saved of a fixed fleet: planner {saved(planned, fixed):.0f} %, oracle {saved(oracle, fixed):.0f} %")
 
 
+def show_split(asked: argparse.Namespace) -> None:
+    """Prefill and decode workers, each planned."""
+    load = LoadShape(
+        hours=asked.hours, peak=asked.peak, seed=asked.seed, shape=asked.shape, input_tokens=asked.input_tokens,
+        output_tokens=asked.output_tokens,
+    )  # fmt: skip
+    runs = LoadRuns(load, asked)
+    planned = runs.run(2, 1)
+    print(line("planner, both roles", planned), flush=True)
+    for name, workers in (("prefill", planned.prefill_workers), ("decode", planned.workers)):
+        mean = sum(workers) / len(workers)
+        print(f"  {min(workers)} to {max(workers)} {name} workers, {mean:.1f} on average")
+    print(f"  {planned.reversals} reversals for {runs.load.changes} changes of load, in two roles")
+    prefill, decode, fixed = runs.fixed_split(asked.fixed)
+    print(line(f"{prefill} prefill, {decode} decode", fixed))
+    print(f"saved of a fixed fleet: {saved(planned, fixed):.0f} %")
+
+
 def saved(report: PlannedReport, fixed: PlannedReport) -> float:
     return 100 * (1 - report.worker_seconds / fixed.worker_seconds)
 
@@ -267,8 +299,13 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="of a table only the loads from this one on, from 0")
     parser.add_argument("--count", type=int, default=1000, help="and as many of them")
     parser.add_argument("--ticks", action="store_true", help="print every change")
+    parser.add_argument("--disagg", action="store_true", help="one load, with prefill and decode workers")
+    parser.add_argument("--input-tokens", type=int, default=1200, help="median of its prompts")
+    parser.add_argument("--output-tokens", type=int, default=150)
     asked = parser.parse_args()
-    (show_all if asked.loads else show_one)(asked)
+    if asked.loads and asked.disagg:
+        parser.error("--disagg is for one load")
+    (show_all if asked.loads else show_split if asked.disagg else show_one)(asked)
 
 
 if __name__ == "__main__":

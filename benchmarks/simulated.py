@@ -1,11 +1,14 @@
 """The simulator beside reality: the same traffic through real processes and through `dynamo.simulate`.
 
 usage: python benchmarks/simulated.py [--workers 4,16] [--modes kv,round-robin] [--requests 400] [--seeds 1-3]
-                                     [--gpu-blocks 4096] [--host-blocks 0]
+                                     [--gpu-blocks 4096] [--host-blocks 0] [--recorded-steps]
 
 A frontend and mockers at speed 1 get made-up traffic over HTTP: sessions with a shared system prompt, several turns,
 arrivals at random. The frontend records a request trace; the simulator replays it on as many workers. The table has the
 mean and p99 of the time to first token and the share of cached prompt tokens of both, and the difference.
+
+With --recorded-steps the mockers record their steps, and the simulator does not know their curves: it gets the profile
+that `dynamo profile` makes of these steps.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import uvloop
+from msgspec import structs
 
 from conversations import seed_list
 from dynamo.engines.mocker import MockerArgs
 from dynamo.router.config import RoutingConfig
+from dynamo.run.profile import main as profile
 from dynamo.simulate import SimulatedRequest, SimulationConfig, Synthetic, read_request_trace, simulate
 from dynamo.simulate.simulation import FRONTEND_MS
 from figures import percentile, table
@@ -75,7 +80,16 @@ async def send(url: str, traffic: Iterable[SimulatedRequest]) -> None:
         await asyncio.gather(*tasks)
 
 
-def one(folder: Path, model: Path, engine: MockerArgs, workers: int, mode: str, requests: int, seed: int) -> list[str]:
+def profiled(folder: Path, engine: MockerArgs) -> MockerArgs:
+    """The engine with the times of its recorded steps."""
+    steps = sorted(map(str, folder.glob("steps.*.jsonl.gz")))
+    profile([*steps, "--output", str(folder / "profile.npz")])
+    return structs.replace(engine, planner_profile_data=str(folder / "profile.npz"))
+
+
+def one(
+    folder: Path, model: Path, engine: MockerArgs, workers: int, mode: str, requests: int, seed: int, *, recorded: bool
+) -> list[str]:
     traffic = Synthetic(
         requests=requests, input_tokens=4000, output_tokens=64, interval=3.0 / workers, turns=3, shared_prefix=0.6,
         groups=3 * workers, think=1.0, seed=seed,
@@ -85,6 +99,9 @@ def one(folder: Path, model: Path, engine: MockerArgs, workers: int, mode: str, 
         "DYN_REQUEST_TRACE": "1",
         "DYN_REQUEST_TRACE_FILE_PATH": str(trace),
         "DYN_REQUEST_TRACE_CAPACITY": "9999",
+        "DYN_FPM_TRACE": str(recorded),
+        "DYN_FPM_MODE": "full",
+        "DYN_FPM_OUTPUT_PATH": str(folder / "steps"),
     }
     with Stack(folder, environ=environ) as stack:
         blocks = ("--num-gpu-blocks-override", str(engine.num_gpu_blocks), "--num-g2-blocks", str(engine.num_g2_blocks))
@@ -97,6 +114,8 @@ def one(folder: Path, model: Path, engine: MockerArgs, workers: int, mode: str, 
         uvloop.run(send(stack.url, traffic))
     rows = [msgspec.json.decode(line)["request"] for line in trace.read_bytes().splitlines()]
     ttft = [row["ttft_ms"] for row in rows]
+    if recorded:
+        engine = profiled(folder, engine)
     cached = sum(row["cached_tokens"] for row in rows) / sum(row["input_tokens"] for row in rows)
     config = SimulationConfig(
         workers=workers, engine=engine, routing=RoutingConfig(mode=mode), frontend_seconds=FRONTEND_MS / 1000, seed=seed
@@ -131,6 +150,7 @@ def main() -> None:
     ap.add_argument("--seeds", default="1-3")
     ap.add_argument("--gpu-blocks", type=int, default=4096, help="of each worker (%(default)s)")
     ap.add_argument("--host-blocks", type=int, default=0, help="below the cache of each worker (%(default)s)")
+    ap.add_argument("--recorded-steps", action="store_true", help="simulate with a profile of the mockers' steps")
     o = ap.parse_args()
     head = ["router", "workers", "seed", "requests", "TTFT mean, real", "simulated", "", "p99, real", "simulated", "",
             "cached %, real", "simulated", "of which host", "load"]  # fmt: skip
@@ -141,7 +161,7 @@ def main() -> None:
             for mode in o.modes.split(","):
                 for seed in seed_list(o.seeds):
                     folder = Path(name) / f"{workers} {mode} {seed}"
-                    found.append(one(folder, model, engine, workers, mode, o.requests, seed))
+                    found.append(one(folder, model, engine, workers, mode, o.requests, seed, recorded=o.recorded_steps))
                     print(" ".join(found[-1]), file=sys.stderr, flush=True)
     print(table(head, found))
 

@@ -28,7 +28,7 @@ from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings
 from dynamo.settings.router import RouterSettings
 from dynamo.settings.setting import one_of
-from dynamo.settings.worker import WorkerSettings
+from dynamo.settings.worker import StepTraceSettings, WorkerSettings
 
 TABLES = {
     "echo": (EchoSettings,),
@@ -47,6 +47,7 @@ TABLES = {
     "request trace": (TraceSettings, TraceSinkSettings),
     "router": (RouterSettings,),
     "standalone router": (StandaloneSettings,),
+    "step trace": (StepTraceSettings,),
     "status": (StatusConfig,),
     "worker": (WorkerSettings,),
     "traces": (ExportSettings, SpanSettings),

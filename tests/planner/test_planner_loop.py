@@ -58,6 +58,43 @@ def test_the_same_traffic_gives_the_same_decisions(report: PlannedReport) -> Non
     assert simulate_planned(FLEET, CONFIG, wave) == report
 
 
+SPLIT = structs.replace(CONFIG, mode="disagg", max_gpu_budget=16)
+SPLIT_FLEET = structs.replace(FLEET, prefill_workers=1, engine=structs.replace(FLEET.engine, max_num_seqs=256))
+
+
+def hill(input_tokens: int, output_tokens: int, peak: float) -> Iterator[SimulatedRequest]:
+    """It rises for two minutes to `peak` requests per second, stays for one, falls, and then there is little."""
+    at = 0.0
+    while at < 480:
+        yield SimulatedRequest(
+            at=at, input_tokens=input_tokens, output_tokens=output_tokens, label=f"{input_tokens} at {at:.3f}"
+        )
+        at += 1 / max(0.3, peak * min(1.0, at / 120, (300 - at) / 120))
+
+
+def test_prefill_workers_follow_prompts_and_decode_workers_answers() -> None:
+    most = {}
+    for name, load in {"prompts": (3000, 8, 8.0), "answers": (600, 150, 6.0)}.items():
+        report = simulate_planned(SPLIT_FLEET, SPLIT, lambda load=load: hill(*load))  # type: ignore[misc]
+        assert (report.completed, report.failed) == (len(list(hill(*load))), 0)
+        assert (report.prefill_workers[-1], report.workers[-1]) == (1, 1)
+        most[name] = max(report.prefill_workers), max(report.workers)
+    assert min(most["prompts"]) >= 3, (
+        most
+    )  # decode workers compute a part of the prompts while prefill workers are busy
+    prefill, decode = most["answers"]
+    assert prefill < most["prompts"][0]
+    assert prefill < decode
+    assert decode >= 3
+
+
+def test_a_mode_that_does_not_fit_the_fleet_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode: disagg is planned for a fleet with 0 prefill workers"):
+        simulate_planned(FLEET, SPLIT, wave)
+    with pytest.raises(ValueError, match="mode: agg is planned for a fleet with 1 prefill workers"):
+        simulate_planned(SPLIT_FLEET, CONFIG, wave)
+
+
 class Fleet:
     """A source and an actor whose answers the test sets."""
 

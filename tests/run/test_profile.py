@@ -12,6 +12,7 @@ from dynamo.run.profile import main
     [
         (["localhost:1"], 1, "localhost:1"),
         (["localhost:1", "--max-tokens", "3"], 2, "--max-tokens must be at least 64"),
+        (["localhost:1", "localhost:2"], 2, "localhost:1 is not a file: give one server, or files of recorded steps"),
         (["localhost:1", "--output", "/nowhere/p.npz"], 2, "/nowhere/p.npz"),
     ],
 )

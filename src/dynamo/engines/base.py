@@ -16,6 +16,7 @@ from msgspec import Struct
 from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import StartError
+from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledRequestMetrics
 from dynamo.protocols.kv import KvChange, Tier, TierReport
 from dynamo.runtime.stream import Sink
 
@@ -136,6 +137,18 @@ class LoadSource(Protocol):
 
     def on_load(self, listener: LoadListener) -> None:
         """Call `listener` when the load changes, but not at every step; called once, before clients send requests."""
+
+
+StepListener = Callable[[int, float, ScheduledRequestMetrics, QueuedRequestMetrics], None]
+"""Called with a data parallel rank, the seconds that its step took, what was in it and what waited; by any thread."""
+
+
+@runtime_checkable
+class StepSource(Protocol):
+    """An engine that knows what each of its steps computed."""
+
+    def on_steps(self, listener: StepListener) -> None:
+        """Call `listener` after every step from now on; called once, and only where steps are recorded."""
 
 
 @runtime_checkable

@@ -30,6 +30,8 @@ class EngineSpec(Struct, kw_only=True, frozen=True):
     extra_engine_args: dict[str, Any] = {}
     kv_events: bool = True
     """Whether the worker publishes KV events: `--disable-kv-routing`."""
+    steps: bool = False
+    """Whether the worker records the engine's steps: `--fpm-trace`."""
     file: str | None = None
     """The user's Python file, for pystr and pytok."""
     arguments: list[str] = []

@@ -32,7 +32,13 @@ from dynamo.runtime.readiness import report_ready
 from dynamo.settings import Setting, Settings, given, options, read
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
-from dynamo.settings.worker import EngineQueueLimit, EngineRequestLimit, MigrationLimit, ModelName
+from dynamo.settings.worker import (
+    EngineQueueLimit,
+    EngineRequestLimit,
+    MigrationLimit,
+    ModelName,
+    StepTraceSettings,
+)
 from dynamo.worker.health import check_answers
 from dynamo.worker.life import closed_at_end, registered
 
@@ -75,7 +81,9 @@ class MockerSettings(Settings, frozen=True, kw_only=True):
 
 
 def parser() -> argparse.ArgumentParser:
-    return FlagParser("python -m dynamo.mocker", __doc__, MockerSettings, MockerArgs, NetworkSettings)
+    return FlagParser(
+        "python -m dynamo.mocker", __doc__, MockerSettings, MockerArgs, StepTraceSettings, NetworkSettings
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -86,6 +94,7 @@ def main(argv: list[str] | None = None) -> None:
         args = engine_args(flags)
         timing = timing_for(args)
         network = Network.from_env(os.environ, **given(flags, NetworkSettings))
+        steps = StepTraceSettings.from_env(os.environ, **given(flags, StepTraceSettings))
         endpoint = EndpointId.parse(asked.endpoint) if asked.endpoint else default_endpoint(args, asked.namespace)
         pauses = stagger(asked.num_workers, asked.stagger_delay)
         ports = bootstrap_ports(asked, args)
@@ -106,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
         host = own_address(network.tcp.peers)
     cards = [with_bootstrap(card, host, port) for port in ports] or [card] * len(pauses)
     limit = request_limit(asked.engine_request_limit, asked.engine_queue_limit)
-    uvloop.run(serve(pauses, network, endpoint, cards, engine, limit))
+    uvloop.run(serve(pauses, network, endpoint, cards, engine, limit, steps))
 
 
 def engine_args(flags: Mapping[str, Any]) -> MockerArgs:
@@ -177,7 +186,8 @@ async def serve(
     endpoint: EndpointId,
     cards: list[ModelCard],
     make: Callable[[], MockerEngine],
-    limit: RequestLimit | None = None,
+    limit: RequestLimit | None,
+    steps: StepTraceSettings,
 ) -> None:
     """One worker after each pause, each with its own runtime and so its own instance id."""
     first = await start_or_exit(lambda: DistributedRuntime(config=network))
@@ -211,7 +221,7 @@ async def serve(
             if await unless_shut_down(first, engine.start()) is None:
                 return
             await check_answers(engine, card.name)
-            async with registered(Endpoint(runtime, endpoint), engine, card, limit=limit):
+            async with registered(Endpoint(runtime, endpoint), engine, card, limit=limit, steps=steps):
                 print(f"mocker {runtime.instance_id:x} serves '{card.name}' at {endpoint}", file=sys.stderr, flush=True)
                 registered_workers.add(runtime.instance_id)
                 if len(registered_workers) == len(pauses):

@@ -13,6 +13,7 @@ from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.admission import request_limit
+from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker import life, model
 from dynamo.worker.config import WorkerConfig
 
@@ -32,7 +33,8 @@ async def engine_served(
     """
     if command.input.kind == "http" or sys.stderr.isatty():
         print(f"loading {served_name(command)} …", file=sys.stderr, flush=True)
-    config = structs.replace(worker_config(command), kv_events=kv_events)
+    steps = StepTraceSettings.from_env(environ)
+    config = structs.replace(worker_config(command), kv_events=kv_events, step_trace=steps)
     async with life.engine_served(runtime, config, environ, endpoint_id) as card:
         if not card.takes_requests and command.input.kind != "dyn":
             raise UsageError(f"a {card.worker_type.value} worker answers no requests itself: use in=dyn://...")

@@ -1,4 +1,7 @@
-"""`dynamo profile URL`: measure the engine behind a server with live requests, for simulations of it."""
+"""`dynamo profile URL`: measure the engine behind a server with live requests, for simulations of it.
+
+Or `dynamo profile FILES`: read its times from steps that its workers recorded.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from dynamo.protocols.errors import InvalidArgument
 from dynamo.run.served_engine import ProfileError, ServedEngine
 from dynamo.runtime.process import fail
 
+_ABOUT = "Measure an engine for simulations: behind a server with live requests, or from recorded steps of its workers."
 _LENGTHS = 7
 _SHORTEST = 32
 _STEP_TOKENS = 2048
@@ -36,9 +40,9 @@ _ENGINE = {
 
 
 def main(words: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="dynamo profile", description=__doc__)
-    parser.add_argument("url", help="an OpenAI-compatible server that takes prompts of token ids, or a file of "
-                                    "recorded steps: forward pass metrics, one JSON object per line")  # fmt: skip
+    parser = argparse.ArgumentParser(prog="dynamo profile", description=_ABOUT)
+    parser.add_argument("source", nargs="+", help="an OpenAI-compatible server that takes prompts of token ids, or "
+                                                  "files of steps that workers recorded (DYN_FPM_TRACE)")  # fmt: skip
     parser.add_argument("--model", help="which of its models; needed if it has several")
     parser.add_argument("--output", default="profile.npz", help="the file to write (profile.npz)")
     parser.add_argument("--max-tokens", type=int, default=4096, help="longest prompt that is sent (4096)")
@@ -48,10 +52,13 @@ def main(words: Sequence[str]) -> None:
         raise fail(f"--max-tokens must be at least {2 * _SHORTEST} and --max-requests at least 2", code=2)
     if not Path(asked.output).resolve().parent.is_dir():
         raise fail(f"the folder of {asked.output} does not exist", code=2)
-    url = asked.url if "://" in asked.url else f"http://{asked.url}"
+    url = asked.source[0] if "://" in asked.source[0] else f"http://{asked.source[0]}"
+    files = [Path(source) for source in asked.source]
+    if len(files) > 1 and (missing := [str(file) for file in files if not file.is_file()]):
+        raise fail(f"{missing[0]} is not a file: give one server, or files of recorded steps", code=2)
     try:
-        if Path(asked.url).is_file():
-            profile = _from_steps(Path(asked.url), asked.model or "")
+        if files[0].is_file():
+            profile = _from_steps(files, asked.model or "")
         else:
             profile = asyncio.run(_measure(url.rstrip("/"), asked.model, asked.max_tokens, asked.max_requests))
         write_profile(profile, Path(asked.output))
@@ -63,8 +70,8 @@ def main(words: Sequence[str]) -> None:
           f"\"{asked.output}\"}}'")  # fmt: skip
 
 
-def _from_steps(path: Path, model: str) -> Profile:
-    fitted = fit_steps(list(read_steps(path)), model)
+def _from_steps(files: Sequence[Path], model: str) -> Profile:
+    fitted = fit_steps([step for file in files for step in read_steps(file)], model)
     for kind, error in fitted.errors.items():
         print(f"{kind} steps that were not used for the fit are predicted with a mean error of {100 * error:.1f} %")
     return fitted.profile

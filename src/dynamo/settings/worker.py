@@ -1,6 +1,6 @@
 """Settings of workers; those that several commands share stand alone."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -66,4 +66,23 @@ class WorkerSettings(Settings, frozen=True, kw_only=True):
     migration_limit: MigrationLimit = 0
     engine_request_limit: EngineRequestLimit = 0
     engine_queue_limit: EngineQueueLimit = 16
+
+
+class StepTraceSettings(Settings, frozen=True, kw_only=True):
+    """Which steps of an engine are recorded, and where."""
+
+    enabled: Annotated[bool, Setting(
+        "--fpm-trace", "DYN_FPM_TRACE", "record the steps of the engine", group="engine")] = False
+    output_path: Annotated[str, Setting(
+        variables="DYN_FPM_OUTPUT_PATH",
+        help="where files begin; a worker adds its id and a number: PATH.ID.000000.jsonl.gz")] = "/tmp/dynamo-fpm"
+    mode: Annotated[Literal["sampled", "full"], Setting(
+        variables="DYN_FPM_MODE", help="the last step of each interval, or every step")] = "sampled"
+    sample_interval_ms: Annotated[int, AT_LEAST_1, Setting(
+        variables="DYN_FPM_SAMPLE_INTERVAL_MS", help="the interval of sampled steps")] = 5000
+    roll_bytes: Annotated[int, Meta(ge=1), Setting(
+        variables="DYN_FPM_JSONL_GZ_ROLL_BYTES",
+        help="bytes of a file, before they are compressed; further rows go to the next one")] = 256 << 20
+    max_segments: Annotated[int, AT_LEAST_1, Setting(
+        variables="DYN_FPM_MAX_SEGMENTS", help="files of a worker that are kept; older ones are deleted")] = 4
 # fmt: on

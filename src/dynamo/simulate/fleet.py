@@ -61,6 +61,11 @@ class SimulatedWorker:
     def instance_id(self) -> int:
         return self.runtime.instance_id
 
+    @property
+    def prefills(self) -> bool:
+        """Whether it computes prompts for others."""
+        return self._args.disaggregation_mode == "prefill"
+
     async def start(self) -> None:
         """Return once a router can find it."""
         self.started_at = asyncio.get_running_loop().time()
@@ -92,7 +97,7 @@ class SimulatedWorker:
     async def _serve(self, found: asyncio.Event) -> None:
         try:
             await self.engine.start()
-            endpoint = PREFILL_ENDPOINT if self._args.disaggregation_mode == "prefill" else ENDPOINT
+            endpoint = PREFILL_ENDPOINT if self.prefills else ENDPOINT
             card = _card(self._args, self.engine.transfer)
             async with registered(Endpoint(self.runtime, endpoint), self.engine, card):
                 found.set()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, BinaryIO, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.runtime.line_file import open_lines
 from dynamo.simulate.traffic import SimulatedRequest
 
 Milliseconds = Annotated[float, Meta(ge=0, le=1e13)]
@@ -133,7 +133,7 @@ def _rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
     """Each line with its place. A line that does not fit is refused by its number; a last one cut short is too."""
     decode = msgspec.json.Decoder(kind).decode
     try:
-        with _open(path) as lines:
+        with open_lines(path) as lines:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
@@ -155,9 +155,3 @@ def _hint(line: bytes, kind: type[Row]) -> str:
     if kind is MooncakeRow and any(name in line for name in (b'"wait_for"', b'"branches"', b'"prefix_reset"')):
         return "; agentic traces are not read here"
     return ""
-
-
-def _open(path: Path) -> gzip.GzipFile | BinaryIO:
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else path.open("rb")

@@ -26,6 +26,8 @@ from dynamo.engines.base import (
     PrefixHandoff,
     RankLoad,
     Running,
+    StepListener,
+    StepSource,
 )
 from dynamo.engines.catalog import EngineEntry
 from dynamo.engines.registry import EngineSpec
@@ -63,5 +65,7 @@ __all__ = [
     "RankLoad",
     "Running",
     "Sink",
+    "StepListener",
+    "StepSource",
     "serve_engine",
 ]

@@ -12,6 +12,7 @@ from dynamo.pipeline.parse import reasoning_formats, tool_formats
 from dynamo.protocols.card import ModelType
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.settings import nearest
+from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker.files import engine_arguments
 
 
@@ -40,6 +41,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     kv_events: bool = True
     migration_limit: int = 0
     request_limit: RequestLimit | None = None
+    step_trace: StepTraceSettings = StepTraceSettings()
 
     def check(self) -> None:
         """Raises ValueError for what can be refused without looking at the model."""
@@ -67,6 +69,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             leader_addr=self.leader_addr,
             extra_engine_args=engine_arguments(self.extra_engine_args),
             kv_events=self.kv_events,
+            steps=self.step_trace.enabled,
             file=self.file,
             arguments=self.arguments,
             environ=environ,

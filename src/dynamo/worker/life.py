@@ -23,17 +23,22 @@ from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.process import INTERRUPTED, exit_if_blocked, unless_shut_down
 from dynamo.runtime.threads import in_thread
+from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker.adapters import WorkerAdapters
 from dynamo.worker.config import WorkerConfig
 from dynamo.worker.health import check_answers
 from dynamo.worker.listing import listed
 from dynamo.worker.model import EngineModel, find_model, model_card
 from dynamo.worker.serve import publish_engine
+from dynamo.worker.step_trace import steps_recorded
 
 log = logging.getLogger(__name__)
 
 _DEATH_SECONDS = 5.0
 """A dead engine may hang whatever waits for it: its process ends after this time in any case."""
+
+
+_UNRECORDED = StepTraceSettings()
 
 
 class Interrupted(Exception):
@@ -75,7 +80,14 @@ async def serve_started(
         raise Interrupted("interrupted")
     endpoint = Endpoint(runtime, endpoint_id)
     async with (
-        registered(endpoint, started.engine, card, kv_events=config.kv_events, limit=config.request_limit) as listed,
+        registered(
+            endpoint,
+            started.engine,
+            card,
+            kv_events=config.kv_events,
+            limit=config.request_limit,
+            steps=config.step_trace,
+        ) as listed,
         _adapters_offered(endpoint, started.engine, listed, started.adapters),
     ):
         yield listed
@@ -105,13 +117,20 @@ async def engine_started(
 
 @asynccontextmanager
 async def registered(
-    endpoint: Endpoint, engine: Engine, card: ModelCard, *, kv_events: bool = True, limit: RequestLimit | None = None
+    endpoint: Endpoint,
+    engine: Engine,
+    card: ModelCard,
+    *,
+    kv_events: bool = True,
+    limit: RequestLimit | None = None,
+    steps: StepTraceSettings = _UNRECORDED,
 ) -> AsyncIterator[ModelCard]:
     """Publish, register and serve an engine that answers, with its card as listed; at the end, leave and drain."""
-    # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
-    await publish_engine(endpoint, engine, card.name, kv_events=kv_events)
-    async with listed(endpoint, engine, card, limit) as card:
-        yield card
+    async with steps_recorded(endpoint, engine, steps):
+        # Before the endpoint: a router that finds it must also find its events, load and clearing endpoint.
+        await publish_engine(endpoint, engine, card.name, kv_events=kv_events)
+        async with listed(endpoint, engine, card, limit) as card:
+            yield card
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from functools import reduce
 from typing import Any
 
 import uvloop
+from msgspec import structs
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import engine_entry, load_engine
@@ -25,11 +26,12 @@ from dynamo.runtime.readiness import report_ready
 from dynamo.settings import given, nearest, options
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings
-from dynamo.settings.worker import WorkerSettings
+from dynamo.settings.worker import StepTraceSettings, WorkerSettings
 from dynamo.worker.config import WorkerConfig
 from dynamo.worker.life import Interrupted, engine_started, serve_started
 from dynamo.worker.model import served_name
 
+_TABLES = (WorkerSettings, StepTraceSettings, NetworkSettings)
 _COMPONENTS = {WorkerType.Prefill: "prefill", WorkerType.Decode: "decode"}
 
 
@@ -40,7 +42,8 @@ def main(engine: str, argv: Sequence[str] | None = None, command: str | None = N
     try:
         configure_dynamo_logging(LogConfig.from_env(os.environ, verbosity=flags["verbosity"]))
         settings = WorkerSettings.from_env(os.environ, **given(flags, WorkerSettings))
-        config = worker_config(engine, settings, arguments)
+        steps = StepTraceSettings.from_env(os.environ, **given(flags, StepTraceSettings))
+        config = structs.replace(worker_config(engine, settings, arguments), step_trace=steps)
         place = Place(settings, flags)
         network = RuntimeConfig.from_env(os.environ, **given(flags, NetworkSettings))
         load_engine(engine)
@@ -62,7 +65,7 @@ def parse(command: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]
     words = list(words)
     model = words.pop(0) if words and not words[0].startswith("-") else None
     cut = words.index("--") if "--" in words else len(words)
-    parser = FlagParser(command, "A worker; every other flag is the engine's own.", WorkerSettings, NetworkSettings)
+    parser = FlagParser(command, "A worker; every other flag is the engine's own.", *_TABLES)
     known, rest = parser.parse_known_args(words[:cut])
     flags = vars(known)
     if model and flags["model"] not in (None, model):
@@ -72,7 +75,7 @@ def parse(command: str, words: Sequence[str]) -> tuple[dict[str, Any], list[str]
 
 def misspelt(refusal: str, arguments: Sequence[str]) -> str:
     """A hint, if an engine's `refusal` names one of its `arguments` that is nearly a flag of the worker."""
-    known = [flag for table in (WorkerSettings, NetworkSettings) for option in options(table) for flag in option.flags]
+    known = [flag for table in _TABLES for option in options(table) for flag in option.flags]
     for word in arguments:
         flag = word.partition("=")[0]
         if flag.startswith("--") and flag in refusal and (hint := nearest(flag, known, cutoff=0.8)):

@@ -91,6 +91,10 @@ FEATURES = {
         "KV events", "test_it_declares_what_the_table_says", _has("vllm", "llamacpp", "mocker", other=Has.NONE)
     ),
     "load": Feature("load", "test_it_declares_what_the_table_says", _has("vllm", "llamacpp", "mocker", other=Has.NONE)),
+    "steps": Feature(
+        "[recorded steps](operations.md#recorded-steps)", "test_it_declares_what_the_table_says",
+        _has("vllm", "llamacpp", "mocker", other=Has.NONE),
+    ),
     "clear_cache": Feature(
         "`POST /clear_kv_blocks`", "test_the_cache_can_be_emptied", _has("vllm", "llamacpp", "mocker", other=Has.NONE)
     ),

@@ -14,6 +14,7 @@ from dynamo.engines.base import (
     KvSource,
     LoadSource,
     MetricsSource,
+    StepSource,
 )
 from dynamo.engines.registry import make_engine
 from dynamo.protocols.errors import InvalidArgument
@@ -60,6 +61,7 @@ async def test_it_declares_what_the_table_says(started: Started) -> None:
     declared = {
         "kv_events": isinstance(engine, KvSource | KvSocketSource),
         "load": isinstance(engine, LoadSource),
+        "steps": isinstance(engine, StepSource),
         "clear_cache": isinstance(engine, CacheOwner),
         "metrics": isinstance(engine, MetricsSource),
         "death": isinstance(engine, DeathSource),

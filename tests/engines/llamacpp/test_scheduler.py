@@ -133,3 +133,42 @@ def test_a_request_that_cannot_be_sampled_fails_alone(caplog: Any) -> None:
     assert isinstance(outputs[broken], Exception)
     assert outputs[fine].finish_reason == "length"
     assert "sampling failed" in caplog.text
+
+
+def test_each_step_says_what_it_computed_and_what_waited() -> None:
+    scheduling = scheduler(PlainDecoder(8, 200), cells=200, batch=8, size=4, seqs=2)
+    first, second, third = job([0] * 12, max_tokens=3), job([1, 0], max_tokens=2), job([1, 1, 0], max_tokens=1)
+    steps: list[Any] = []
+    scheduling.on_step = lambda rank, seconds, scheduled, queued: steps.append((rank, seconds, scheduled, queued))
+    for each in (first, second, third):
+        scheduling.add(each)
+    while scheduling.busy:
+        scheduling.step()
+    scheduled = [step[2] for step in steps]
+    # A chunk of the first prompt; its rest and the second prompt; both decode; the third prompt beside the first.
+    assert [(one.num_prefill_requests, one.sum_prefill_tokens, one.sum_prefill_kv_tokens) for one in scheduled] == [
+        (1, 8, 0), (2, 6, 8), (0, 0, 0), (1, 3, 0),
+    ]  # fmt: skip
+    assert [one.var_prefill_length for one in scheduled] == [0.0, 25.0, 0.0, 0.0]
+    assert [(one.num_decode_requests, one.sum_decode_kv_tokens) for one in scheduled] == [
+        (0, 0), (0, 0), (2, 13 + 3), (1, 14),
+    ]  # fmt: skip
+    queued = [step[3] for step in steps]
+    assert [(one.num_prefill_requests, one.sum_prefill_tokens) for one in queued] == [(2, 5), (1, 3), (1, 3), (0, 0)]
+    assert all(rank == 0 and seconds > 0 for rank, seconds, _, _ in steps)
+
+
+def test_a_preempted_request_waits_with_its_answer_and_a_step_without_room_is_not_reported() -> None:
+    scheduling = scheduler(PlainDecoder(32, 24), cells=40, batch=32, size=4, seqs=2)
+    jobs = [job([0] * 8, max_tokens=8), job([1] * 8, max_tokens=8)]
+    steps: list[Any] = []
+    scheduling.on_step = lambda rank, seconds, scheduled, queued: steps.append((scheduled, queued))
+    for each in jobs:
+        scheduling.add(each)
+    while scheduling.busy:
+        scheduling.step()
+    assert scheduling.preemptions
+    assert max(queued.num_decode_requests for _, queued in steps) == 1
+    assert max(queued.sum_decode_kv_tokens for _, queued in steps) > 8
+    computed = sum(scheduled.sum_prefill_tokens + scheduled.num_decode_requests for scheduled, _ in steps)
+    assert computed == cast(PlainDecoder, scheduling._decoder).computed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 from dynamo.engines.mocker import MockerArgs, ProfileTiming
 from dynamo.engines.mocker.fit_profile import DecodeFit, PrefillTime, profile_from
-from dynamo.engines.mocker.fit_steps import ForwardPass, ScheduledRequests, fit_steps, read_steps
+from dynamo.engines.mocker.fit_steps import ForwardPass, fit_steps, read_steps
 from dynamo.engines.mocker.profile import About
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.forward_pass import ForwardPassMetrics, ScheduledRequestMetrics, StepTraceEvent, StepTraceRow
 
 DECODE = DecodeFit(idle=6.0, per_request=0.3, per_token=0.002)
 PREFILL = [PrefillTime(tokens, 10 + 0.05 * tokens) for tokens in (16, 8192)]
@@ -27,7 +29,7 @@ def step(draw: random.Random) -> ForwardPass:
         seconds = TRUE.mixed(tokens, requests, context)
     else:
         seconds = TRUE.prefill(tokens) if tokens else TRUE.decode(requests, context)
-    scheduled = ScheduledRequests(
+    scheduled = ScheduledRequestMetrics(
         num_prefill_requests=bool(tokens), sum_prefill_tokens=tokens, num_decode_requests=requests,
         sum_decode_kv_tokens=context,
     )  # fmt: skip
@@ -57,6 +59,25 @@ def test_steps_are_read_line_by_line_and_idle_ones_left_out(tmp_path: Path) -> N
     assert (read.milliseconds, read.kind) == (20.0, "decode")
     path.write_bytes(b'{"wall_time": "long"}\n')
     with pytest.raises(InvalidArgument, match=r"steps\.jsonl:1: "):
+        list(read_steps(path))
+
+
+def test_rows_of_workers_are_read_from_compressed_files(tmp_path: Path) -> None:
+    scheduled = ScheduledRequestMetrics.of([], [4, 5])
+    event = StepTraceEvent(fpm=ForwardPassMetrics(wall_time=0.02, scheduled_requests=scheduled))
+    line = msgspec.json.encode(StepTraceRow(7, event)) + b"\n"
+    path = tmp_path / "steps.jsonl.gz"
+    path.write_bytes(gzip.compress(line) + gzip.compress(line))
+    assert [(step.milliseconds, step.scheduled_requests) for step in read_steps(path)] == [(20.0, scheduled)] * 2
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InvalidArgument, match=r"steps\.jsonl\.gz cannot be read after line "):
+        list(read_steps(path))
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b'{"version": 2, "wall_time": 0.1, "scheduled_requests": {}}\n')
+    with pytest.raises(InvalidArgument, match="version 2 of forward pass metrics is unknown"):
         list(read_steps(path))
 
 

@@ -19,6 +19,7 @@ from dynamo.engines.base import (
     KvListener,
     KvTierListener,
     LoadListener,
+    StepListener,
 )
 from dynamo.engines.grammar_guide import GrammarGuide, Guides
 from dynamo.engines.llamacpp.args import LlamaCppArgs, gguf_file
@@ -180,6 +181,10 @@ class LlamaCppEngine:
 
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
+
+    def on_steps(self, listener: StepListener) -> None:
+        """Called by the engine's thread."""
+        self.scheduler.on_step = listener
 
     def on_death(self, listener: DeathListener) -> None:
         self._on_death = listener

@@ -7,6 +7,7 @@ give way, then the newest request, which waits at the front of the queue and is 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from dynamo.engines.base import StepListener
 from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import ABORTED, DECODED, NO_ROOM, LlamaDecoder, Logits
 from dynamo.engines.llamacpp.job import Job
@@ -22,6 +24,7 @@ from dynamo.engines.llamacpp.prefix_tiers import PrefixTiers
 from dynamo.engines.llamacpp.sampling import highest, logprobs, sample_plain
 from dynamo.protocols.engine import EngineOutput, TopLogprob
 from dynamo.protocols.errors import DynamoException, ResourceExhausted, Unknown, from_exception
+from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledPrompt, ScheduledRequestMetrics
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,9 @@ class LlamaScheduler:
         self._n_batch = n_batch
         self._caching = decoder.rewinds
         self.tiers = tiers
+        self.on_step: StepListener | None = None
+        self._decoded = False
+        """The step under way computed its chunks."""
         self.fetching: list[Job] = []
         """Requests whose prefix is being read from a tier."""
 
@@ -110,9 +116,42 @@ class LlamaScheduler:
 
     def step(self) -> list[tuple[Job, Output]]:
         """One decode, with what it means for each request; empty if it was aborted."""
-        if self.tiers is None:
-            return self._step(self._schedule())
+        if self.on_step is not None:
+            return self._reported_step(self.on_step)
+        return self._step_of(self._schedule())
+
+    def _reported_step(self, on_step: StepListener) -> list[tuple[Job, Output]]:
+        begun = time.perf_counter()
         chunks = self._schedule()
+        scheduled, queued = self._metrics(chunks)
+        self._decoded = False
+        outputs = self._step_of(chunks)
+        if self._decoded:
+            on_step(0, time.perf_counter() - begun, scheduled, queued)
+        return outputs
+
+    def _metrics(self, chunks: list[Chunk]) -> tuple[ScheduledRequestMetrics, QueuedRequestMetrics]:
+        """What a step is about to compute, and what waits meanwhile."""
+        contexts, prefills = [], []
+        for chunk in chunks:
+            job = chunk.job
+            known = len(job.tokens)
+            if job.generated and known == job.computed + 1:
+                contexts.append(known)
+            else:
+                prefills.append(ScheduledPrompt(job.prompt_tokens, chunk.count, job.computed))
+        outside = [*self.waiting, *self.fetching]
+        return (
+            ScheduledRequestMetrics.of(prefills, contexts),
+            QueuedRequestMetrics.of(
+                [job.prompt_tokens for job in outside if not job.generated],
+                [len(job.tokens) for job in outside if job.generated],
+            ),
+        )
+
+    def _step_of(self, chunks: list[Chunk]) -> list[tuple[Job, Output]]:
+        if self.tiers is None:
+            return self._step(chunks)
         with self.tiers.measured([chunk.count for chunk in chunks]):
             return self._step(chunks)
 
@@ -204,6 +243,7 @@ class LlamaScheduler:
         result = self._decoder.decode(count)
         self.was_aborted = result == ABORTED
         if result == DECODED:
+            self._decoded = True
             return None
         for chunk in chunks:
             assert chunk.job.held is not None

@@ -10,7 +10,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from itertools import count
 
-from dynamo.engines.base import EngineInfo, HeldPrefix, KvListener, KvTierListener, LoadListener, RankLoad
+from dynamo.engines.base import (
+    EngineInfo,
+    HeldPrefix,
+    KvListener,
+    KvTierListener,
+    LoadListener,
+    RankLoad,
+    StepListener,
+)
 from dynamo.engines.refusals import refuse_options
 from dynamo.kv.hashing import salt_seed
 from dynamo.protocols.card import ModelInput
@@ -97,6 +105,7 @@ class MockerEngine:
         self._awake = False
         self._computed: Iteration | None = None
         self._on_load: LoadListener | None = None
+        self._on_steps: StepListener | None = None
         self._load_timer: asyncio.TimerHandle | None = None
         self._load_reported_at = 0.0
         self._handoffs = MockHandoffs(args, self.ranks)
@@ -131,6 +140,11 @@ class MockerEngine:
     def on_load(self, listener: LoadListener) -> None:
         self._on_load = listener
         self._report_load_soon()
+
+    def on_steps(self, listener: StepListener) -> None:
+        """Report every iteration, for which none is folded, with the time of the imitated engine."""
+        self._on_steps = listener
+        self.ranks.measure_steps()
 
     async def close(self) -> None:
         """Fail what is still running; nothing is accepted afterwards."""
@@ -250,9 +264,12 @@ class MockerEngine:
                 if ends is not None and ends > due:
                     self._resume_at = ends
                     break
-            iteration = self._computed or self.ranks.step(self._clock, due)
+            iteration = self._computed or self.ranks.step(self._clock, due if self._on_steps is None else None)
             if iteration is not self._computed:
                 self.busy_seconds += iteration.ends - self._clock
+                if self._on_steps is not None:
+                    for rank, scheduled, queued in iteration.metrics:
+                        self._on_steps(rank, iteration.ends - self._clock, scheduled, queued)
             self._clock = iteration.ends
             if iteration.ends > due:
                 self._computed = iteration

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.forward_pass import VERSION, ScheduledRequestMetrics
+from dynamo.runtime.line_file import open_lines
 
 from .args import MockerArgs
 from .fit_profile import DecodeTime, PrefillTime, fit_decode, profile_from
@@ -23,19 +26,12 @@ _HELD_OUT = 5
 """One step of so many is not used for the fit, but to see how well it predicts."""
 
 
-class ScheduledRequests(Struct, frozen=True, kw_only=True):
-    num_prefill_requests: int = 0
-    sum_prefill_tokens: int = 0
-    num_decode_requests: int = 0
-    sum_decode_kv_tokens: int = 0
-
-
 class ForwardPass(Struct, frozen=True, kw_only=True):
-    """One step; of the fields of the record, those that a fit needs."""
+    """One step; of the fields of `ForwardPassMetrics`, those that a fit needs, and which a row must have."""
 
+    version: int = VERSION
     wall_time: float
-    """Seconds; 0 in a sign of life of an engine that does nothing."""
-    scheduled_requests: ScheduledRequests
+    scheduled_requests: ScheduledRequestMetrics
 
     @property
     def milliseconds(self) -> float:
@@ -47,6 +43,16 @@ class ForwardPass(Struct, frozen=True, kw_only=True):
         return "mixed" if prefills and decodes else "prefill" if prefills else "decode"
 
 
+class _StepEvent(Struct, frozen=True):
+    fpm: ForwardPass
+
+
+class _Row(Struct, frozen=True):
+    """As workers record it."""
+
+    event: _StepEvent
+
+
 class FittedSteps(Struct, frozen=True):
     profile: Profile
     errors: dict[str, float]
@@ -54,17 +60,25 @@ class FittedSteps(Struct, frozen=True):
 
 
 def read_steps(path: Path) -> Iterator[ForwardPass]:
-    """The steps that computed something; a line that is none is refused by its number."""
-    decode = msgspec.json.Decoder(ForwardPass).decode
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                step = decode(line)
-            except (msgspec.MsgspecError, UnicodeError) as error:
-                raise InvalidArgument(f"{path}:{number}: {error}") from None
-            scheduled = step.scheduled_requests
-            if step.wall_time > 0 and (scheduled.sum_prefill_tokens > 0 or scheduled.num_decode_requests > 0):
-                yield step
+    """The steps that computed something, from rows as workers record them or bare metrics, compressed or not.
+
+    A line that is neither is refused by its number.
+    """
+    row, bare = msgspec.json.Decoder(_Row).decode, msgspec.json.Decoder(ForwardPass).decode
+    number = 0
+    try:
+        with open_lines(path) as lines:
+            for number, line in enumerate(lines, 1):
+                step = row(line).event.fpm if b'"event"' in line else bare(line)
+                if step.version != VERSION:
+                    raise InvalidArgument(f"{path}:{number}: version {step.version} of forward pass metrics is unknown")
+                scheduled = step.scheduled_requests
+                if step.wall_time > 0 and (scheduled.sum_prefill_tokens > 0 or scheduled.num_decode_requests > 0):
+                    yield step
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InvalidArgument(f"{path}:{number}: {error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidArgument(f"{path} cannot be read after line {number}: {error}") from None
 
 
 def fit_steps(steps: Sequence[ForwardPass], model: str = "") -> FittedSteps:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledRequestMetrics
 from dynamo.protocols.kv import KvChange, Tier
 
 from .args import MockerArgs
@@ -21,6 +22,7 @@ from .tokens import MockAnswer
 
 RankEvents = list[tuple[int, list[KvChange]]]
 RankTierEvents = list[tuple[int, list[tuple[Tier, KvChange]]]]
+RankMetrics = list[tuple[int, ScheduledRequestMetrics, QueuedRequestMetrics]]
 _FEW = 8
 """Iterations whose times are added up one by one."""
 
@@ -35,6 +37,7 @@ class Iteration(Struct):
     finished: list[Finished]
     events: RankEvents
     tier_events: RankTierEvents = []
+    metrics: RankMetrics = []
 
     def take_tokens(self) -> list[tuple[int, list[int]]]:
         """The tokens by request, once; those of earlier iterations must have been taken before."""
@@ -51,6 +54,7 @@ class Ranks:
         self._has_tiers = args.num_g2_blocks > 0
         self._rank_of: dict[int, Scheduler] = {}
         self._next = 0
+        self._measures = False
 
     @property
     def next_rank(self) -> int:
@@ -101,7 +105,14 @@ class Ranks:
             steps = 1
             results = [scheduler.step(now) for scheduler in busy]
             ends = now + max([result.duration for result in results], default=0.0)
-        return self._gather(results, ends, steps)
+        iteration = self._gather(results, ends, steps)
+        if self._measures:
+            iteration.metrics = [
+                (self.schedulers.index(scheduler), *result.metrics)
+                for scheduler, result in zip(busy, results, strict=True)
+                if result.metrics is not None
+            ]
+        return iteration
 
     def run_ends(self, now: float) -> float | None:
         """When the run of iterations that only decode will end; None if fewer than two come next."""
@@ -135,6 +146,12 @@ class Ranks:
         """Keep what happens to blocks from now on for `take_events`."""
         for scheduler in self.schedulers:
             scheduler.pool.record_events()
+
+    def measure_steps(self) -> None:
+        """Have every iteration that is not folded say what each busy rank computed."""
+        self._measures = True
+        for scheduler in self.schedulers:
+            scheduler.measures_steps = True
 
     def load(self) -> list[Load]:
         return [scheduler.load() for scheduler in self.schedulers]

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledPrompt, ScheduledRequestMetrics
 from dynamo.protocols.kv import KvChange, Tier, TierReport
 
 from .args import MockerArgs
@@ -44,6 +45,8 @@ class StepResult(Struct):
     steps: int = 1
     scheduled: dict[Sequence, int] = {}
     """Tokens computed per request, where the iteration was not folded."""
+    metrics: tuple[ScheduledRequestMetrics, QueuedRequestMetrics] | None = None
+    """Where they are asked for."""
 
 
 class Load(Struct, frozen=True):
@@ -77,6 +80,8 @@ class Scheduler:
         self._reserve = int(args.watermark * args.num_gpu_blocks)
         self._receives = args.disaggregation_mode == "decode"
         self._sequences: dict[int, Sequence] = {}
+        self.measures_steps = False
+        """Whether `step` says what was in it; a fold never does."""
         self._query_tokens = 0
         self._hit_tokens = 0
         self._preemptions = 0
@@ -124,7 +129,12 @@ class Scheduler:
             self._take_arrived()
         scheduled = self._schedule()
         self._take_arrived()
-        return self._compute(scheduled)
+        if not self.measures_steps or not scheduled:
+            return self._compute(scheduled)
+        metrics = self._metrics(scheduled)
+        result = self._compute(scheduled)
+        result.metrics = metrics
+        return result
 
     def _take_arrived(self) -> None:
         self.waiting += self._arrived
@@ -195,7 +205,7 @@ class Scheduler:
     def load(self) -> Load:
         decoding = [sequence for sequence in self.running if sequence.computed >= sequence.prefill_end]
         host = self.host
-        outside = [*self.waiting, *self._arrived, *([one.sequence for one in host.restoring] if host else ())]
+        outside = self._outside()
         return Load(
             running=len(self.running),
             waiting=len(outside),
@@ -210,6 +220,34 @@ class Scheduler:
             host_weight=host.store.weights()[0] if host else None,
             tiers=host.store.reports() if host else [],
         )
+
+    def _outside(self) -> list[Sequence]:
+        """The requests that do not run."""
+        restoring = [one.sequence for one in self.host.restoring] if self.host else ()
+        return [*self.waiting, *self._arrived, *restoring]
+
+    def _metrics(self, scheduled: dict[Sequence, int]) -> tuple[ScheduledRequestMetrics, QueuedRequestMetrics]:
+        """What an iteration is about to compute, and what waits meanwhile."""
+        prefilling = {sequence: tokens for sequence, tokens in scheduled.items() if self._prefills(sequence)}
+        outside = self._outside()
+        return (
+            ScheduledRequestMetrics.of(
+                [
+                    ScheduledPrompt(sequence.prompt_tokens, tokens, sequence.computed)
+                    for sequence, tokens in prefilling.items()
+                ],
+                [sequence.known for sequence in scheduled if sequence not in prefilling],
+            ),
+            QueuedRequestMetrics.of(
+                [sequence.prompt_tokens for sequence in outside if sequence.known == sequence.prompt_tokens],
+                [sequence.known for sequence in outside if sequence.known > sequence.prompt_tokens],
+            ),
+        )
+
+    def _prefills(self, sequence: Sequence) -> bool:
+        """What is left of a prompt that arrived computed takes a decode step, as it would have arrived whole too."""
+        received = self._receives and sequence.computed > 0 and sequence.known - sequence.computed <= self._block_size
+        return sequence.computed < sequence.prefill_end and not received
 
     def _new_blocks(self, steps: int) -> int:
         size = self._block_size
@@ -350,16 +388,12 @@ class Scheduler:
                 context += sequence.computed
                 answered.append(sequence)
                 continue
-            prefilling = sequence.computed < sequence.prefill_end
-            # What is left of a prompt that arrived computed takes a decode step, as it would have arrived whole too.
-            received = (
-                self._receives and sequence.computed > 0 and sequence.known - sequence.computed <= self._block_size
-            )
-            if prefilling and not received:
+            prefilling = self._prefills(sequence)
+            if prefilling:
                 prefilled += count
             sequence.computed += count
             if sequence.computed == sequence.known:
-                if not prefilling or received:
+                if not prefilling:
                     decoded += 1
                     context += sequence.computed
                 sequence.known += 1

@@ -22,7 +22,7 @@ from vllm.distributed.kv_events import ZmqEventPublisher
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.stats import RequestStateStats
 
-from dynamo.engines.base import Control, DeathListener, EngineError, EngineInfo, KvSocket, LoadListener
+from dynamo.engines.base import Control, DeathListener, EngineError, EngineInfo, KvSocket, LoadListener, StepListener
 from dynamo.engines.vllm import handoff
 from dynamo.engines.vllm.adapters import VllmAdapters
 from dynamo.engines.vllm.arguments import EngineArguments
@@ -38,6 +38,7 @@ from dynamo.engines.vllm.orphans import OwnChildren
 from dynamo.engines.vllm.outbox import Outbox
 from dynamo.engines.vllm.request import VllmRequest
 from dynamo.engines.vllm.stats import LoadReports, Meter, StepStats, VllmMetrics
+from dynamo.engines.vllm.steps import StepReader
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
@@ -57,6 +58,7 @@ class VllmEngine:
         self._requests: dict[str, VllmRequest] = {}
         self._reader: asyncio.Task[None] | None = None
         self._meter: Meter | None = None
+        self._step_reader: StepReader | None = None
         self._on_death: DeathListener | None = None
         self._closed = False
         self._own = OwnChildren()
@@ -261,6 +263,8 @@ class VllmEngine:
                 self._meter.close()
             await self._outbox.close()
             await in_thread(self._llm.shutdown)
+            if self._step_reader is not None:
+                await self._step_reader.close()
             if self._reader is not None:
                 self._reader.cancel()
                 await asyncio.gather(self._reader, return_exceptions=True)
@@ -272,6 +276,10 @@ class VllmEngine:
 
     def on_load(self, listener: LoadListener) -> None:
         self._load_reports.listen(listener)
+
+    def on_steps(self, listener: StepListener) -> None:
+        """For an engine made with `EngineSpec.steps`: another one sends none."""
+        self._step_reader = StepReader(Path(self._sockets.name), listener)
 
     def metrics_registry(self) -> VllmMetrics:
         return VllmMetrics()

@@ -31,11 +31,13 @@ def vllm_from_spec(spec: EngineSpec) -> Engine:
         from dynamo.engines.vllm.connector import announce
         from dynamo.engines.vllm.engine import VllmEngine
         from dynamo.engines.vllm.follower import VllmFollower
+        from dynamo.engines.vllm.steps import announce_steps
     except (ImportError, AttributeError) as error:
         raise unlike_tested(build, error) from error
     sockets = tempfile.TemporaryDirectory(prefix="dynamo-vllm-", ignore_cleanup_errors=True)
     try:
         args = engine_arguments(spec, cpu=build.cpu, sockets=Path(sockets.name))
+        announce_steps(os.environ, Path(sockets.name) if spec.steps else None)
         if args.disaggregation_mode != "agg":
             announce(os.environ, args.data_parallel_size)
     except BaseException:

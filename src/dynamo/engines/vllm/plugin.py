@@ -11,6 +11,8 @@ def prepare_process() -> None:
         # Not where vLLM runs without a worker of ours.
         from dynamo.engines.vllm.cpu_ranks import learn_ranks
         from dynamo.engines.vllm.grammars import resume_grammars
+        from dynamo.engines.vllm.steps import report_steps
 
         learn_ranks()
         resume_grammars()
+        report_steps()
