@@ -154,7 +154,7 @@ def _incident(text: str) -> Incident:
     try:
         return read_incident(text)
     except ValueError as error:
-        raise ValueError(f"--incident must be {error}, not '{text}'") from None
+        raise ValueError(f"--incident {error}") from None
 
 
 def _object(source: str | None, flag: str) -> dict[str, Any]:
