@@ -104,8 +104,8 @@ class ReplaySettings(SimulationSettings, frozen=True, kw_only=True):
         default="as they arrive")] = None
     incidents: Annotated[tuple[str, ...], Setting(
         "--incident", metavar="WHAT@SECONDS",
-        help="kill:N, drain:N, slow:NxFACTOR (worker N) or join, at a time after the start, or burst:xFACTOR@SECONDS"
-        "+DURATION, so many times the requests; may be repeated")] = ()
+        help="kill:N, drain:N, slow:NxFACTOR (worker N) or join, at a time after the start; burst:xFACTOR@SECONDS"
+        "+DURATION: so many times the arrivals for a while; may be repeated")] = ()
     against: Annotated[tuple[str, ...], Setting(
         "--against", metavar="FLAGS",
         help="simulate once more with these flags in place of the others, and compare; may be repeated")] = ()
