@@ -43,7 +43,7 @@ class Restore(Struct, frozen=True):
     ready_at: float
 
 
-class Link:
+class CopyLink:
     """Copies blocks in one direction, one after the other."""
 
     def __init__(self, args: MockerArgs, gigabytes_per_second: float) -> None:
@@ -75,10 +75,10 @@ class MockTiers(TierChain):
         self.now = 0.0
         disk = self._disk if args.num_g3_blocks else None
         super().__init__(PrefillCost(), lambda: self.now, memory=self._host, disk=disk)
-        self._to_device = Link(args, args.bandwidth_g2_to_g1_gbps)
-        self._from_disk = Link(args, args.bandwidth_g3_to_g2_gbps)
-        self._disk_writes = Link(args, args.bandwidth_g2_to_g3_gbps)
-        self._displacing_seconds = Link(args, args.bandwidth_g1_to_g2_gbps).block_seconds
+        self._to_device = CopyLink(args, args.bandwidth_g2_to_g1_gbps)
+        self._from_disk = CopyLink(args, args.bandwidth_g3_to_g2_gbps)
+        self._disk_writes = CopyLink(args, args.bandwidth_g2_to_g3_gbps)
+        self._displacing_seconds = CopyLink(args, args.bandwidth_g1_to_g2_gbps).block_seconds
         host = self._to_device.block_seconds
         self._seconds = {Tier.Host: host, Tier.Disk: self._from_disk.block_seconds + host}
         """To restore one block: those on disk are read into host memory first."""
