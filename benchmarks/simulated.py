@@ -1,7 +1,8 @@
 """The simulator beside reality: the same traffic through real processes and through `dynamo.simulate`.
 
 usage: python benchmarks/simulated.py [--workers 4,16] [--modes kv,round-robin] [--requests 400] [--seeds 1-3]
-                                     [--gpu-blocks 4096] [--host-blocks 0] [--recorded-steps]
+                                     [--gpu-blocks 4096] [--host-blocks 0] [--disk-blocks 0] [--disk-gbps 7]
+                                     [--recorded-steps]
 
 A frontend and mockers at speed 1 get made-up traffic over HTTP: sessions with a shared system prompt, several turns,
 arrivals at random. The frontend records a request trace; the simulator replays it on as many workers. The table has the
@@ -104,9 +105,15 @@ def one(
         "DYN_FPM_OUTPUT_PATH": str(folder / "steps"),
     }
     with Stack(folder, environ=environ) as stack:
-        blocks = ("--num-gpu-blocks-override", str(engine.num_gpu_blocks), "--num-g2-blocks", str(engine.num_g2_blocks))
-        flags = ("--num-workers", str(workers), *blocks)
-        stack.mocker(model, MODEL, *flags)
+        flags = {
+            "--num-workers": workers,
+            "--num-gpu-blocks-override": engine.num_gpu_blocks,
+            "--num-g2-blocks": engine.num_g2_blocks,
+            "--num-g3-blocks": engine.num_g3_blocks,
+            "--bandwidth-g2-to-g3-gbps": engine.bandwidth_g2_to_g3_gbps,
+            "--bandwidth-g3-to-g2-gbps": engine.bandwidth_g3_to_g2_gbps,
+        }
+        stack.mocker(model, MODEL, *(str(word) for flag in flags.items() for word in flag))
         stack.frontend("--router-mode", mode)
         stack.until("/v1/models", f'"{MODEL}"'.encode())
         stack.until("/health", b"")
@@ -128,7 +135,8 @@ def one(
         mode, str(workers), str(seed), str(len(rows)), f"{mean:.1f}", f"{report.ttft_ms.mean:.1f}",
         f"{100 * (report.ttft_ms.mean / mean - 1):+.1f} %", f"{p99:.1f}", f"{report.ttft_ms.p99:.1f}",
         f"{100 * (report.ttft_ms.p99 / p99 - 1):+.1f} %", f"{100 * cached:.1f}", f"{100 * report.prefix_reuse:.1f}",
-        f"{100 * report.restored_tokens.get('host', 0) / report.input_tokens:.1f}", f"{os.getloadavg()[0]:.1f}",
+        *(f"{100 * report.restored_tokens.get(tier, 0) / report.input_tokens:.1f}" for tier in ("host", "disk")),
+        f"{os.getloadavg()[0]:.1f}",
     ]  # fmt: skip
 
 
@@ -150,11 +158,17 @@ def main() -> None:
     ap.add_argument("--seeds", default="1-3")
     ap.add_argument("--gpu-blocks", type=int, default=4096, help="of each worker (%(default)s)")
     ap.add_argument("--host-blocks", type=int, default=0, help="below the cache of each worker (%(default)s)")
+    ap.add_argument("--disk-blocks", type=int, default=0, help="below the host memory of each worker (%(default)s)")
+    ap.add_argument("--disk-gbps", type=float, default=7.0, help="how fast blocks are written and read (%(default)s)")
     ap.add_argument("--recorded-steps", action="store_true", help="simulate with a profile of the mockers' steps")
     o = ap.parse_args()
     head = ["router", "workers", "seed", "requests", "TTFT mean, real", "simulated", "", "p99, real", "simulated", "",
-            "cached %, real", "simulated", "of which host", "load"]  # fmt: skip
-    found, engine = [], MockerArgs(num_gpu_blocks=o.gpu_blocks, num_g2_blocks=o.host_blocks)
+            "cached %, real", "simulated", "of which host", "of which disk", "load"]  # fmt: skip
+    found = []
+    engine = MockerArgs(
+        num_gpu_blocks=o.gpu_blocks, num_g2_blocks=o.host_blocks, num_g3_blocks=o.disk_blocks,
+        bandwidth_g2_to_g3_gbps=o.disk_gbps, bandwidth_g3_to_g2_gbps=o.disk_gbps,
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         model = make_model(Path(name) / "model")
         for workers in map(int, o.workers.split(",")):

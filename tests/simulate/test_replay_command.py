@@ -38,6 +38,15 @@ def test_two_fleets_are_compared_and_written_as_json_and_as_a_page(
     assert "<svg" in page.read_text()
 
 
+def test_a_burst_adds_requests_to_a_trace_that_is_limited(tmp_path: Path) -> None:
+    trace, report = tmp_path / "trace.jsonl", tmp_path / "r.json"
+    rows = [{"timestamp": 1000 * at, "input_length": 640, "output_length": 2, "hash_ids": [at]} for at in range(20)]
+    trace.write_bytes(b"\n".join(map(msgspec.json.encode, rows)))
+    main([str(trace), "--request-limit", "10", "--incident", "burst:x4@2+3", "--report-json", str(report)])
+    found = msgspec.json.decode(report.read_bytes())
+    assert (found["completed"], found["failed"]) == (10 + 3 * 3, 0)
+
+
 def test_prefill_workers_are_simulated_beside_decode_workers(tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     split = ("--num-prefill-workers", "1", "--num-decode-workers", "2", "--prefill-engine-args", '{"speedup_ratio": 2}')
@@ -54,6 +63,11 @@ def test_prefill_workers_are_simulated_beside_decode_workers(tmp_path: Path) -> 
         (("/no/such/trace",), "there is no trace /no/such/trace"),
         ((*MADE_UP, "--num-workers", "0"), "--num-workers must be at least 1, not 0"),
         ((*MADE_UP, "--incident", "explode@3"), "--incident must be kill:N@SECONDS"),
+        ((*MADE_UP, "--incident", "burst:x0@3+4"), "--incident 'burst:x0@3+4': the factor must be above 1"),
+        (
+            (*MADE_UP, "--incident", "burst:x2@0+4", "--replay-concurrency", "2"),
+            "a burst needs requests that arrive at their times, not a fixed number under way",
+        ),
         ((*MADE_UP, "--incident", "kill:5@0"), "there is no worker 5, only 1"),
         ((*MADE_UP, "--extra-engine-args", '{"nope": 1}'), "unknown mocker argument 'nope'"),
         ((*MADE_UP, "--extra-engine-args", "/no/file"), "--extra-engine-args: "),
@@ -68,7 +82,15 @@ def test_prefill_workers_are_simulated_beside_decode_workers(tmp_path: Path) -> 
             (*MADE_UP, "--num-g2-blocks", "9", "--extra-engine-args", '{"num_g2_blocks": 8}'),
             "--num-g2-blocks says 9, the file of engine arguments says 8",
         ),
-        ((*MADE_UP, "--extra-engine-args", '{"num_g3_blocks": 8}'), "'num_g3_blocks' is not implemented here"),
+        ((*MADE_UP, "--num-g3-blocks", "-1"), "--num-g3-blocks must be at least 0"),
+        ((*MADE_UP, "--num-g3-blocks", "9"), "'num_g3_blocks' keeps what host memory has no room for: give"),
+        ((*MADE_UP, "--bandwidth-g3-to-g2-gbps", "-1"), "--bandwidth-g3-to-g2-gbps must be at least 0"),
+        (
+            (*MADE_UP, "--num-g2-blocks", "9", "--num-g3-blocks", "9", "--extra-engine-args", '{"num_g3_blocks": 8}'),
+            "--num-g3-blocks says 9, the file of engine arguments says 8",
+        ),
+        ((*MADE_UP, "--bandwidth-g2-to-g3-gbps", "inf"), "--bandwidth-g2-to-g3-gbps must be a finite number"),
+        ((*MADE_UP, "--extra-engine-args", '{"enable_g4_storage": true}'), "'enable_g4_storage' is not implemented"),
         ((os.devnull,), f"there is no trace {os.devnull}"),
         ((*MADE_UP, "--num-decode-workers", "2"), "--num-decode-workers needs --num-prefill-workers"),
         ((*MADE_UP, "--report-json", "/no/folder/r.json"), "the folder of /no/folder/r.json does not exist"),

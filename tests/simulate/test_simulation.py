@@ -11,6 +11,7 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
 from dynamo.simulate import Incident, SimulatedRequest, SimulationConfig, Synthetic, simulate
+from dynamo.simulate.page import as_page
 from dynamo.simulate.report import as_json, as_text
 
 CONFIG = SimulationConfig(workers=3, engine=MockerArgs(num_gpu_blocks=256), seed=7)
@@ -144,4 +145,41 @@ def test_host_memory_that_is_slower_than_computing_changes_nothing() -> None:
     without = structs.replace(TIERED, engine=structs.replace(TIERED.engine, num_g2_blocks=0))
     tiered, plain = simulate(slow, lambda: REVISITS), simulate(without, lambda: REVISITS)
     assert tiered.restored_tokens == {"host": 0}
+    assert (tiered.ttft_ms, tiered.cached_tokens) == (plain.ttft_ms, plain.cached_tokens)
+
+
+LITTLE_HOST = structs.replace(TIERED, engine=structs.replace(TIERED.engine, num_g2_blocks=256))
+WITH_DISK = structs.replace(
+    LITTLE_HOST, engine=structs.replace(LITTLE_HOST.engine, num_g3_blocks=2048, bandwidth_g3_to_g2_gbps=28.0)
+)
+BUSIER = structs.replace(REVISITS, interval=0.06)
+
+
+def test_what_little_host_memory_forgets_is_found_on_disk() -> None:
+    tiered, plain = simulate(WITH_DISK, lambda: BUSIER), simulate(LITTLE_HOST, lambda: BUSIER)
+    assert tiered.completed == plain.completed == 240
+    assert tiered.prefix_reuse > plain.prefix_reuse + 0.2
+    assert tiered.restored_tokens["disk"] > 0.2 * tiered.input_tokens
+    assert plain.restored_tokens.keys() == {"host"}
+    assert tiered.ttft_ms
+    assert plain.ttft_ms
+    assert tiered.ttft_ms.mean < 0.5 * plain.ttft_ms.mean
+    lines = [line.split("  ")[0] for line in as_text(tiered, plain).splitlines()]
+    cached = lines.index("prompt tokens found cached")
+    assert lines[cached + 1 : cached + 3] == ["of which from host memory", "of which from disk"]
+    assert "of which from disk" not in as_text(plain)
+    assert "of which from disk" in as_page(tiered)
+    assert as_json(tiered) == as_json(simulate(WITH_DISK, lambda: BUSIER))
+
+
+def test_routers_send_prompts_where_they_are_on_disk() -> None:
+    round_robin = structs.replace(WITH_DISK, routing=RoutingConfig(mode="round-robin"))
+    informed, blind = simulate(WITH_DISK, lambda: BUSIER), simulate(round_robin, lambda: BUSIER)
+    assert informed.prefix_reuse > blind.prefix_reuse + 0.05
+
+
+def test_a_disk_that_is_slower_than_computing_changes_nothing() -> None:
+    slow = structs.replace(WITH_DISK, engine=structs.replace(WITH_DISK.engine, bandwidth_g3_to_g2_gbps=0.1))
+    tiered, plain = simulate(slow, lambda: BUSIER), simulate(LITTLE_HOST, lambda: BUSIER)
+    assert tiered.restored_tokens == plain.restored_tokens | {"disk": 0}
     assert (tiered.ttft_ms, tiered.cached_tokens) == (plain.ttft_ms, plain.cached_tokens)

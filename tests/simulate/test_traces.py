@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.simulate.traces import FORMATS, read_mooncake, read_request_trace
+from dynamo.simulate.traffic import scaled
 
 ROW = {"timestamp": 1000, "input_length": 1000, "output_length": 20, "hash_ids": [1, 2]}
 
@@ -36,6 +37,9 @@ def test_prompts_without_ids_share_nothing(tmp_path: Path) -> None:
     row = {"timestamp": 0, "input_length": 64, "output_length": 1}
     one, other = read_mooncake(written(tmp_path, row, row))
     assert one.token_ids() != other.token_ids()
+    copies = list(scaled([one, other], 3))
+    assert len({tuple(copy.token_ids()) for copy in copies}) == 6
+    assert copies[0] == one
 
 
 def test_a_compressed_trace_is_read_too(tmp_path: Path) -> None:

@@ -22,6 +22,15 @@ from dynamo.simulate.synthetic import Synthetic
 from dynamo.simulate.traces import FORMATS
 from dynamo.simulate.traffic import SimulatedRequest, scaled
 
+_TIER_FLAGS = (
+    "num_g2_blocks",
+    "bandwidth_g1_to_g2_gbps",
+    "bandwidth_g2_to_g1_gbps",
+    "num_g3_blocks",
+    "bandwidth_g2_to_g3_gbps",
+    "bandwidth_g3_to_g2_gbps",
+)
+
 
 def simulation_of(
     flags: Mapping[str, Any], name: str = ""
@@ -81,8 +90,7 @@ def _size(workers: int, prefill_workers: int) -> str:
 
 
 def _tier_flags(asked: ReplaySettings) -> list[Flag]:
-    names = ("num_g2_blocks", "bandwidth_g1_to_g2_gbps", "bandwidth_g2_to_g1_gbps")
-    values = [(name, getattr(asked, name)) for name in names]
+    values = [(name, getattr(asked, name)) for name in _TIER_FLAGS]
     return [(f"--{name.replace('_', '-')}", name, value) for name, value in values if value is not None]
 
 
@@ -146,7 +154,7 @@ def _incident(text: str) -> Incident:
     try:
         return read_incident(text)
     except ValueError as error:
-        raise ValueError(f"--incident must be {error}, not '{text}'") from None
+        raise ValueError(f"--incident {error}") from None
 
 
 def _object(source: str | None, flag: str) -> dict[str, Any]:

@@ -60,6 +60,14 @@ class SimulationSettings(Settings, frozen=True, kw_only=True):
         default="14")] = None
     bandwidth_g2_to_g1_gbps: Annotated[float | None, Meta(ge=0), Setting(
         "--bandwidth-g2-to-g1-gbps", help="how fast they come back", metavar="GB/S", default="14")] = None
+    num_g3_blocks: Annotated[int | None, Meta(ge=0, le=2**24), Setting(
+        "--num-g3-blocks", help="KV blocks on disk below each worker's host memory",
+        default="as the engine's arguments say, or 0")] = None
+    bandwidth_g2_to_g3_gbps: Annotated[float | None, Meta(ge=0), Setting(
+        "--bandwidth-g2-to-g3-gbps", help="how fast blocks are written to disk", metavar="GB/S", default="7")] = None
+    bandwidth_g3_to_g2_gbps: Annotated[float | None, Meta(ge=0), Setting(
+        "--bandwidth-g3-to-g2-gbps", help="how fast they are read into host memory", metavar="GB/S",
+        default="7")] = None
     router_config: Annotated[str | None, Setting(
         "--router-config", help="router settings by the names of their flags, as JSON or the name of a file",
         metavar="JSON")] = None
@@ -96,7 +104,8 @@ class ReplaySettings(SimulationSettings, frozen=True, kw_only=True):
         default="as they arrive")] = None
     incidents: Annotated[tuple[str, ...], Setting(
         "--incident", metavar="WHAT@SECONDS",
-        help="kill:N, drain:N, slow:NxFACTOR (worker N) or join, at a time after the start; may be repeated")] = ()
+        help="kill:N, drain:N, slow:NxFACTOR (worker N) or join, at a time after the start; burst:xFACTOR@SECONDS"
+        "+DURATION: so many times the arrivals for a while; may be repeated")] = ()
     against: Annotated[tuple[str, ...], Setting(
         "--against", metavar="FLAGS",
         help="simulate once more with these flags in place of the others, and compare; may be repeated")] = ()

@@ -56,7 +56,7 @@ class FleetReport(Struct, frozen=True, kw_only=True):
 
 
 _CACHED = "prompt tokens found cached"
-_PLACES = {"host": "host memory"}
+_PLACES = {"host": "host memory", "disk": "disk"}
 _LINES: Sequence[tuple[str, Callable[[FleetReport], str]]] = (
     ("router", lambda r: r.router_mode),
     ("workers at the start", lambda r: str(r.workers)),
@@ -97,8 +97,10 @@ def rows(reports: Sequence[FleetReport]) -> list[list[str]]:
 def _lines(reports: Sequence[FleetReport]) -> list[tuple[str, Callable[[FleetReport], str]]]:
     lines = list(_LINES)
     at = 1 + next(at for at, (title, _) in enumerate(lines) if title == _CACHED)
-    for tier in sorted({tier for report in reports for tier in report.restored_tokens}, reverse=True):
-        lines.insert(at, (f"of which from {_PLACES.get(tier, tier)}", partial(_restored, tier)))
+    tiers = {tier for report in reports for tier in report.restored_tokens}
+    lines[at:at] = [
+        (f"of which from {place}", partial(_restored, tier)) for tier, place in _PLACES.items() if tier in tiers
+    ]
     return lines
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import EngineOutput
-from dynamo.protocols.errors import DynamoException
+from dynamo.protocols.errors import DynamoException, InvalidArgument
 from dynamo.router.backoff import Backoff
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery import Delivery
@@ -27,7 +27,7 @@ from dynamo.runtime import Context, DistributedRuntime
 from dynamo.runtime.membership import Membership
 from dynamo.simulate import virtual_time
 from dynamo.simulate.fleet import ENDPOINT, MODEL, SimulatedFleet
-from dynamo.simulate.incidents import Incident
+from dynamo.simulate.incidents import Incident, with_bursts
 from dynamo.simulate.measured import Values, WeightedHistogram
 from dynamo.simulate.report import FleetReport
 from dynamo.simulate.traffic import SimulatedRequest
@@ -191,6 +191,9 @@ class Simulation:
 
     async def replay(self, traffic: Iterable[SimulatedRequest]) -> None:
         """Send all of it, at its times or with the configured concurrency, and wait for the last answer."""
+        if self.config.concurrency is not None and any(each.kind == "burst" for each in self.config.incidents):
+            raise InvalidArgument("a burst needs requests that arrive at their times, not a fixed number under way")
+        traffic = with_bursts(traffic, self.config.incidents, self.config.seed)
         start = self._loop.time()
         incidents = [asyncio.create_task(incident.happen(self.fleet, start)) for incident in self.config.incidents]
         send = self._at_its_times if self.config.concurrency is None else self._as_answers_end

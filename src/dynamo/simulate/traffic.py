@@ -71,4 +71,5 @@ def scaled(requests: Iterable[SimulatedRequest], copies: int, speedup: float = 1
                 delay=request.delay / speedup,
                 session=f"{request.session}/{copy}" if request.session and copy else request.session,
                 block_ids=tuple(block_id * copies + copy for block_id in request.block_ids),
+                label=f"{request.label}, copy {copy}" if copy else request.label,
             )

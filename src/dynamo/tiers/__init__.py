@@ -1,5 +1,6 @@
 """KV blocks that outlive the device's cache: in memory, then in a folder, used only where measured to be faster."""
 
+from dynamo.tiers.chain import TierChain
 from dynamo.tiers.costs import PrefillCost, TierCosts
 from dynamo.tiers.folder import FolderTier, TierFolderError
 from dynamo.tiers.memory import MemoryTier
@@ -12,6 +13,7 @@ __all__ = [
     "KvSegment",
     "MemoryTier",
     "PrefillCost",
+    "TierChain",
     "TierCosts",
     "TierFetch",
     "TierFolderError",

@@ -10,10 +10,17 @@ from dynamo.tiers.segment import KvSegment
 
 
 class MemoryTier:
-    def __init__(self, limit: int, changed: Callable[[KvChange], None] = lambda change: None) -> None:
-        """`changed` is called with each change of the blocks held."""
+    def __init__(
+        self,
+        limit: int,
+        changed: Callable[[KvChange], None] = lambda change: None,
+        *,
+        displaced: Callable[[KvSegment], None] = lambda segment: None,
+    ) -> None:
+        """`changed` is called with each change of the blocks held, `displaced` with a segment that is to give way."""
         self.limit = limit
         self._changed = changed
+        self._displaced = displaced
         self.used = 0
         self._segments: OrderedDict[int, KvSegment] = OrderedDict()
 
@@ -43,7 +50,9 @@ class MemoryTier:
         if segment.size > self.limit:
             return False
         while self.used + segment.size > self.limit:
-            _, oldest = self._segments.popitem(last=False)
+            oldest = next(iter(self._segments.values()))
+            self._displaced(oldest)
+            del self._segments[oldest.key]
             self.used -= oldest.size
             self._changed(Removed(list(oldest.hashes)))
         self._segments[segment.key] = segment

@@ -1,4 +1,4 @@
-"""Both tiers of one worker: find, fetch, store; what they hold as KV events, and what each is worth.
+"""Memory and a folder as the tiers of one worker: fetch from them and store in them.
 
 One thread, the engine's, calls everything here. Two threads of the store read and write files, and `wake` the engine's
 when something is done. A slow or hanging disk delays no request for longer than computing would have taken.
@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
-from dynamo.protocols.kv import KvChange, Tier, TierReport
-from dynamo.tiers.costs import PrefillCost, TierCosts
+from dynamo.protocols.kv import KvChange, Tier
+from dynamo.tiers.chain import TierChain
+from dynamo.tiers.costs import PrefillCost
 from dynamo.tiers.folder import FolderTier
 from dynamo.tiers.memory import MemoryTier
 from dynamo.tiers.segment import KvSegment
@@ -55,7 +56,7 @@ class TierFetch:
         return min(self.deadline, self.began_at + (len(self.read) + 1) * self.pace)
 
 
-class TierStore:
+class TierStore(TierChain):
     def __init__(
         self,
         segment_tokens: int,
@@ -67,20 +68,10 @@ class TierStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`wake` may be called by any thread."""
+        super().__init__(prefill, clock, memory=memory, disk=folder)
         self.segment_tokens = segment_tokens
-        self.prefill = prefill
-        self.memory, self.folder = memory, folder
-        self.costs = {
-            tier: TierCosts() for tier, there in ((Tier.Host, memory), (Tier.Disk, folder)) if there is not None
-        }
-        self._in_use = dict.fromkeys(self.costs, True)
-        """As the log has it."""
+        self.folder = folder
         self.wake = wake
-        self._changes: deque[tuple[Tier, KvChange]] = deque()
-        self.announced = False
-        """Set it, then `take_changes` begins with all that is held; before, it has none."""
-        self._listening = False
-        self._clock = clock
         self._hanging: TierFetch | None = None
         """A fetch that nobody waits for any more and that has not returned: the disk is not asked for more."""
         self._unwritten: dict[int, KvSegment] = {}
@@ -94,20 +85,6 @@ class TierStore:
         self._threads = [threading.Thread(target=target, name="kv-tiers", daemon=True) for target in targets]
         for thread in self._threads:
             thread.start()
-
-    def find(self, keys: Sequence[int]) -> list[Tier]:
-        """In which tier each of the first keys is, as far as they are held where restoring is worthwhile."""
-        tiers = self._used_tiers()
-        found: list[Tier] = []
-        for key in keys:
-            tier = next((tier for tier, held in tiers if key in held), None)
-            if tier is None:
-                break
-            found.append(tier)
-        for tier, costs in self.costs.items():
-            costs.hits += found.count(tier)
-            costs.misses += len(keys) - len(found)
-        return found
 
     def fetch(self, keys: Sequence[int]) -> TierFetch | None:
         """Begin to read what of the found `keys` lies in the folder only; None if that is nothing.
@@ -142,30 +119,13 @@ class TierStore:
         if fetch is not None and key in fetch.read:
             segment, seconds = fetch.read[key]
             return segment, Tier.Disk, seconds
-        if self.memory is not None and self._reads_memory() and (found := self.memory.get(key)) is not None:
+        if self.memory is not None and self._readable(Tier.Host) and (found := self.memory.get(key)) is not None:
             return found, Tier.Host, 0.0
         return None
 
-    def restored(self, segment: KvSegment, tier: Tier, tokens: int, seconds: float) -> None:
-        """It was used; `seconds` counts everything from the tier to the device."""
-        self.costs[tier].restored(tokens, segment.size, seconds, self.prefill, self._clock())
-        self._log_use(tier)
-        if tier is Tier.Disk and self.memory is not None:
-            self.memory.put(segment)
-
-    def measured(self, tier: Tier, tokens: int, seconds: float) -> None:
-        """Restoring `tokens` took, or would have taken, `seconds`."""
-        self.costs[tier].measured(tokens, seconds, self.prefill, self._clock())
-        self._log_use(tier)
-
-    def failed(self, tier: Tier) -> None:
-        self.costs[tier].failures += 1
-
     def wanted(self, key: int) -> bool:
         """Whether a segment is to be stored: not held yet, in a tier that is worth it."""
-        if self.memory is not None and self.costs[Tier.Host].may_store(self.prefill) and key not in self.memory:
-            return True
-        return self._writes_wanted(key)
+        return self._wants(Tier.Host, key) or self._writes_wanted(key)
 
     def store(self, segment: KvSegment, seconds: float) -> None:
         """Store a segment that took `seconds` to copy from the device."""
@@ -177,42 +137,8 @@ class TierStore:
             self._writes.put(segment)
 
     def take_changes(self) -> list[tuple[Tier, KvChange]]:
-        """What happened to the blocks of both tiers since the last call."""
         self._collect()
-        if self.announced and not self._listening:
-            self._listening = True
-            if self.memory is not None:
-                self.memory.listen(lambda change: self._changes.append((Tier.Host, change)))
-            if self.folder is not None:
-                self.folder.listen(lambda change: self._changes.append((Tier.Disk, change)))
-        changes = []
-        while self._changes:
-            changes.append(self._changes.popleft())
-        return changes
-
-    def weights(self) -> tuple[float | None, float | None]:
-        """What a block in memory and on disk is worth; in steps, as each change is sent to the routers."""
-        found = (self.costs.get(tier) for tier in (Tier.Host, Tier.Disk))
-        host, disk = (costs.weight(self.prefill) if costs else None for costs in found)
-        return (None if host is None else round(host, 1)), (None if disk is None else round(disk, 1))
-
-    def reports(self) -> list[TierReport]:
-        """What each tier holds and has done, for people who look at the fleet."""
-        held = {Tier.Host: self.memory, Tier.Disk: self.folder}
-        return [
-            TierReport(
-                tier=tier,
-                used=costs.worthwhile(self.prefill),
-                bytes=where.used,
-                limit_bytes=where.limit,
-                hits=costs.hits,
-                misses=costs.misses,
-                restored_tokens=costs.restored_tokens,
-                saved_seconds=round(costs.saved_seconds, 3),
-            )
-            for tier, costs in self.costs.items()
-            if (where := held[tier]) is not None
-        ]
+        return super().take_changes()
 
     def clear(self) -> None:
         """Forget everything, without a change for each block; the files are removed by and by."""
@@ -232,29 +158,19 @@ class TierStore:
         if self.folder is not None:
             self.folder.close()
 
-    def _used_tiers(self) -> list[tuple[Tier, MemoryTier | FolderTier]]:
-        tiers: list[tuple[Tier, MemoryTier | FolderTier]] = []
-        if self.memory is not None and self._reads_memory():
-            tiers.append((Tier.Host, self.memory))
-        if self.folder is not None and self._hanging is None:
-            disk = self.costs[Tier.Disk]
-            if disk.worthwhile(self.prefill) or self._clock() >= disk.retry_at:
-                tiers.append((Tier.Disk, self.folder))
-        return tiers
-
-    def _reads_memory(self) -> bool:
-        host = self.costs[Tier.Host]
-        return host.worthwhile(self.prefill) or self._clock() >= host.retry_at
+    def _readable(self, tier: Tier) -> bool:
+        return (tier is not Tier.Disk or self._hanging is None) and super()._readable(tier)
 
     def _writes_wanted(self, key: int) -> bool:
         return (
-            self.folder is not None
-            and key not in self.folder
-            and key not in self._unwritten
+            key not in self._unwritten
             and self._clock() >= self._pause_until
             and self._hanging is None
-            and self.costs[Tier.Disk].may_store(self.prefill)
+            and self._wants(Tier.Disk, key)
         )
+
+    def _place(self, tier: Tier) -> str:
+        return str(self.folder.folder) if tier is Tier.Disk and self.folder is not None else super()._place(tier)
 
     def _collect(self) -> None:
         """What the two threads have done."""
@@ -280,22 +196,6 @@ class TierStore:
             if fetch.abandoned:
                 for _, seconds in fetch.read.values():
                     self.measured(Tier.Disk, self.segment_tokens, seconds)
-
-    def _log_use(self, tier: Tier) -> None:
-        """One line when a tier turns itself off, and one when it is used again."""
-        costs = self.costs[tier]
-        used = costs.worthwhile(self.prefill)
-        if used == self._in_use[tier]:
-            return
-        self._in_use[tier] = used
-        where = self.folder.folder if tier is Tier.Disk and self.folder is not None else "memory"
-        restoring, computing = (1e3 * (each.seconds_per_token or 0.0) for each in (costs, self.prefill))
-        if used:
-            log.info("KV blocks are restored from %s again: %.4g ms per token, computing takes %.4g ms", where,
-                     restoring, computing)  # fmt: skip
-        else:
-            log.warning("KV blocks are not restored from %s any more: that takes %.4g ms per token, computing %.4g ms; "
-                        "measuring it again every minute", where, restoring, computing)  # fmt: skip
 
     def _read(self) -> None:
         assert self.folder is not None

@@ -35,8 +35,8 @@ class Replica:
                     self.hashes.clear()
 
 
-class HostReplica:
-    """Host memory according to its events, refusing events that contradict it."""
+class TierReplica:
+    """Host memory or a disk according to its events, refusing events that contradict it."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from dynamo.engines.mocker import Iteration, MockerArgs, Ranks
 from dynamo.engines.mocker.scheduler import Scheduler
+from dynamo.engines.mocker.tiers import MockTiers
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.kv import Tier
-from engines.mocker.mocker_world import HostReplica, Replica, answer_to
+from engines.mocker.mocker_world import Replica, TierReplica, answer_to
 
 some = settings(max_examples=300, deadline=None)
 
@@ -30,6 +31,9 @@ ARGS = st.builds(
     num_g2_blocks=st.sampled_from([0, 0, 1, 3, 8, 100]),
     bandwidth_g1_to_g2_gbps=st.sampled_from([0.0, 14.0, 1e-2]),
     bandwidth_g2_to_g1_gbps=st.sampled_from([0.0, 14.0, 1.0, 1e-3]),
+    num_g3_blocks=st.sampled_from([0, 1, 4, 100]),
+    bandwidth_g2_to_g3_gbps=st.sampled_from([0.0, 7.0, 1e-2]),
+    bandwidth_g3_to_g2_gbps=st.sampled_from([0.0, 7.0, 1e-2]),
 )
 # Few different tokens, so that prompts share prefixes.
 ADD = st.tuples(st.just("add"), st.lists(st.integers(1, 2), min_size=1, max_size=12), st.integers(1, 14))
@@ -54,7 +58,7 @@ class World:
         self.events: list[Any] = []
         self.replicas = [Replica() for _ in self.ranks.schedulers]
         self.tier_events: list[Any] = []
-        self.hosts = [HostReplica(args.num_g2_blocks) for _ in self.ranks.schedulers]
+        self.below = [tier_replicas(args) for _ in self.ranks.schedulers]
         self.ranks.record_tier_events()
 
     def do(self, action: tuple[Any, ...]) -> None:
@@ -76,7 +80,7 @@ class World:
             case ("clear",):
                 self.hear_of_tiers(self.ranks.take_tier_events())
                 if self.ranks.clear_cache():
-                    self.hosts = [HostReplica(self.args.num_g2_blocks) for _ in self.ranks.schedulers]
+                    self.below = [tier_replicas(self.args) for _ in self.ranks.schedulers]
                 self.hear(self.ranks.take_events())
 
     def step(self) -> Iteration:
@@ -94,8 +98,7 @@ class World:
         self.tier_events += [(rank, event) for rank, of_rank in events for event in of_rank]
         for rank, of_rank in events:
             for tier, change in of_rank:
-                assert tier is Tier.Host
-                self.hosts[rank].apply(change)
+                self.below[rank][tier].apply(change)
 
     def hear(self, events: list[tuple[int, list[Any]]]) -> None:
         self.events += [(rank, event) for rank, of_rank in events for event in of_rank]
@@ -111,19 +114,27 @@ class World:
         raise AssertionError("requests are left that never finish")
 
     def check(self) -> None:
-        for scheduler, replica, host in zip(self.ranks.schedulers, self.replicas, self.hosts, strict=True):
+        for scheduler, replica, below in zip(self.ranks.schedulers, self.replicas, self.below, strict=True):
             check(scheduler)
             assert replica.hashes == scheduler.pool.cached_hashes()
-            if scheduler.host is not None:
-                assert scheduler.host._parents.keys() == replica.hashes
-                assert scheduler.host._memory._segments.keys() == host.hashes
+            if scheduler.tiers is not None:
+                assert scheduler.tiers._parents.keys() == replica.hashes
+                assert held_below(scheduler.tiers) == {tier: each.hashes for tier, each in below.items()}
+
+
+def tier_replicas(args: MockerArgs) -> dict[Tier, TierReplica]:
+    return {Tier.Host: TierReplica(args.num_g2_blocks), Tier.Disk: TierReplica(args.num_g3_blocks)}
+
+
+def held_below(tiers: MockTiers) -> dict[Tier, set[int]]:
+    return {Tier.Host: set(tiers._host._segments), Tier.Disk: set(tiers._disk._segments)}
 
 
 def check(scheduler: Scheduler) -> None:
     pool, size = scheduler.pool, scheduler.args.block_size
     pool.check()
     assert pool.used + pool.free == pool.total
-    restoring = [one.sequence for one in scheduler.host.restoring] if scheduler.host else []
+    restoring = scheduler.tiers.waiting() if scheduler.tiers else []
     held = Counter(block for sequence in (*scheduler.running, *restoring) for block in sequence.blocks)
     assert [held[block] for block in range(len(pool._holders))] == pool._holders
     assert all(block < len(pool._holders) for block in held)
@@ -191,8 +202,8 @@ def state(scheduler: Scheduler) -> tuple[Any, ...]:
         pool._copies,
         [(s.request_id, s.tokens, s.computed, s.blocks, s.hashes, s.cached_tokens) for s in scheduler.running],
         [(s.request_id, s.tokens) for s in scheduler.waiting],
-        scheduler.host and list(scheduler.host._memory._segments),
-        scheduler.host and [(one.sequence.request_id, one.blocks) for one in scheduler.host.restoring],
+        scheduler.tiers and [list(each._segments) for each in (scheduler.tiers._host, scheduler.tiers._disk)],
+        scheduler.tiers and [sequence.request_id for sequence in scheduler.tiers.waiting()],
         scheduler.load(),
     )
 

@@ -85,6 +85,14 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
         metavar="GB/S")] = 14.0
     bandwidth_g2_to_g1_gbps: Annotated[Factor, Setting(
         "--bandwidth-g2-to-g1-gbps", help="how fast they come back; 0 takes no time", metavar="GB/S")] = 14.0
+    num_g3_blocks: Annotated[int, Meta(ge=0, le=2**24), Setting(
+        "--num-g3-blocks", help="KV blocks on disk for what host memory has no room for, per rank; 0: none")] = 0
+    bandwidth_g2_to_g3_gbps: Annotated[Factor, Setting(
+        "--bandwidth-g2-to-g3-gbps", help="how fast blocks are written to disk; 0 takes no time",
+        metavar="GB/S")] = 7.0
+    bandwidth_g3_to_g2_gbps: Annotated[Factor, Setting(
+        "--bandwidth-g3-to-g2-gbps", help="how fast they are read into host memory; 0 takes no time",
+        metavar="GB/S")] = 7.0
     reasoning: Annotated[ReasoningArgs | None, Setting(
         "--reasoning", help="the token ids that begin and end thinking, and its share of an answer", metavar="JSON",
         parse=_json_object)] = None
@@ -125,6 +133,8 @@ class MockerArgs(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
             raise InvalidArgument("a prefill or decode mocker hands over cached blocks: leave prefix caching on")
         if args.num_g2_blocks and not args.enable_prefix_caching:
             raise InvalidArgument("'num_g2_blocks' keeps cached blocks: leave prefix caching on")
+        if args.num_g3_blocks and not args.num_g2_blocks:
+            raise InvalidArgument("'num_g3_blocks' keeps what host memory has no room for: give 'num_g2_blocks' too")
         return args
 
     def within(self, card: ModelCard) -> MockerArgs:
@@ -167,12 +177,12 @@ _FINITE = (
     "kv_transfer_bandwidth",
     "bandwidth_g1_to_g2_gbps",
     "bandwidth_g2_to_g1_gbps",
+    "bandwidth_g2_to_g3_gbps",
+    "bandwidth_g3_to_g2_gbps",
 )
 _UPSTREAM_ONLY = frozenset(
     {
-        "bandwidth_g2_to_g3_gbps",
         "bandwidth_g2_to_g4_gbps",
-        "bandwidth_g3_to_g2_gbps",
         "bandwidth_g4_to_g2_gbps",
         "bootstrap_port",
         "bootstrap_ports",
@@ -181,7 +191,6 @@ _UPSTREAM_ONLY = frozenset(
         "g1_backend",
         "handoff_session_timeout_ms",
         "kv_cache_dtype",
-        "num_g3_blocks",
         "offload_batch_size",
         "response_replay_trace_path",
         "zmq_kv_events_port",

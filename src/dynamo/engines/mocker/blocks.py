@@ -8,7 +8,7 @@ from itertools import islice
 
 from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
 
-from .host_tier import HostTier
+from .tiers import MockTiers
 
 
 class BlockPool:
@@ -20,11 +20,11 @@ class BlockPool:
     """
 
     def __init__(
-        self, total: int, *, caching: bool = True, record_events: bool = True, host: HostTier | None = None
+        self, total: int, *, caching: bool = True, record_events: bool = True, tiers: MockTiers | None = None
     ) -> None:
-        """What leaves the cache is offered to `host`."""
+        """What leaves the cache is offered to `tiers`."""
         self.total = total
-        self._host = host
+        self._tiers = tiers
         self.caching = caching
         self._record_events = record_events and caching
         self._blank: list[int] = []
@@ -107,8 +107,8 @@ class BlockPool:
                 del found[block_hash]
                 gone.append(block_hash)
         if gone:
-            if self._host is not None:
-                self._host.evicted(gone)
+            if self._tiers is not None:
+                self._tiers.evicted(gone)
             if self._record_events:
                 self._events.append(Removed(gone))
         return blocks
@@ -142,8 +142,8 @@ class BlockPool:
         """These blocks are full and may be found from now on."""
         if not self.caching:
             return
-        if self._host is not None:
-            self._host.cached(hashes, parent)
+        if self._tiers is not None:
+            self._tiers.cached(hashes, parent)
         found, hash_of = self._found, self._hash_of
         for block, block_hash in zip(blocks, hashes, strict=True):
             hash_of[block] = block_hash
@@ -163,8 +163,8 @@ class BlockPool:
         self._found.clear()
         self._copies.clear()
         self._hash_of = [None] * len(self._hash_of)
-        if self._host is not None:
-            self._host.clear()
+        if self._tiers is not None:
+            self._tiers.clear()
         if self._record_events:
             self._events.append(Cleared())
         return True

@@ -383,6 +383,7 @@ class MockerEngine:
                     kv_used_blocks=load.kv_used_blocks,
                     kv_total_blocks=load.kv_total_blocks,
                     host_weight=load.host_weight,
+                    disk_weight=load.disk_weight,
                     tiers=load.tiers,
                 )
             )

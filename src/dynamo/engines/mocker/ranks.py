@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from itertools import repeat
+from collections.abc import Callable, Collection, Iterator
+from itertools import accumulate, repeat
 
 from msgspec import Struct
 
@@ -100,7 +100,8 @@ class Ranks:
         quiet = min([scheduler.quiet_steps() for scheduler in busy], default=0) if until is not None else 0
         if until is not None and quiet > 1:
             ends, steps = self._pace(busy, now, until, quiet)
-            results = [scheduler.fold(steps, ends - now) for scheduler in busy]
+            begins = self._begins(busy, now, steps) if self._has_tiers else None
+            results = [scheduler.fold(steps, ends - now, begins) for scheduler in busy]
         else:
             steps = 1
             results = [scheduler.step(now) for scheduler in busy]
@@ -139,8 +140,8 @@ class Ranks:
     def record_tier_events(self) -> None:
         """Have `take_tier_events` begin with all that the tiers hold."""
         for scheduler in self.schedulers:
-            if scheduler.host is not None:
-                scheduler.host.store.announced = True
+            if scheduler.tiers is not None:
+                scheduler.tiers.announced = True
 
     def record_events(self) -> None:
         """Keep what happens to blocks from now on for `take_events`."""
@@ -160,14 +161,24 @@ class Ranks:
         """When the last quiet iteration that fits ends, and how many fit; the first one counts in any case."""
         if len(busy) == 1 and most > _FEW:
             return self._pace_of_many(*busy[0].decoding(), now, until, most)
-        durations = [self._durations(scheduler, most) for scheduler in busy]
-        slowest = map(max, *durations) if len(durations) > 1 else durations[0]
         ends = now
-        for step, duration in enumerate(slowest):
+        for step, duration in enumerate(self._slowest(busy, most)):
             if step and ends + duration > until:
                 return ends, step
             ends += duration
         return ends, most
+
+    def _begins(self, busy: list[Scheduler], now: float, steps: int) -> Callable[[int], float]:
+        """When each of so many quiet iterations begins."""
+        if len(busy) == 1:
+            count, context = busy[0].decoding()
+            return lambda step: now + self._run_seconds(count, context, step)
+        return list(accumulate(self._slowest(busy, steps), initial=now)).__getitem__
+
+    def _slowest(self, busy: list[Scheduler], steps: int) -> Iterator[float]:
+        """How long each of the next quiet iterations takes."""
+        durations = [self._durations(scheduler, steps) for scheduler in busy]
+        return map(max, *durations) if len(durations) > 1 else durations[0]
 
     def _pace_of_many(self, count: int, context: int, now: float, until: float, most: int) -> tuple[float, int]:
         """The same by bisection: a run's time is known without adding up its steps."""

@@ -7,7 +7,7 @@ A request that finds no free block makes the newest running one give up its bloc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from msgspec import Struct
 
@@ -18,8 +18,8 @@ from dynamo.protocols.kv import KvChange, Tier, TierReport
 
 from .args import MockerArgs
 from .blocks import BlockPool
-from .host_tier import HostTier
 from .sequence import Sequence
+from .tiers import MockTiers
 from .timing import Timing
 from .tokens import MockAnswer
 
@@ -61,15 +61,16 @@ class Load(Struct, frozen=True):
     prefix_hit_tokens: int
     preemptions: int
     host_weight: float | None = None
+    disk_weight: float | None = None
     tiers: list[TierReport] = []
 
 
 class Scheduler:
     def __init__(self, args: MockerArgs, timing: Timing, *, record_events: bool = True) -> None:
         self.args = args
-        self.host = HostTier(args, timing) if args.num_g2_blocks else None
+        self.tiers = MockTiers(args, timing) if args.num_g2_blocks else None
         self.pool = BlockPool(
-            args.num_gpu_blocks, caching=args.enable_prefix_caching, record_events=record_events, host=self.host
+            args.num_gpu_blocks, caching=args.enable_prefix_caching, record_events=record_events, tiers=self.tiers
         )
         self.waiting: deque[Sequence] = deque()
         self._arrived: deque[Sequence] = deque()
@@ -115,7 +116,7 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
             self.pool.release(sequence.blocks)
-        elif self.host is not None and self.host.cancel(sequence):
+        elif self.tiers is not None and self.tiers.cancel(sequence):
             self.pool.release(sequence.blocks)
         else:
             (self._arrived if sequence in self._arrived else self.waiting).remove(sequence)
@@ -123,8 +124,8 @@ class Scheduler:
 
     def step(self, now: float = 0.0) -> StepResult:
         """One iteration. What it schedules is computed and answered by the time `duration` has passed."""
-        if self.host is not None:
-            self._take_restored(self.host, now)
+        if self.tiers is not None:
+            self._take_restored(self.tiers, now)
         if not self.running and not self.waiting:
             self._take_arrived()
         scheduled = self._schedule()
@@ -151,7 +152,7 @@ class Scheduler:
             return 0
         if self.waiting and len(running) < args.max_num_seqs:
             return 0
-        if self.host is not None and self.host.restoring:
+        if self.tiers is not None and self.tiers.restoring:
             return 0
         steps = 1 if self._arrived else most
         for sequence in running:
@@ -166,8 +167,11 @@ class Scheduler:
         """Sequences of the next quiet iteration and the context they read; each iteration adds one token to each."""
         return len(self.running), sum([sequence.known for sequence in self.running])
 
-    def fold(self, steps: int, duration: float) -> StepResult:
-        """So many quiet iterations at once, with the outcome of running them one by one."""
+    def fold(self, steps: int, duration: float, begins: Callable[[int], float] | None) -> StepResult:
+        """So many quiet iterations at once, with the outcome of running them one by one.
+
+        Tiers need to know when each of them `begins`.
+        """
         size = self._block_size
         crossings = []
         for index, sequence in enumerate(self.running):
@@ -182,8 +186,10 @@ class Scheduler:
                 if edge > computed:
                     crossings.append((edge - computed - 1, index, 1, edge // size))
         crossings.sort()
-        for _, index, full, block in crossings:
+        for step, index, full, block in crossings:
             sequence = self.running[index]
+            if self.tiers is not None and begins is not None:
+                self.tiers.now = begins(step)
             if full:
                 self._store(sequence, block - 1, block)
             else:
@@ -196,7 +202,7 @@ class Scheduler:
         return self.pool.take_events()
 
     def take_tier_events(self) -> list[tuple[Tier, KvChange]]:
-        return self.host.take_changes() if self.host is not None else []
+        return self.tiers.take_changes() if self.tiers is not None else []
 
     def clear_cache(self) -> bool:
         """Forget cached prefixes; refused while requests hold blocks."""
@@ -204,8 +210,8 @@ class Scheduler:
 
     def load(self) -> Load:
         decoding = [sequence for sequence in self.running if sequence.computed >= sequence.prefill_end]
-        host = self.host
-        outside = self._outside()
+        tiers, outside = self.tiers, self._outside()
+        host_weight, disk_weight = tiers.weights() if tiers else (None, None)
         return Load(
             running=len(self.running),
             waiting=len(outside),
@@ -217,14 +223,14 @@ class Scheduler:
             prefix_query_tokens=self._query_tokens,
             prefix_hit_tokens=self._hit_tokens,
             preemptions=self._preemptions,
-            host_weight=host.store.weights()[0] if host else None,
-            tiers=host.store.reports() if host else [],
+            host_weight=host_weight,
+            disk_weight=disk_weight,
+            tiers=tiers.reports() if tiers else [],
         )
 
     def _outside(self) -> list[Sequence]:
         """The requests that do not run."""
-        restoring = [one.sequence for one in self.host.restoring] if self.host else ()
-        return [*self.waiting, *self._arrived, *restoring]
+        return [*self.waiting, *self._arrived, *(self.tiers.waiting() if self.tiers else ())]
 
     def _metrics(self, scheduled: dict[Sequence, int]) -> tuple[ScheduledRequestMetrics, QueuedRequestMetrics]:
         """What an iteration is about to compute, and what waits meanwhile."""
@@ -316,7 +322,7 @@ class Scheduler:
                 break
             self.waiting.popleft()
             pool.hold(hit)
-            if self.host is not None and not sequence.restored and self._restore(self.host, sequence, hit):
+            if self.tiers is not None and not sequence.restored and self._restore(self.tiers, sequence, hit):
                 continue
             self.running.append(sequence)
             sequence.blocks = hit
@@ -331,20 +337,20 @@ class Scheduler:
             scheduled[sequence] = count
             budget -= count
 
-    def _restore(self, host: HostTier, sequence: Sequence, hit: list[int]) -> bool:
+    def _restore(self, tiers: MockTiers, sequence: Sequence, hit: list[int]) -> bool:
         """Begin to restore what follows the blocks that were found; False if there is nothing."""
         keys = sequence.hashes[len(hit) : (sequence.known - 1) // self._block_size]
-        count = host.take(keys) if keys else 0
-        if not count:
+        taken = tiers.take(keys) if keys else []
+        if not taken:
             return False
-        sequence.blocks = hit + self.pool.allocate(count)
+        sequence.blocks = hit + self.pool.allocate(len(taken))
         sequence.restored = True
-        host.restore(sequence, count)
+        tiers.restore(sequence, taken)
         return True
 
-    def _take_restored(self, host: HostTier, now: float) -> None:
+    def _take_restored(self, tiers: MockTiers, now: float) -> None:
         """Put blocks that have come into the cache. Their requests are the next to be admitted, and find them there."""
-        ready = host.begin_step(now)
+        ready = tiers.begin_step(now)
         for restore in ready:
             sequence, end = restore.sequence, len(restore.sequence.blocks)
             self._store(sequence, end - restore.blocks, end)
@@ -403,8 +409,8 @@ class Scheduler:
                 else:
                     done.append(sequence)
         duration = self._duration(prefilled, decoded, context)
-        if self.host is not None:
-            duration = self.host.end_step(duration, prefilled, decoded)
+        if self.tiers is not None:
+            duration = self.tiers.end_step(duration, prefilled, decoded)
         return StepResult(answered, self._finish(done), duration, 1, scheduled)
 
     def _duration(self, prefilled: int, decoded: int, context: int) -> float:
