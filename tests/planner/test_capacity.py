@@ -29,11 +29,34 @@ def test_the_time_of_a_step_is_told_apart_from_the_prompts_that_interrupt_it() -
     assert (model.idle, model.per_request, model.per_prompt) == pytest.approx((IDLE, PER_REQUEST, PER_PROMPT))
 
 
-def test_what_is_sustained_is_the_rate_at_which_a_steady_worker_reaches_the_target() -> None:
+def test_what_is_sustained_is_the_rate_at_which_the_tail_of_a_steady_worker_reaches_the_target() -> None:
     model = fit_step(calm(), 5)
     assert model
-    rate = model.sustained(0.12, 1.0, INPUT, OUTPUT)
-    assert sample(rate * OUTPUT * 0.12, rate * INPUT).latency == pytest.approx(0.12)
+    rate, mean = model.sustained(0.12, 2.0, INPUT, OUTPUT), IDLE + (0.12 - IDLE) / 2
+    assert sample(rate * OUTPUT * mean, rate * INPUT).latency == pytest.approx(mean)
+
+
+def late_answers(rate: float, output_tokens: int, target: float) -> float:
+    """The share of answers on one worker whose tokens are further apart than the target, by drawing arrivals."""
+    rng = random.Random(2)
+    mean = IDLE / (1 - rate * (PER_REQUEST * output_tokens + PER_PROMPT * INPUT))
+    step = IDLE + PER_REQUEST * rate * output_tokens * mean
+    late = 0
+    for _ in range(4000):
+        arrived, now, ended = rng.expovariate(rate), 0.0, output_tokens * step
+        while arrived < ended:
+            now, ended = arrived, ended + PER_PROMPT * INPUT
+            arrived = now + rng.expovariate(rate)
+        late += ended > output_tokens * target
+    return late / 4000
+
+
+@pytest.mark.parametrize("output_tokens", [20, 50, 200])
+def test_short_answers_leave_room_for_the_chance_of_prompts_between_their_tokens(output_tokens: int) -> None:
+    model = fit_step(calm(), 5)
+    assert model
+    rate = model.sustained(0.12, 1.0, INPUT, output_tokens)
+    assert 0.05 < late_answers(rate, output_tokens, 0.12) < 0.15
 
 
 def test_a_jam_does_not_change_what_is_sustained() -> None:

@@ -30,6 +30,10 @@ _EXTRAPOLATED = 2.0
 _MISSES = 3
 """As many observations above a target are no accident."""
 _HALF_LIFE_SHARE = 0.25
+_MOST_REQUESTS = 1.28
+"""90 % of a normal distribution are less than so many standard deviations above its mean. Workers are added one by one,
+so that most of the time each has less to do than it may, and 95 % are within a target."""
+_HALVINGS = 30
 _BLOCK = 3
 """Observations that are looked at together: in a single one, prompts and the steps they delay fall apart."""
 
@@ -82,14 +86,29 @@ class StepTime(Struct, frozen=True):
     fitted: bool = True
 
     def sustained(self, target: float, tail: float, input_tokens: float, output_tokens: float) -> float:
-        """Requests per second at which `idle + tail * (mean - idle)` is the target; 0 if an idle worker misses it."""
-        allowed = self.idle + (target - self.idle) / tail
+        """Requests per second at which most requests are within the target; 0 if an idle worker misses it."""
         most = _EXTRAPOLATED * self.seen / output_tokens
-        if allowed <= self.idle:
+        if self.idle >= target:
             return 0.0 if self.fitted else most / 8
+        cost = self._per_second(input_tokens, output_tokens)
+        low, high = 0.0, min(most, 1 / cost) if cost else most
+        for _ in range(_HALVINGS):
+            rate = (low + high) / 2
+            slow = rate * cost >= 1 or self._slow(rate, tail, input_tokens, output_tokens) > target
+            low, high = (low, rate) if slow else (rate, high)
+        return low
+
+    def _slow(self, rate: float, tail: float, input_tokens: float, output_tokens: float) -> float:
+        """What most requests stay below: `idle + tail * (mean - idle)`, or more where prompts come in between.
+
+        As many prompts are computed during an answer as requests arrive in its time: few, so that chance makes answers
+        differ; and each of them makes time for further ones.
+        """
         # The batch is the rate times the time that its tokens take.
-        cost = allowed * self._per_second(input_tokens, output_tokens)
-        return min((allowed - self.idle) / cost, most) if cost else most
+        mean = self.idle / (1 - rate * self._per_second(input_tokens, output_tokens))
+        prompt = self.per_prompt * input_tokens
+        deviation = prompt * math.sqrt(rate * mean / output_tokens) / (1 - rate * prompt)
+        return max(self.idle + tail * (mean - self.idle), mean + _MOST_REQUESTS * deviation)
 
     def half_used(self, rate: float, input_tokens: float, output_tokens: float) -> bool:
         """Whether so many requests per second are less than half of what it can do at all."""
