@@ -26,8 +26,10 @@ State = Literal[
 
 TTFT_TAIL = 3.0
 """Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
-ITL_TAIL = 1.3
-"""The mean time between the tokens of a request differs less; this is also the room for a rise that begins."""
+ITL_TAIL = 1.15
+"""The mean time between the tokens of a request differs less."""
+_ITL_TAIL_SLOW_START = 1.3
+"""Where workers start slowly, there has to be room for a rise that begins as well."""
 _FULL = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
 _PREDICTED_FROM = 60
@@ -47,6 +49,11 @@ _KEPT = 5 / 6
 _CHANCE = 3.0
 """Standard deviations of demand that the workers left by a scale-down must have room for. With less room, chance alone
 would soon call for the worker that was taken away: each decision looks again, and there are hundreds of them."""
+_CHANCE_GOING_ON = 1.0
+"""The same where the last change was a scale-down too and workers start quickly."""
+_CHANCE_TURNING = 1.5
+"""There, demand has to be so many standard deviations above what the workers sustain before one is added again, unless
+it changed suddenly: so it takes as much to turn as it did before, with fewer workers in between."""
 _CHANGE = 0.15
 """Demand is predicted to change by at most this share of it: what a burst begins with does not go on for long."""
 _MOST_RISE = 0.25
@@ -150,6 +157,8 @@ def _need_now(
     seconds = _WORK_OFF_INTERVALS * config.load_adjustment_interval_seconds
     waiting = late(now, config.ttft_ms / 1000) if role in _ttft_roles(config) else 0.0
     rate = (forecast.requests_per_second or 0.0) + waiting / seconds
+    if forecast.demand.observations > _SUDDEN and _last_step(history, role) < 0:
+        rate -= _CHANCE_TURNING * (1 - _slow_start(config)) * forecast.demand.deviation
     need, why = _need_for_rate(rate, role, forecast, config, share=1.0)
     pool = now.pool(role)
     # Where the models know what is needed, a miss is theirs only if it lasts longer than workers take to start.
@@ -180,12 +189,34 @@ def _need_in_window(
         return max(_need_by_load(seen, role, config)[0] for seen in window)
     demand = demand_of(window, len(window))
     share = config.load_scaling_down_sensitivity / 100
-    rate = max(demand.rate + _CHANCE * demand.deviation, forecast.requests_per_second or 0.0)
+    chance = _CHANCE
+    if _last_step(history, role) < 0:
+        chance += (_CHANCE_GOING_ON - _CHANCE) * (1 - _slow_start(config))
+    rate = max(demand.rate + chance * demand.deviation, forecast.requests_per_second or 0.0)
     need = _need_for_rate(rate, role, forecast, config, share=share)[0]
     pool = history[-1].pool(role)
     # One worker too many may be chance, and is taken away after the whole window; more of them after a part of it.
     least = 1.0 if pool and need == pool.wanted - 1 else _SETTLED
     return need if demand.observations >= least * len(window) else None
+
+
+def _slow_start(config: PlannerConfig) -> float:
+    """0: a worker that is missing is there at once. 1: its start takes a third of the window or longer."""
+    return min(1.0, 3 * config.startup_seconds / config.throughput_adjustment_interval_seconds)
+
+
+def _last_step(history: Sequence[Observation], role: Role) -> int:
+    """By how much the number of workers last changed; 0 where it did not."""
+    steps = (pool.wanted - earlier.wanted for (_, earlier), (_, pool) in _pairs_known(history, role))
+    return next(filter(None, steps), 0)
+
+
+def _pairs_known(
+    history: Sequence[Observation], role: Role
+) -> Iterator[tuple[tuple[float, PoolSeen], tuple[float, PoolSeen]]]:
+    """The workers of two observations in a row and their times, the newest first; those without data are left out."""
+    known = ((seen.at, pool) for seen in reversed(history) if (pool := seen.pool(role)))
+    return ((before, after) for after, before in pairwise(known))
 
 
 def _added(recent: Sequence[Observation], role: Role) -> bool:
@@ -231,7 +262,8 @@ def _limits(
     if role in _ttft_roles(config) and forecast.ttft:
         yield forecast.ttft, config.ttft_ms / 1000, TTFT_TAIL
     if role == "decode" and forecast.itl:
-        yield forecast.itl, config.itl_ms / 1000, ITL_TAIL
+        tail = ITL_TAIL + (_ITL_TAIL_SLOW_START - ITL_TAIL) * _slow_start(config)
+        yield forecast.itl, config.itl_ms / 1000, tail
 
 
 def _hopeless(rate: float, role: Role, forecast: Forecast, config: PlannerConfig) -> str | None:
@@ -334,12 +366,9 @@ def _mean_tokens(known: Sequence[Observation], field: str) -> float | None:
 
 def _changed_by_others(history: Sequence[Observation], role: Role) -> float | None:
     """When the number of workers was last found to be another than what this planner had asked for."""
-    for before, now in zip(reversed(history[:-1]), reversed(history), strict=False):
-        earlier, pool = before.pool(role), now.pool(role)
-        if pool is None or earlier is None or pool.asked is None:
-            continue
-        if pool.wanted != pool.asked and earlier.wanted != pool.wanted:
-            return now.at
+    for (_, earlier), (at, pool) in _pairs_known(history, role):
+        if pool.asked is not None and pool.wanted != pool.asked and earlier.wanted != pool.wanted:
+            return at
     return None
 
 
