@@ -1,7 +1,7 @@
 """The planner on real processes: a frontend and mockers under a supervisor, all on this machine.
 
-`planner_processes.py day [--minutes 4] [--fixed N]`: a day-shaped load with bursts, compressed; with --fixed as many
-workers all the time instead of a planner.
+`planner_processes.py day [--minutes 30] [--fixed N]`: a day-shaped load with bursts, compressed; with --fixed as many
+workers all the time instead of a planner. It is the load that `planner.py` simulates, request by request.
 `planner_processes.py scale-downs [--count 200]`: workers are drained and started again under streams; every answer must
 be complete.
 """
@@ -31,9 +31,9 @@ from dynamo.planner.observe import make_source
 from dynamo.supervisor import Supervisor, read_deployment
 from dynamo.supervisor.output import PrefixedOutput
 from planner import LoadShape, day
+from prompts import MODEL, make_model
 
-INPUT, OUTPUT = 400, 60
-TTFT, ITL = 2.0, 0.1
+TTFT, ITL = 4.0, 0.25
 
 
 class StreamedAnswer(Struct):
@@ -87,7 +87,10 @@ async def deployed(folder: Path, workers: int, speedup: float) -> AsyncIterator[
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    flags = f"model-path: tiny, speedup-ratio: {speedup}, num-gpu-blocks-override: 4096, max-num-seqs: 64"
+    flags = (
+        f"model-path: {make_model(folder / 'model')}, model-name: {MODEL}, speedup-ratio: {speedup}, "
+        "num-gpu-blocks-override: 4096, block-size: 64, max-num-seqs: 64"
+    )
     (folder / "serve.yaml").write_text(
         f"components:\n  worker: {{kind: mocker, replicas: {workers}, flags: {{{flags}}}}}\n"
         f"  frontend: {{flags: {{http-port: {port}, router-mode: kv, migration-limit: 0}}}}\n"
@@ -110,11 +113,11 @@ async def until_served(url: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def ask(client: openai.AsyncOpenAI, rng: random.Random, outputs: int) -> StreamedAnswer:
+async def ask(client: openai.AsyncOpenAI, rng: random.Random, inputs: int, outputs: int) -> StreamedAnswer:
     outcome = StreamedAnswer(sent=time.monotonic())
     try:
         stream = await client.completions.create(
-            model="tiny", prompt=[rng.randrange(10, 250) for _ in range(INPUT)], max_tokens=outputs, stream=True,
+            model=MODEL, prompt=[rng.randrange(10, 250) for _ in range(inputs)], max_tokens=outputs, stream=True,
             stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
         )  # fmt: skip
         async for chunk in stream:
@@ -151,7 +154,7 @@ async def run_day(asked: argparse.Namespace, folder: Path) -> None:
         begun, running = time.monotonic(), []
         for request in day(shape):
             await asyncio.sleep(max(0.0, begun + (request.at or 0.0) - time.monotonic()))
-            running.append(asyncio.create_task(ask(client, rng, OUTPUT)))
+            running.append(asyncio.create_task(ask(client, rng, request.input_tokens, request.output_tokens)))
         outcomes = await asyncio.gather(*running)
         for task in filter(None, (planning, counting)):
             task.cancel()
@@ -197,7 +200,7 @@ async def run_scale_downs(asked: argparse.Namespace, folder: Path) -> None:
         async def user(number: int) -> list[StreamedAnswer]:
             rng, outcomes = random.Random(number), []
             while not done.is_set():
-                outcomes.append(await ask(client, rng, rng.randrange(20, 200)))
+                outcomes.append(await ask(client, rng, 400, rng.randrange(20, 200)))
             return outcomes
 
         users = [asyncio.create_task(user(number)) for number in range(asked.users)]
@@ -221,14 +224,14 @@ async def run_scale_downs(asked: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("day", "scale-downs"))
-    parser.add_argument("--minutes", type=float, default=4.0)
-    parser.add_argument("--peak", type=float, default=8.0, help="requests per second")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--peak", type=float, default=5.0, help="requests per second")
     parser.add_argument("--shape", default="day")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--speedup", type=float, default=0.1, help="of the mockers")
-    parser.add_argument("--startup", type=float, default=1.5, help="seconds that a worker takes to start here")
-    parser.add_argument("--interval", type=float, default=0.5, help="load_adjustment_interval_seconds")
-    parser.add_argument("--window", type=float, default=8.0, help="throughput_adjustment_interval_seconds")
+    parser.add_argument("--startup", type=float, default=2.0, help="seconds that a worker takes to start here")
+    parser.add_argument("--interval", type=float, default=2.5, help="load_adjustment_interval_seconds")
+    parser.add_argument("--window", type=float, default=45.0, help="throughput_adjustment_interval_seconds")
     parser.add_argument("--fixed", type=int, default=0, help="no planner, and as many workers")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--users", type=int, default=6)
