@@ -1,7 +1,7 @@
 """Split requests at length, with real processes: are answers the same, does anything stay behind, does anyone notice?
 
 python benchmarks/disaggregation.py identical [--requests 500] [--networks file+tcp,etcd+tcp,file+nats,etcd+nats]
-                                                                 llama.cpp, 2 prefill + 2 decode, against one worker
+                                    [--at-once 8 | --empty]      llama.cpp, 2 prefill + 2 decode, against one worker
 python benchmarks/disaggregation.py batching [--requests 150]    the same with continuous batching, and the control:
                                                                  one worker asked 8 at a time against one at a time
 python benchmarks/disaggregation.py cancel [--requests 1000] [--engine llamacpp]
@@ -145,18 +145,29 @@ async def llama_workers(processes: Processes, name: str, *flags: str, split: boo
         await processes.start(*words, "--disaggregation-mode", mode, until="worker for")
 
 
-async def identical(processes: Processes, http: aiohttp.ClientSession, count: int) -> None:
-    """One sequence per step, and the one worker has its prompts cached, so that all compute in the same portions."""
+async def identical(
+    processes: Processes, http: aiohttp.ClientSession, count: int, at_once: int, *, empty: bool
+) -> None:
+    """One sequence per step, and the one worker has its prompts cached, so that all compute in the same portions.
+
+    With `empty` caches before each request, they also compute in the same cells: where else a sequence lies in the
+    cache changes the last bits of its sums.
+    """
     await llama_workers(processes, "split", "--max-num-seqs", "1", split=True)
     await llama_workers(processes, "whole", "--max-num-seqs", "1", split=False)
     clients = Clients(await processes.frontend(*ALWAYS, "--router-mode", "kv"), http)
     for name in ("split", "whole"):
         await clients.until_served(name)
-    split = await gathered(8, [clients.ask("split", text, tokens, logprobs=2) for text, tokens in mixed(count)])
-    whole = []
-    for text, tokens in mixed(count):
-        await clients.ask("whole", text, 1)
-        whole.append(await clients.ask("whole", text, tokens, logprobs=2))
+
+    async def ask(name: str, text: str, tokens: int) -> dict[str, Any]:
+        if empty and await clients.cleared() < 5:
+            raise SystemExit("blocks are in use between two requests")
+        if name == "whole":
+            await clients.ask(name, text, 1)
+        return await clients.ask(name, text, tokens, logprobs=2)
+
+    split = await gathered(1 if empty else at_once, [ask("split", *each) for each in mixed(count)])
+    whole = await gathered(1, [ask("whole", *each) for each in mixed(count)])
     print(f"{compared(split, whole)}; {dict(Counter(map(prefilled, split)))}", flush=True)
 
 
@@ -261,7 +272,9 @@ async def mocker(processes: Processes, mode: str, *more: str, **env: str) -> asy
     return child
 
 
-SHOWS = {"identical": (identical, 500), "batching": (batching, 150), "cancel": (cancel, 1000), "kill": (kill, 2000)}
+SHOWS: dict[str, tuple[Any, int]] = {
+    "identical": (identical, 500), "batching": (batching, 150), "cancel": (cancel, 1000), "kill": (kill, 2000),
+}  # fmt: skip
 
 
 async def main() -> None:
@@ -269,6 +282,8 @@ async def main() -> None:
     parser.add_argument("show", choices=SHOWS)
     parser.add_argument("--requests", type=int)
     parser.add_argument("--engine", choices=("mocker", "llamacpp"), default="mocker", help="of cancel")
+    parser.add_argument("--at-once", type=int, default=8, help="requests of identical at a time")
+    parser.add_argument("--empty", action="store_true", help="identical, one at a time, with empty caches before each")
     parser.add_argument("--networks", default="file+tcp", help="how processes reach each other, one run each")
     asked = parser.parse_args()
     show, count = SHOWS[asked.show]
@@ -284,6 +299,8 @@ async def main() -> None:
                 requests = (asked.requests or count) // len(found)
                 if show is cancel:
                     await cancel(processes, http, requests, asked.engine)
+                elif show is identical:
+                    await identical(processes, http, requests, asked.at_once, empty=asked.empty)
                 else:
                     await show(processes, http, requests)
 

@@ -1,6 +1,6 @@
 """For which traffic do prefill and decode workers beat as many aggregated ones? Simulated, in virtual time.
 
-usage: python benchmarks/split_mixes.py [--workers 100] [--seconds 30] [--mix NAME]…
+usage: python benchmarks/split_mixes.py [--workers 100] [--seconds 30] [--mix NAME]… [--seed WORD] [--bandwidth GB/S]
 
 Short requests run beside long prompts. Every mix is simulated four times with the same arrivals: on aggregated
 workers, on half as many prefill and decode workers with the rule that measures, and on these with every prompt split,
@@ -33,8 +33,8 @@ class Requests(Struct, frozen=True):
     output_tokens: int
     rate: float
 
-    def arriving(self, kind: str, workers: int, seconds: float) -> Iterator[SimulatedRequest]:
-        chance, now, number = random.Random(kind), 0.0, 0
+    def arriving(self, kind: str, workers: int, seconds: float, seed: str) -> Iterator[SimulatedRequest]:
+        chance, now, number = random.Random(kind + seed), 0.0, 0
         while (now := now + chance.expovariate(self.rate * workers)) < seconds:
             number += 1
             yield SimulatedRequest(
@@ -60,8 +60,10 @@ MIXES = {
 ALWAYS, NEVER = SplitConfig(policy="always"), SplitConfig(policy="never")
 
 
-def run(mix: Mix, workers: int, seconds: float, split: SplitConfig | None) -> tuple[FleetReport, FleetReport]:
-    """Reports on the short and on the long requests."""
+def run(
+    mix: Mix, workers: int, seconds: float, split: SplitConfig | None, seed: str = ""
+) -> tuple[FleetReport, FleetReport]:
+    """Reports on the short and on the long requests; another seed gives other arrivals."""
     engine = MockerArgs(num_gpu_blocks=16384, kv_transfer_bandwidth=mix.bandwidth)
     config = SimulationConfig(workers=workers, engine=engine, routing=RoutingConfig(mode="kv"))
     if split is not None:
@@ -73,12 +75,12 @@ def run(mix: Mix, workers: int, seconds: float, split: SplitConfig | None) -> tu
             long = Simulation(config, short.fleet, short.router, short.splitter)
             begun = asyncio.get_running_loop().time()
             await asyncio.gather(
-                short.replay(mix.short.arriving("short", workers, seconds)),
-                long.replay(mix.long.arriving("long", workers, seconds)),
+                short.replay(mix.short.arriving("short", workers, seconds, seed)),
+                long.replay(mix.long.arriving("long", workers, seconds, seed)),
             )
             return short.report(begun, 0.0), long.report(begun, 0.0)
 
-    random.seed(1)
+    random.seed(f"1{seed}" if seed else 1)
     return virtual_time.run(work())
 
 
@@ -102,6 +104,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--mix", action="append", choices=MIXES, dest="mixes")
+    parser.add_argument("--seed", default="", help="of other arrivals")
+    parser.add_argument("--bandwidth", type=float, help="of every mix, in GB/s, instead of its own")
     asked = parser.parse_args()
     half = asked.workers // 2
     fleets = {
@@ -115,7 +119,10 @@ def main() -> None:
     rows = []
     for name in asked.mixes or MIXES:
         for fleet, split in fleets.items():
-            rows.append(row(name, fleet, *run(MIXES[name], asked.workers, asked.seconds, split)))
+            mix = MIXES[name]
+            if asked.bandwidth:
+                mix = structs.replace(mix, bandwidth=asked.bandwidth)
+            rows.append(row(name, fleet, *run(mix, asked.workers, asked.seconds, split, asked.seed)))
             print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
     print(table(head, rows))
 

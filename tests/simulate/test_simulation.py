@@ -79,6 +79,22 @@ def test_prompts_stay_where_they_are_while_a_transfer_takes_longer_than_computin
     assert report.splits["local short"] > 35
 
 
+@pytest.mark.parametrize(("bandwidth", "split"), [(64.0, True), (8.0, True), (2.0, False), (1.0, False)])
+@pytest.mark.parametrize("long_first", [True, False])
+def test_short_prompts_are_handed_over_exactly_where_the_long_ones_are(
+    bandwidth: float, split: bool, long_first: bool
+) -> None:
+    engine = MockerArgs(num_gpu_blocks=4096, kv_transfer_bandwidth=bandwidth)
+    config = structs.replace(CONFIG, engine=engine, workers=2, prefill_workers=2)
+    traffic = [
+        SimulatedRequest(at=0.1 * n, input_tokens=8192 if n % 4 == 0 else 128, output_tokens=8, label=str(n))
+        for n in range(0 if long_first else 1, 120)
+    ]
+    report = simulate(config, lambda: traffic)
+    remote = sum(count for why, count in report.splits.items() if why.startswith("remote"))
+    assert remote > 100 if split else remote < 10, report.splits
+
+
 def test_an_incident_of_a_worker_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="no worker 9, only 3"):
         simulate(structs.replace(CONFIG, incidents=[Incident("kill", 0.0, 9)]), lambda: GROUPS)

@@ -65,6 +65,87 @@ def test_a_prompt_much_longer_than_all_that_were_measured_is_measured_first() ->
     assert verdict(prompt_tokens=4001, measuring=True) == (False, "unmeasured")
 
 
+def test_a_prompt_much_shorter_than_all_that_were_measured_lately_is_measured_first() -> None:
+    costs = HandoffCosts()
+    for tokens in (8192, 128):
+        assert verdict(costs, prompt_tokens=tokens) == (True, "measuring")
+        costs.prefill.add(tokens, 0.017 + tokens * 2e-5, 0.0)
+        costs.transfer.add(tokens, 0.006 + tokens * 2e-6, 0.0)
+    assert verdict(costs, prompt_tokens=64) == (True, "worth")
+    assert verdict(costs, prompt_tokens=63) == (True, "measuring")
+    for _ in range(100):
+        costs.prefill.add(8192, 0.181, 0.0)
+        costs.transfer.add(8192, 0.022, 0.0)
+    assert verdict(costs, prompt_tokens=8192) == (True, "worth")
+    assert verdict(costs, prompt_tokens=128) == (True, "measuring")
+
+
+def test_few_uncached_tokens_need_no_measurement_where_handing_over_takes_longer_than_the_shortest_prefill() -> None:
+    assert verdict(prompt_tokens=2000, cached_tokens=1990) == (False, "cached")
+    assert verdict(prompt_tokens=100, cached_tokens=90) == (False, "short")
+
+
+def test_costs_are_measured_only_where_no_other_prompt_is_computed() -> None:
+    assert verdict(HandoffCosts(), prompt_tokens=100, prefill_waiting=1) == (False, "unmeasured")
+    assert verdict(now=STALE_SECONDS, prompt_tokens=1000, prefill_waiting=1) == (True, "worth")
+
+
+def slow_network(*prompts: int) -> HandoffCosts:
+    """A prompt of 128 tokens takes 18 ms or 14 ms, one of 8192 tokens 181 ms or 0.55 s."""
+    costs = HandoffCosts()
+    for tokens in (128, 8192):
+        costs.prefill.add(tokens, 0.015 + tokens * 2e-5, 0.0)
+        costs.transfer.add(tokens, 0.006 + tokens * 6.6e-5, 0.0)
+    for tokens in prompts:
+        costs.mix.add(tokens, tokens)
+    return costs
+
+
+def test_short_prompts_are_not_handed_over_where_the_decode_workers_compute_most_tokens_anyway() -> None:
+    assert verdict(slow_network(128, 8192), prompt_tokens=128) == (False, "slow")
+    assert verdict(slow_network(128, 8192), prompt_tokens=8192) == (False, "short")
+    assert verdict(slow_network(128), prompt_tokens=128) == (True, "worth")
+    assert verdict(slow_network(8192, *[128] * 500), prompt_tokens=128) == (True, "worth")
+    assert verdict(slow_network(128, 20_000), prompt_tokens=128) == (False, "unmeasured")
+
+
+lines = st.tuples(st.floats(0, 1), st.floats(0, 1e-3))
+"""Seconds of no tokens, and of each."""
+
+
+@given(lines, lines, st.lists(st.integers(16, 50_000), min_size=1, max_size=30), st.integers(0, 50_000))
+def test_a_prompt_is_handed_over_only_where_that_is_faster_for_it_and_for_most_of_the_traffic(
+    prefill: tuple[float, float], transfer: tuple[float, float], prompts: list[int], cached: int
+) -> None:
+    costs = HandoffCosts()
+    for tokens in prompts:
+        costs.prefill.add(tokens, prefill[0] + prefill[1] * tokens, 0.0)
+        costs.transfer.add(tokens, transfer[0] + transfer[1] * tokens, 0.0)
+        costs.mix.add(tokens, tokens)
+    prompt = prompts[-1]
+    typical = costs.mix.typical()
+    assert typical
+    assert min(prompts) <= typical[0] == typical[1] <= max(prompts)
+    found = decide(SplitView(prompt_tokens=prompt, cached_tokens=min(cached, prompt)), costs, SplitConfig(), 1.0)
+    if found.reason == "worth":
+        assert costs.gain(prompt, found.uncached_tokens) > 0
+        assert costs.gain(*typical) > 0
+
+
+def test_the_wait_for_other_prompts_does_not_count_as_transfer() -> None:
+    costs = measured()
+    before = costs.transfer.seconds(1000)
+    costs.handed_over(1000, 0.9, 800, 0.0)  # 0.8 s of them, or not
+    assert costs.transfer.seconds(1000) == before
+    costs.handed_over(1000, 0.22, 40, 0.0)  # at most 0.04 s
+    assert costs.transfer.samples == 4
+    assert costs.transfer.seconds(1000) == pytest.approx(0.2, rel=0.02)
+    nothing = HandoffCosts()
+    nothing.prefill.add(1000, 1.0, 0.0)
+    nothing.handed_over(1000, 1.2, 1000, 0.0)  # the first one is better than none
+    assert nothing.transfer.seconds(1000) == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize(
     ("config", "view", "expected"),
     [

@@ -26,6 +26,8 @@ class PrefillPool:
         """Of each decode worker, until a worker joins or leaves."""
         self._waiting: Counter[int] = Counter()
         """Prompt tokens that this process has sent to each worker, of either role, and that are not computed yet."""
+        self._sent: Counter[int] = Counter()
+        """All that it has sent to each."""
 
     def __len__(self) -> int:
         return len(self._prefills)
@@ -41,6 +43,7 @@ class PrefillPool:
     def remove_prefill(self, instance_id: int) -> None:
         self._prefills.pop(instance_id, None)
         self._partners.clear()
+        self._sent.pop(instance_id, None)
         self.instances.remove(instance_id)
 
     def put_decode(self, peer: Peer) -> None:
@@ -51,6 +54,7 @@ class PrefillPool:
     def remove_decode(self, instance_id: int) -> None:
         self._decodes.pop(instance_id, None)
         self._partners.pop(instance_id, None)
+        self._sent.pop(instance_id, None)
 
     def prefills(self) -> list[Peer]:
         return list(self._prefills.values())
@@ -105,7 +109,17 @@ class PrefillPool:
     def waiting(self, instance_id: int) -> int:
         return self._waiting[instance_id]
 
+    def sent(self, instance_id: int) -> int:
+        """Prompt tokens that this process has sent to a worker to compute, since it joined."""
+        return self._sent[instance_id]
+
+    def batch_tokens(self, instance_id: int) -> int:
+        """What a prefill worker computes in one pass, at most."""
+        return self.runtime_of(instance_id).max_num_batched_tokens or 8192
+
     def add_waiting(self, instance_id: int, tokens: int) -> None:
+        if tokens > 0:
+            self._sent[instance_id] += tokens
         left = self._waiting[instance_id] + tokens
         if left > 0:
             self._waiting[instance_id] = left

@@ -73,14 +73,22 @@ def decide(view: SplitView, costs: HandoffCosts, config: SplitConfig, now: float
         return verdict(True, "always")
     if config.policy != "measured":
         return verdict(*_by_thresholds(view, uncached, config))
-    known = costs.known(view.prompt_tokens)
-    if not view.measuring and not (known and costs.fresh(now)):
+    known = costs.known(view.prompt_tokens, uncached)
+    # Behind other prompts, a prefill would be measured with them.
+    if not view.measuring and not view.prefill_waiting and not (known and costs.fresh(now)):
         return verdict(True, "measuring")
     if not known or prefill is None or transfer is None:
         return verdict(False, "unmeasured")
     if prefill <= transfer:
         whole = costs.prefill.seconds(view.prompt_tokens)
         return verdict(False, "cached" if whole is not None and whole > transfer else "short")
+    # If the decode workers compute the prompts with most of the tokens, running answers wait for those anyway: to hand
+    # over the others would only delay them.
+    typical = costs.mix.typical() or (view.prompt_tokens, uncached)
+    if not costs.known(*typical):
+        return verdict(False, "unmeasured")
+    if costs.gain(*typical) <= 0:
+        return verdict(False, "slow")
     # Computed at the decode worker before the prefill worker could begin: splitting would only delay it.
     waiting = costs.prefill.seconds(view.prefill_waiting) if view.prefill_waiting else 0.0
     here = costs.prefill.seconds(view.decode_waiting + uncached)

@@ -88,6 +88,10 @@ class Split:
         self._prompt_tokens = 0
         self._ahead = 0
         """Prompt tokens that the decode worker had to compute when the prefill worker answered."""
+        self._sent = 0
+        """Prompt tokens that it had been sent until then."""
+        self._decode_id = 0
+        self._batch_tokens = 0
         self._failure = "failed"
         self._local: tuple[int, int] | None = None
         """The decode worker and the tokens that it computes itself."""
@@ -106,6 +110,7 @@ class Split:
             return request
         partners = pool.partners_of(placement.instance_id)
         view = self._view(request, placement, partners)
+        self._of.costs.mix.add(view.prompt_tokens, view.prompt_tokens - view.cached_tokens)
         verdict = decide(view, self._of.costs, self._of.config, now)
         if verdict.remote:
             # The decode worker does not compute the prompt: its load there is only what it holds.
@@ -128,11 +133,8 @@ class Split:
     def computed(self) -> None:
         """The decode worker has produced a token: what was offered was taken, or will not be."""
         if self._answered_at is not None:
-            now, costs = self._of.clock(), self._of.costs
-            # The first token waited for these too. What is left may be too short, which more splits then correct; a
-            # time that includes them would end the splits that keep prompts away from the decode worker.
-            waited = costs.prefill.seconds(self._ahead) if self._ahead else 0.0
-            costs.transfer.add(self._prompt_tokens, max(0.0, now - self._answered_at - (waited or 0.0)), now)
+            now = self._of.clock()
+            self._of.costs.handed_over(self._prompt_tokens, now - self._answered_at, self._others_before(), now)
             if self._handoff is not None:
                 self._handoff.handoff_seconds = now - self._answered_at
         if self._handoff is not None and self._handoff.split:
@@ -154,6 +156,13 @@ class Split:
         if local is not None:
             self._of.pool.add_waiting(local[0], -local[1])
 
+    def _others_before(self) -> int:
+        """Prompt tokens that the decode worker may have computed between the prefill worker's answer and now."""
+        later = self._of.pool.sent(self._decode_id) - self._sent
+        # Later prompts of two passes may have gone before: of the one under way when the transfer ended, and of the
+        # next one, which engines schedule meanwhile.
+        return self._ahead + max(0, min(later, 2 * self._batch_tokens))
+
     def _view(self, request: PreprocessedRequest, placement: Placement, partners: list[int]) -> SplitView:
         pool, prompt = self._of.pool, len(request.token_ids)
         choice = placement.decision.choice if placement.decision else None
@@ -165,7 +174,7 @@ class Split:
             cached_tokens=prompt - choice.prefill_tokens if choice else 0,
             prefill_waiting=waiting,
             decode_waiting=pool.waiting(placement.instance_id),
-            batch_tokens=(card.runtime_config.max_num_batched_tokens if card else None) or 8192,
+            batch_tokens=pool.batch_tokens(partners[0]) if partners else 8192,
             block_size=card.kv_cache_block_size if card else 1,
             partners=len(partners) if pinned is None else int(pinned in partners),
             pinned=pinned is not None,
@@ -224,7 +233,9 @@ class Split:
         self._answered_at, self._prompt_tokens = self._of.clock(), len(request.token_ids)
         if self._handoff is not None:
             self._handoff.stage, self._handoff.prefill_seconds = HandoffStage.TRANSFER, prefill.seconds
-        self._ahead = self._of.pool.waiting(decode_id)
+        pool = self._of.pool
+        self._decode_id, self._ahead, self._sent = decode_id, pool.waiting(decode_id), pool.sent(decode_id)
+        self._batch_tokens = pool.batch_tokens(worker)
         return structs.replace(request, prefill_result=result, routing=routing)
 
     def _show(

@@ -9,7 +9,7 @@ const WHY = {
   always: "always, by the settings", busy: "prefill workers are busy", cached: "most of it is cached", decode_busy: "the decode worker is busy",
   failed: "prefill failed", measuring: "to measure the costs", needed: "the decode worker computes no prompts", never: "never, by the settings",
   no_prefill: "there is no prefill worker", pinned: "the client named the worker", short: "the prompt is short",
-  threshold: "above the thresholds", unmeasured: "the costs are not known yet", worth: "faster than computing it there",
+  slow: "most prompts are not worth handing over", threshold: "above the thresholds", unmeasured: "the costs are not known yet", worth: "faster than computing it there",
 };
 const body = (id) => $(id).querySelector("tbody");
 const size = (bytes) => (bytes < 1e6 ? `${(bytes / 1e3).toFixed(0)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e9).toFixed(2)} GB`);
