@@ -169,6 +169,21 @@ def test_no_worker_is_taken_away_soon_after_one_was_added() -> None:
     assert chosen(after(calm, 2.0, 4, 8)).state == "scale_down"
 
 
+def states_of_four(before: int, config: PlannerConfig) -> list[str]:
+    """What is decided at rates from low to high, on four workers of which there were `before` earlier."""
+    return [
+        chosen(after(after(LEARNED, rate / 10, before, 3), rate / 10, 4, 40), config).state for rate in range(100, 330, 2)
+    ]
+
+
+def test_where_workers_start_quickly_it_takes_less_to_go_on_down_and_more_to_turn() -> None:
+    fallen, risen = states_of_four(5, SLA), states_of_four(3, SLA)
+    assert fallen.count("scale_down") > risen.count("scale_down") > 0
+    assert 0 < fallen.count("scale_up") < risen.count("scale_up")
+    slow = structs.replace(SLA, startup_seconds=SLA.throughput_adjustment_interval_seconds)
+    assert states_of_four(5, slow) == states_of_four(3, slow)
+
+
 def test_a_steady_rise_is_met_before_it_is_there() -> None:
     """A mean would be behind it by half of what it covers."""
     config = structs.replace(SLA, startup_seconds=30.0)
@@ -243,6 +258,13 @@ def test_a_change_by_someone_else_is_kept_for_a_while_and_then_planned_from() ->
     assert chosen(after(manual, 2.0, 6, 3, asked=6), config).state == "scale_down"
 
 
+def test_a_change_by_someone_else_is_noticed_after_an_outage_too() -> None:
+    history = after(LEARNED, 2.0, 2, 12, asked=2)
+    outage = [Observation(at=5.0 * (len(history) + at), seconds=5.0, traffic=None) for at in range(3)]
+    assert chosen(after([*history, *outage], 2.0, 6, 1, asked=2)).state == "manual_change"
+    assert chosen(after([*history, *outage], 2.0, 2, 1, asked=2)).state != "manual_change"
+
+
 def test_a_worker_too_few_or_too_many_takes_none_away_and_still_adds() -> None:
     assert chosen(after(LEARNED, 2.0, 4, 12, serving=3)).state == "worker_count_mismatch"
     assert chosen(after(LEARNED, 2.0, 4, 12, serving=5)).state == "worker_count_mismatch"
@@ -267,6 +289,25 @@ def test_prefill_and_decode_workers_share_the_budget() -> None:
     assert least.prefill
     assert least.decode
     assert 19 <= 2 * least.prefill.workers + least.decode.workers <= 20
+
+
+def test_prompts_that_decode_workers_compute_are_no_merit_of_prefill_workers() -> None:
+    config = structs.replace(SLA, mode="disagg")
+
+    def needed(split_share: float | None) -> int:
+        pool = PoolSeen(wanted=4, serving=4)
+        history = [
+            structs.replace(
+                each, traffic=each.traffic and structs.replace(each.traffic, split_share=split_share),
+                prefill=pool, decode=pool,
+            )
+            for each in after(LEARNED, 24.0, 4, 30)
+        ]  # fmt: skip
+        decision = decide(history, config).prefill
+        assert decision
+        return decision.workers
+
+    assert needed(0.25) > needed(1.0) == needed(None)
 
 
 def test_a_pool_whose_workers_are_unknown_is_left_alone() -> None:

@@ -68,6 +68,26 @@ async def test_an_interval_is_the_difference_of_two_pages() -> None:
     )
 
 
+def test_the_share_of_prompts_that_went_to_prefill_workers_is_that_of_the_interval() -> None:
+    def counted(remote: int, local: int) -> bytes:
+        name = "dynamo_component_router_disagg_decisions_total"
+        rows = (("remote", "faster", remote), ("local", "busy", local), ("local", "short", 7))
+        return (
+            page()
+            + "".join(
+                f'{name}{{model="tiny",prefill="{who}",reason="{why}"}} {count}\n' for who, why, count in rows
+            ).encode()
+        )
+
+    seen = measurement(parse_page(counted(10, 10)), parse_page(counted(40, 20)))
+    assert seen
+    assert seen.traffic.split_share == 0.75
+    seen = measurement(parse_page(page()), parse_page(page()))
+    assert seen
+    assert seen.traffic.split_share is None
+    assert measurement(parse_page(counted(10, 10)), parse_page(counted(3, 20))) is None
+
+
 async def test_an_outage_is_missing_data_and_no_zero_after_it() -> None:
     async with serving([page(10), 503, page(50), page(60)]) as url:
         source = FrontendSource(url)

@@ -194,7 +194,7 @@ def samples(history: Sequence[Observation], role: Role, config: PlannerConfig, l
     half_life = max(1.0, _HALF_LIFE_SHARE * config.capacity_samples)
     found: list[WorkerSample] = []
     for block, target in ((_BLOCK, config.ttft_ms / 1000), (1, config.ttft_ms / 1000), (1, math.inf)):
-        found = list(_measured(recent, role, latency, half_life, target, block))
+        found = list(_measured(recent, role, config.mode != "agg", latency, half_life, target, block))
         if len(found) >= config.load_min_observations:
             break
     return found
@@ -206,7 +206,7 @@ def late(seen: Observation, target: float) -> float:
 
 
 def _measured(
-    recent: Sequence[Observation], role: Role, latency: str, half_life: float, target: float, most: int
+    recent: Sequence[Observation], role: Role, split: bool, latency: str, half_life: float, target: float, most: int
 ) -> Iterator[WorkerSample]:
     """Means of `most` observations each."""
     newest = len(recent) - 1
@@ -216,13 +216,16 @@ def _measured(
         # It is known of requests that ended, and while a jam builds up none may end.
         length = (traffic and traffic.input_tokens) or length
         if (
-            pool is None or earlier is None or traffic is None or now.seconds <= 0
+            pool is None or earlier is None or traffic is None or now.seconds <= 0 or not length
             or not pool.serving or pool.serving != earlier.serving
             or late(before, target) or late(now, target) or (traffic.ttft or 0.0) > target
         ):  # fmt: skip
             block = _Block()
             continue
-        block.add(traffic, pool.serving * now.seconds, length, latency)
+        prompts = length * traffic.prompts_computed(role, split=split)
+        if role == "prefill" and traffic.first_tokens and not prompts:
+            continue  # the times are those of prompts that decode workers computed
+        block.add(traffic, pool.serving * now.seconds, prompts, latency)
         if block.observations >= most:
             if sample := block.sample(0.5 ** ((newest - at) / half_life)):
                 yield sample
@@ -236,12 +239,12 @@ class _Block:
         self.observations = 0
         self._share = self._prompts = self._generated = self._first = self._weight = self._latency = 0.0
 
-    def add(self, traffic: TrafficSeen, share: float, length: float, latency: str) -> None:
+    def add(self, traffic: TrafficSeen, share: float, prompts: float, latency: str) -> None:
         seconds: float | None = getattr(traffic, latency)
         weight = traffic.first_tokens if latency == "ttft" else traffic.generated - traffic.first_tokens
         self.observations += 1
         self._share += share
-        self._prompts += traffic.first_tokens * length
+        self._prompts += prompts
         self._generated += traffic.generated
         self._first += traffic.first_tokens
         if seconds and weight > 0:
@@ -249,7 +252,7 @@ class _Block:
             self._latency += weight * seconds
 
     def sample(self, age: float) -> WorkerSample | None:
-        if not (self._weight and self._first and self._prompts and self._generated):
+        if not (self._weight and self._first and self._generated):
             return None
         return WorkerSample(
             self._prompts / self._share, self._generated / self._share, self._latency / self._weight, self._first * age

@@ -26,7 +26,7 @@ State = Literal[
 
 TTFT_TAIL = 3.0
 """Waiting times have about an exponential tail: 95 % wait less than three times the mean."""
-ITL_TAIL = 1.15
+_ITL_TAIL = 1.15
 """The mean time between the tokens of a request differs less."""
 _ITL_TAIL_SLOW_START = 1.3
 """Where workers start slowly, there has to be room for a rise that begins as well."""
@@ -36,6 +36,8 @@ _PREDICTED_FROM = 60
 """Observations from which demand is predicted."""
 _MOST = 24
 """Observations from which demand is estimated, at most."""
+_SPLIT = 12
+"""Observations from which it is estimated who computes prompts: that changes with the workers."""
 _RISE = 32
 """Observations from which a steady rise is estimated, at most; a mean of `_MOST` would always be behind it."""
 _SUDDEN = 3
@@ -78,8 +80,15 @@ class Forecast(Struct, frozen=True, kw_only=True):
     requests_per_second: float | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None
+    decode_input_tokens: float | None = None
+    """The part of `input_tokens` that decode workers compute; all of it without prefill workers."""
     ttft: LatencyLine | None = None
     itl: StepTime | None = None
+
+    def tokens(self, role: Role) -> tuple[float, float]:
+        """Prompt tokens that a worker of this role computes for a request, and output tokens."""
+        computed = self.input_tokens if role == "prefill" else self.decode_input_tokens
+        return computed or 0.0, self.output_tokens or 0.0
 
 
 class ScalingDecision(Struct, frozen=True, kw_only=True):
@@ -243,7 +252,7 @@ def _need_for_rate(
     said = f"{rate:.2f} requests/s are expected"
     if not rate:
         return 0, said
-    tokens = forecast.input_tokens or 0.0, forecast.output_tokens or 0.0
+    tokens = forecast.tokens(role)
     capacity = min(
         (model.sustained(target, tail, *tokens) for model, target, tail in _limits(role, forecast, config)),
         default=None,
@@ -262,15 +271,17 @@ def _limits(
     if role in _ttft_roles(config) and forecast.ttft:
         yield forecast.ttft, config.ttft_ms / 1000, TTFT_TAIL
     if role == "decode" and forecast.itl:
-        tail = ITL_TAIL + (_ITL_TAIL_SLOW_START - ITL_TAIL) * _slow_start(config)
-        yield forecast.itl, config.itl_ms / 1000, tail
+        yield forecast.itl, config.itl_ms / 1000, itl_tail(config)
+
+
+def itl_tail(config: PlannerConfig) -> float:
+    return _ITL_TAIL + (_ITL_TAIL_SLOW_START - _ITL_TAIL) * _slow_start(config)
 
 
 def _hopeless(rate: float, role: Role, forecast: Forecast, config: PlannerConfig) -> str | None:
     """Why more workers do not help, where each has only `rate` requests per second and misses a target even so."""
-    tokens = forecast.input_tokens or 0.0, forecast.output_tokens or 0.0
     for model, target, _ in _limits(role, forecast, config):
-        if model.fitted and model.idle >= target and model.half_used(rate, *tokens):
+        if model.fitted and model.idle >= target and model.half_used(rate, *forecast.tokens(role)):
             return f"a worker without load would take {1000 * model.idle:.0f} ms, so more workers cannot help"
     return None
 
@@ -329,11 +340,13 @@ def _forecast(history: Sequence[Observation], config: PlannerConfig) -> Forecast
     least = config.load_min_observations
     first, last = config.roles[0], config.roles[-1]
     demand = demand_of(known, _MOST)
+    input_tokens, split_share = _mean(known, "input_tokens"), _mean(known[-_SPLIT:], "split_share")
     return Forecast(
         demand=demand,
         requests_per_second=_expected(known, demand, config),
-        input_tokens=_mean_tokens(known, "input_tokens"),
-        output_tokens=_mean_tokens(known, "output_tokens"),
+        input_tokens=input_tokens,
+        output_tokens=_mean(known, "output_tokens"),
+        decode_input_tokens=None if input_tokens is None else input_tokens * (1 - (split_share or 0.0)),
         ttft=fit_ttft(samples(history, first, config, "ttft"), least, config.ttft_ms / 1000),
         itl=fit_step(samples(history, last, config, "itl"), least),
     )
@@ -354,14 +367,15 @@ def _expected(known: Sequence[Observation], demand: Demand, config: PlannerConfi
     return max(0.0, demand.rate + change)
 
 
-def _mean_tokens(known: Sequence[Observation], field: str) -> float | None:
+def _mean(known: Sequence[Observation], field: str) -> float | None:
+    """Over the requests; None where it was never known."""
     pairs = [
-        (tokens, seen.traffic.requests)
+        (value, seen.traffic.requests)
         for seen in known
-        if seen.traffic and (tokens := getattr(seen.traffic, field)) is not None
+        if seen.traffic and (value := getattr(seen.traffic, field)) is not None
     ]
     weight = sum(requests for _, requests in pairs)
-    return sum(tokens * requests for tokens, requests in pairs) / weight if weight else None
+    return sum(value * requests for value, requests in pairs) / weight if weight else None
 
 
 def _changed_by_others(history: Sequence[Observation], role: Role) -> float | None:

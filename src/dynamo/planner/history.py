@@ -25,6 +25,14 @@ class TrafficSeen(Struct, frozen=True, kw_only=True):
     waiting: float = 0.0
     """Requests without a first token at the time of the observation."""
     context_length: float | None = None
+    split_share: float | None = None
+    """The share of requests whose prompts went to prefill workers; None where it is not known."""
+
+    def prompts_computed(self, role: Role, *, split: bool) -> float:
+        """By workers of this role; `split`: there are two roles."""
+        if not split or self.split_share is None:
+            return self.first_tokens
+        return self.first_tokens * (self.split_share if role == "prefill" else 1 - self.split_share)
 
 
 class PoolSeen(Struct, frozen=True, kw_only=True):

@@ -8,8 +8,9 @@ from typing import get_args
 
 from aiohttp import web
 
-from dynamo.planner.config import PlannerConfig
-from dynamo.planner.decide import ITL_TAIL, TTFT_TAIL, ScalingDecision, State
+from dynamo.planner.capacity import LatencyLine, StepTime
+from dynamo.planner.config import PlannerConfig, Role
+from dynamo.planner.decide import TTFT_TAIL, ScalingDecision, State, itl_tail
 from dynamo.planner.history import Observation
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.exposition import CONTENT_TYPE, exposition
@@ -74,13 +75,14 @@ class PlannerMetrics:
         self._set("predicted_request_rate", forecast.requests_per_second)
         self._set("predicted_isl", forecast.input_tokens)
         self._set("predicted_osl", forecast.output_tokens)
-        tokens = forecast.input_tokens or 0.0, forecast.output_tokens or 0.0
-        for name, model, target, tail in (
+        known = bool(forecast.input_tokens and forecast.output_tokens)
+        models: tuple[tuple[Role, LatencyLine | StepTime | None, float, float], ...] = (
             ("prefill", forecast.ttft, config.ttft_ms, TTFT_TAIL),
-            ("decode", forecast.itl, config.itl_ms, ITL_TAIL),
-        ):
-            capacity = model.sustained(target / 1000, tail, *tokens) if model and all(tokens) else None
-            self._set(f"engine_{name}_capacity_requests_per_second", capacity)
+            ("decode", forecast.itl, config.itl_ms, itl_tail(config)),
+        )
+        for role, model, target, tail in models:
+            capacity = model.sustained(target / 1000, tail, *forecast.tokens(role)) if model and known else None
+            self._set(f"engine_{role}_capacity_requests_per_second", capacity)
 
     @property
     def names(self) -> list[str]:

@@ -34,7 +34,8 @@ _GAUGES = (
     "queued_requests", "model_context_length", "model_total_kv_blocks", "model_workers",
     "worker_active_decode_blocks", "worker_active_prefill_tokens", "router_queue_pending_isl_tokens",
 )  # fmt: skip
-_WANTED = frozenset(PREFIX + name for name in (*_COUNTED, *_GAUGES))
+_SPLITS = "dynamo_component_router_disagg_decisions_total"
+_WANTED = frozenset((*(PREFIX + name for name in (*_COUNTED, *_GAUGES)), _SPLITS))
 _LIMIT_SECONDS = 5.0
 _PAGE_BYTES = 64 << 20
 _PROMETHEUS_WINDOW = 60.0
@@ -79,8 +80,7 @@ class PrometheusSource:
         return measurement(before, page, self._interval / self._window)
 
     async def _page(self, at: float) -> Page:
-        names = "|".join(name.removeprefix(PREFIX) for name in sorted(_WANTED))
-        data = await _get(self._url, query=f'{{__name__=~"{PREFIX}({names})"}}', time=f"{at:.3f}")
+        data = await _get(self._url, query=f'{{__name__=~"{"|".join(sorted(_WANTED))}"}}', time=f"{at:.3f}")
         return parse_answer(data, self._model)
 
 
@@ -158,13 +158,16 @@ def measurement(before: Page, page: Page, scale: float = 1.0) -> Measurement | N
     if not page:
         raise SourceError("Prometheus has no metrics of a frontend")
     counted = dict.fromkeys(_COUNTED, 0.0)
+    splits = {"remote": 0.0, "local": 0.0}
     for series, value in page.items():
-        name = series[0].removeprefix(PREFIX)
-        if name in counted:
+        name, who = series[0].removeprefix(PREFIX), dict(series[1]).get("prefill", "")
+        into, key = (splits, who) if name == _SPLITS else (counted, name)
+        if key in into:
             more = value - before.get(series, 0.0)
             if more < 0:
                 return None
-            counted[name] += scale * more
+            into[key] += scale * more
+    decided = sum(splits.values())
 
     def mean(name: str) -> float | None:
         count = counted[f"{name}_count"]
@@ -181,6 +184,7 @@ def measurement(before: Page, page: Page, scale: float = 1.0) -> Measurement | N
             itl=mean("inter_token_latency_seconds"),
             waiting=_sum(page, "queued_requests"),
             context_length=_most(page, "model_context_length"),
+            split_share=splits["remote"] / decided if decided else None,
         ),
         pools={role: pool for role in ("prefill", "decode") if (pool := _pool(page, role))},
     )

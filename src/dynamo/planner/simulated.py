@@ -128,11 +128,12 @@ class ScaledFleet:
         now = (
             measured.begun, measured.first_tokens, measured.first_token_seconds, measured.more_tokens,
             measured.more_token_seconds, measured.completed, measured.input_tokens, measured.output_tokens,
+            *self._splits(),
         )  # fmt: skip
         before, self._before = self._before, now
         if not before:
             return None
-        begun, first, first_seconds, more, more_seconds, ended, input_tokens, output_tokens = (
+        begun, first, first_seconds, more, more_seconds, ended, input_tokens, output_tokens, decided, split = (
             after - earlier for after, earlier in zip(now, before, strict=True)
         )
         return Measurement(
@@ -146,9 +147,15 @@ class ScaledFleet:
                 itl=more_seconds / more if more else None,
                 waiting=measured.begun - measured.first_tokens - measured.failed,
                 context_length=self._simulation.fleet.args.max_model_len,
+                split_share=split / decided if decided else None,
             ),
             pools={role: pool.load(self._router(role)) for role, pool in self._pools.items()},
         )
+
+    def _splits(self) -> tuple[int, int]:
+        """Requests that could have been split, and those that were."""
+        decisions = self._simulation.splitter.stats.decisions if self._simulation.splitter else {}
+        return sum(decisions.values()), sum(count for (remote, _), count in decisions.items() if remote)
 
     def _router(self, role: Role) -> Router | None:
         splitter = self._simulation.splitter
