@@ -13,11 +13,11 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from dynamo.planner.capacity import LatencyLine, StepTime, fit_step, fit_ttft, late, samples
+from dynamo.planner.capacity import LatencyLine, StepTime, late
 from dynamo.planner.config import PlannerConfig, Role
-from dynamo.planner.demand import Demand, demand_of, rate_of, rising_to
+from dynamo.planner.demand import demand_of, rate_of
+from dynamo.planner.forecast import SUDDEN, Forecast, forecast_of
 from dynamo.planner.history import Observation, PoolSeen
-from dynamo.planner.predict import predict
 
 State = Literal[
     "scale_up", "scale_down", "no_change", "insufficient_data", "scaling_in_progress", "worker_count_mismatch",
@@ -32,18 +32,6 @@ _ITL_TAIL_SLOW_START = 1.3
 """Where workers start slowly, there has to be room for a rise that begins as well."""
 _FULL = 0.9
 """The share of KV blocks that running requests may use after a scale-down."""
-_PREDICTED_FROM = 60
-"""Observations from which demand is predicted."""
-_MOST = 24
-"""Observations from which demand is estimated, at most."""
-_SPLIT = 12
-"""Observations from which it is estimated who computes prompts: that changes with the workers."""
-_RISE = 32
-"""Observations from which a steady rise is estimated, at most; a mean of `_MOST` would always be behind it."""
-_SUDDEN = 3
-"""A change seen in so few observations is believed with one standard deviation more. That it is there is sure by then,
-but not how large it is: a worker that is missing is asked for an interval or two later and comes too late for a burst,
-and one that is too much goes with the others when the burst is over."""
 _SETTLED = 1 / 3
 """A scale-down needs that demand has not changed for this share of its window."""
 _KEPT = 5 / 6
@@ -56,10 +44,6 @@ _CHANCE_GOING_ON = 1.0
 _CHANCE_TURNING = 1.5
 """There, demand has to be so many standard deviations above what the workers sustain before one is added again, unless
 it changed suddenly: so it takes as much to turn as it did before, with fewer workers in between."""
-_CHANGE = 0.15
-"""Demand is predicted to change by at most this share of it: what a burst begins with does not go on for long."""
-_MOST_RISE = 0.25
-"""The same for a rise that has lasted."""
 _WORK_OFF_INTERVALS = 4.0
 """Requests that wait longer than the target allows are to be worked off within this many intervals."""
 _THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1), "load": (1.0, 0.1, 1.0, 0.6)}
@@ -71,24 +55,6 @@ class PoolDecision(Struct, frozen=True, kw_only=True):
     workers: int
     state: State
     reason: str
-
-
-class Forecast(Struct, frozen=True, kw_only=True):
-    """What a decision expects; None where there is no data."""
-
-    demand: Demand = Demand()
-    requests_per_second: float | None = None
-    input_tokens: float | None = None
-    output_tokens: float | None = None
-    decode_input_tokens: float | None = None
-    """The part of `input_tokens` that decode workers compute; all of it without prefill workers."""
-    ttft: LatencyLine | None = None
-    itl: StepTime | None = None
-
-    def tokens(self, role: Role) -> tuple[float, float]:
-        """Prompt tokens that a worker of this role computes for a request, and output tokens."""
-        computed = self.input_tokens if role == "prefill" else self.decode_input_tokens
-        return computed or 0.0, self.output_tokens or 0.0
 
 
 class ScalingDecision(Struct, frozen=True, kw_only=True):
@@ -104,7 +70,7 @@ class ScalingDecision(Struct, frozen=True, kw_only=True):
 
 def decide(history: Sequence[Observation], config: PlannerConfig) -> ScalingDecision:
     """`history` is not empty, the newest observation last."""
-    forecast = _forecast(history, config)
+    forecast = forecast_of(history, config)
     chosen = {
         role: _choose(history, pool, role, forecast, config)
         for role in config.roles
@@ -166,7 +132,7 @@ def _need_now(
     seconds = _WORK_OFF_INTERVALS * config.load_adjustment_interval_seconds
     waiting = late(now, config.ttft_ms / 1000) if role in _ttft_roles(config) else 0.0
     rate = (forecast.requests_per_second or 0.0) + waiting / seconds
-    if forecast.demand.observations > _SUDDEN and _last_step(history, role) < 0:
+    if forecast.demand.observations > SUDDEN and _last_step(history, role) < 0:
         rate -= _CHANCE_TURNING * (1 - _slow_start(config)) * forecast.demand.deviation
     need, why = _need_for_rate(rate, role, forecast, config, share=1.0)
     pool = now.pool(role)
@@ -331,51 +297,6 @@ def _scaled(serving: int, use: float, up: float, down: float) -> int:
     if use > down or down <= 0 < use:
         return serving
     return min(serving, math.ceil(serving * use / down)) if down > 0 else 0
-
-
-def _forecast(history: Sequence[Observation], config: PlannerConfig) -> Forecast:
-    known = [seen for seen in history[-_PREDICTED_FROM:] if seen.traffic is not None]
-    if not known:
-        return Forecast()
-    least = config.load_min_observations
-    first, last = config.roles[0], config.roles[-1]
-    demand = demand_of(known, _MOST)
-    input_tokens, split_share = _mean(known, "input_tokens"), _mean(known[-_SPLIT:], "split_share")
-    return Forecast(
-        demand=demand,
-        requests_per_second=_expected(known, demand, config),
-        input_tokens=input_tokens,
-        output_tokens=_mean(known, "output_tokens"),
-        decode_input_tokens=None if input_tokens is None else input_tokens * (1 - (split_share or 0.0)),
-        ttft=fit_ttft(samples(history, first, config, "ttft"), least, config.ttft_ms / 1000),
-        itl=fit_step(samples(history, last, config, "itl"), least),
-    )
-
-
-def _expected(known: Sequence[Observation], demand: Demand, config: PlannerConfig) -> float:
-    """Requests per second when a worker that is asked for now has started."""
-    steps = 1 + config.startup_seconds / config.load_adjustment_interval_seconds
-    rates = [rate_of(seen) for seen in known[-demand.observations :]]
-    most = _CHANGE * demand.rate
-    change = min(most, max(-most, predict(rates, steps, config) - predict(rates, 0, config)))
-    if demand.observations <= _SUDDEN:
-        change += demand.deviation
-    longer = demand_of(known, _RISE)
-    if config.load_predictor != "constant" and longer.observations >= _MOST:
-        risen = rising_to(known[-longer.observations :], steps)
-        change = max(change, min(risen - demand.rate, _MOST_RISE * demand.rate))
-    return max(0.0, demand.rate + change)
-
-
-def _mean(known: Sequence[Observation], field: str) -> float | None:
-    """Over the requests; None where it was never known."""
-    pairs = [
-        (value, seen.traffic.requests)
-        for seen in known
-        if seen.traffic and (value := getattr(seen.traffic, field)) is not None
-    ]
-    weight = sum(requests for _, requests in pairs)
-    return sum(value * requests for value, requests in pairs) / weight if weight else None
 
 
 def _changed_by_others(history: Sequence[Observation], role: Role) -> float | None:
