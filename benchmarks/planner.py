@@ -1,10 +1,11 @@
 """The planner on day-shaped loads with bursts, simulated, beside fixed fleets and a schedule that knows the future.
 
 `planner.py --shape day --seed 1`: one load; a day is compressed into `--hours`. `planner.py tuning`, `planner.py seen`
-and `planner.py held-out`: a table of all loads of that set. The planner's rules were chosen with the first set. The
-second one was looked at before they were last changed, so it no longer counts as held out. With two cores a table of
-eight loads takes about ten minutes. `planner.py --disagg` plans prefill and decode workers of one load, each by
-itself, beside the smallest fixed fleet of both.
+and `planner.py held-out`: a table of all loads of that set. The planner's rules were chosen with the first set, and the
+second one was looked at meanwhile. With two cores a table of eight loads takes about ten minutes.
+`planner.py quick-start --hours 0.5 --startup 2 --interval 2.5 --window 45`: loads that were held out for workers that
+start in two seconds; `planner_processes.py` has the first of them on real processes. `planner.py --disagg` plans prefill
+and decode workers of one load, each by itself, beside the smallest fixed fleet of both.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ LOADS = {
         ("day", 301), ("day", 302), ("office", 301), ("shifts", 301), ("meals", 301), ("meals", 302),
         ("plateau", 301), ("plateau", 302),
     ],
+    "quick-start": [
+        ("day", 401), ("day", 402), ("office", 401), ("evening", 401), ("shifts", 401), ("launch", 401), ("meals", 401),
+        ("plateau", 401),
+    ],
 }  # fmt: skip
 SHAPES = ("day", "office", "evening", "shifts", "launch", "batches", "meals", "plateau")
 _BURSTS = 4
-_TICK = 5.0
 
 
 def share_of_peak(shape: str, at: float) -> float:
@@ -158,8 +162,8 @@ class LoadRuns:
         self._config = PlannerConfig(
             optimization_target="sla", ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, max_gpu_budget=32,
             load_predictor=asked.predictor, startup_seconds=asked.startup, environment="virtual",
-            throughput_adjustment_interval_seconds=asked.window, scale_down_step=4,
-            mode="disagg" if asked.disagg else "agg",
+            load_adjustment_interval_seconds=asked.interval, throughput_adjustment_interval_seconds=asked.window,
+            scale_down_step=4, mode="disagg" if asked.disagg else "agg",
         )  # fmt: skip
 
     def run(self, workers: int, prefill_workers: int = 0, **how: object) -> PlannedReport:
@@ -185,10 +189,10 @@ class LoadRuns:
 
     def schedule(self, sustained: float) -> list[int]:
         """Workers at each tick, with the rate of every moment known; a worker begins to start in time."""
-        ahead = self._config.startup_seconds
+        ahead, interval = self._config.startup_seconds, self._config.load_adjustment_interval_seconds
         return [
             max(1, math.ceil(max(self.load.rate(at), self.load.rate(at + ahead)) / sustained))
-            for at in (_TICK * tick for tick in range(math.ceil(self.load.seconds / _TICK)))
+            for at in (tick * interval for tick in range(math.ceil(self.load.seconds / interval)))
         ]
 
     def oracle(self) -> PlannedReport:
@@ -210,10 +214,10 @@ def line(name: str, report: PlannedReport) -> str:
     )
 
 
-def show_ticks(report: PlannedReport) -> None:
+def show_ticks(report: PlannedReport, interval: float) -> None:
     for at, (before, decision) in enumerate(pairwise(report.decisions), 1):
         if decision.decode and before.decode and decision.decode.workers != before.decode.workers:
-            print(f"  {_TICK * at:6.0f} s {decision.decode.workers:3} {decision.decode.reason}")
+            print(f"  {interval * at:6.0f} s {decision.decode.workers:3} {decision.decode.reason}")
 
 
 def show_one(asked: argparse.Namespace) -> None:
@@ -226,7 +230,7 @@ def show_one(asked: argparse.Namespace) -> None:
         f"{planned.reversals} reversals for {runs.load.changes} changes of load"
     )
     if asked.ticks:
-        show_ticks(planned)
+        show_ticks(planned, asked.interval)
     workers, fixed = runs.fixed(asked.fixed)
     print(line(f"{workers} workers", fixed), flush=True)
     oracle = runs.oracle()
@@ -293,6 +297,7 @@ def main() -> None:
     parser.add_argument("--startup", type=float, default=30.0, help="seconds that a worker takes to start")
     parser.add_argument("--ttft-ms", type=float, default=4000.0)
     parser.add_argument("--itl-ms", type=float, default=250.0)
+    parser.add_argument("--interval", type=float, default=5.0, help="load_adjustment_interval_seconds")
     parser.add_argument("--window", type=float, default=90.0, help="throughput_adjustment_interval_seconds")
     parser.add_argument("--fixed", type=int, default=0, help="try no smaller fixed fleet than this")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="loads at the same time, for a table")
