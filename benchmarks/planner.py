@@ -4,8 +4,9 @@
 and `planner.py held-out`: a table of all loads of that set. The planner's rules were chosen with the first set, and the
 second one was looked at meanwhile. With two cores a table of eight loads takes about ten minutes.
 `planner.py quick-start --hours 0.5 --startup 2 --interval 2.5 --window 45`: loads that were held out for workers that
-start in two seconds; `planner_processes.py` has the first of them on real processes. `planner.py --disagg` plans prefill
-and decode workers of one load, each by itself, beside the smallest fixed fleet of both.
+start in two seconds; `planner_processes.py` has the first two on real processes.
+`planner.py --disagg` plans prefill and decode workers of one load, each by itself, beside the smallest fixed fleet of
+both.
 """
 
 from __future__ import annotations
