@@ -199,3 +199,13 @@ def test_a_disk_that_is_slower_than_computing_changes_nothing() -> None:
     tiered, plain = simulate(slow, lambda: BUSIER), simulate(LITTLE_HOST, lambda: BUSIER)
     assert tiered.restored_tokens == plain.restored_tokens | {"disk": 0}
     assert (tiered.ttft_ms, tiered.cached_tokens) == (plain.ttft_ms, plain.cached_tokens)
+
+
+def test_prompts_of_any_number_of_sessions_share_only_what_they_are_said_to_share() -> None:
+    traffic = Synthetic(requests=1000, input_tokens=256, output_tokens=4, interval=0.01, shared_prefix=0.5, groups=3)
+    prompts = [request.token_ids() for request in traffic]
+    assert len({bytes(prompt) for prompt in prompts}) == len(prompts)
+    assert len({bytes(prompt[:128]) for prompt in prompts}) == 3
+    apart = Synthetic(requests=1000, input_tokens=256, output_tokens=4, interval=0.01, turns=2)
+    begun = [request.token_ids() for request in apart]
+    assert len({bytes(prompt[:64]) for prompt in begun}) == 500

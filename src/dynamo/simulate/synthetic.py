@@ -32,16 +32,18 @@ class Synthetic(Struct, frozen=True, kw_only=True):
         now, sent = 0.0, 0
         size = self.block_size
         shared = int(self.shared_prefix * self.input_tokens) // size
-        session = 0
+        longest = (self.input_tokens + (self.turns - 1) * (self.output_tokens + self.input_tokens // 4)) // size
+        # Block ids are dense: those of all groups, then those of each session. Token ids have 32 bits only.
+        session, own = 0, self.groups * shared
         while sent < self.requests:
             if self.interval:
                 now += rng.expovariate(1 / self.interval)
             group = rng.randrange(self.groups)
-            own = (session + 1) << 24
             tokens = self.input_tokens
             for turn in range(min(self.turns, self.requests - sent)):
-                blocks = tuple(group << 12 | at for at in range(shared)) + tuple(
-                    own + at for at in range(shared, tokens // size)
+                blocks = (
+                    *range(group * shared, (group + 1) * shared),
+                    *range(own, own + max(0, tokens // size - shared)),
                 )
                 yield SimulatedRequest(
                     at=None if turn else now,
@@ -56,3 +58,4 @@ class Synthetic(Struct, frozen=True, kw_only=True):
                 tokens += self.output_tokens + self.input_tokens // 4
                 sent += 1
             session += 1
+            own += longest
