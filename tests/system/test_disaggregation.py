@@ -46,6 +46,14 @@ async def ask(frontend: Frontend, text: str) -> tuple[dict[str, Any], str]:
     return told["nvext"]["routing"][0]["prefill"], told["choices"][0]["text"]
 
 
+async def handoff_metric(port: int, name: str, label: str) -> float:
+    """Of the worker with this status port."""
+    async with aiohttp.ClientSession() as http, http.get(f"http://127.0.0.1:{port}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    name = f"dynamo_component_handoff_{name}{{"
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and f'"{label}"' in line)
+
+
 @pytest.mark.parametrize("network", ["nats"])
 async def test_requests_are_split_until_the_prefill_worker_is_killed_and_again_when_one_returns(
     stack: Stack, network: str
@@ -76,18 +84,22 @@ async def test_a_router_process_splits_until_the_prefill_worker_is_killed(
     stack: Stack, here: DistributedRuntime
 ) -> None:
     prefill, _ = await mocker(stack, "prefill")
-    await mocker(stack, "decode")
+    port = free_port()
+    decode = await stack.python("-m", "dynamo.mocker", *FLAGS, "decode", DYN_SYSTEM_PORT=str(port))
+    await decode.line("serves 'm'")
     router = await stack.python("-m", "dynamo.router", "--endpoint", "dynamo.decode.generate", *ALWAYS)
     await router.line("serves dyn://dynamo.router")
     client = await here.endpoint("dynamo.router.generate").client()
     await client.wait_for_instances()
 
     async def split(first: int) -> bool:
-        """Whether a prompt that nobody has cached was computed elsewhere, for an answer that is complete."""
+        """Whether a decode worker took a prompt that was computed elsewhere, for an answer that is complete."""
+        before = await handoff_metric(port, "takes_total", "taken")
         request = {"token_ids": [first, *range(100, 200)], "stop_conditions": {"max_tokens": 8, "ignore_eos": True}}
         answer = [item async for item in await client.random(request, annotated=False)]
         assert sum(len(item["token_ids"]) for item in answer) == 8
-        return bool((answer[-1]["completion_usage"].get("prompt_tokens_details") or {}).get("cached_tokens"))
+        assert answer[-1]["completion_usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+        return await handoff_metric(port, "takes_total", "taken") > before
 
     prompts = iter(range(1, 100))
     await until(lambda: split(next(prompts)))
@@ -146,11 +158,7 @@ class Offering:
         assert notes["remote"]
 
     async def metric(self, mode: str, name: str, label: str = "m") -> float:
-        url = f"http://127.0.0.1:{self._ports[mode]}/metrics"
-        async with aiohttp.ClientSession() as http, http.get(url) as answer:
-            lines = (await answer.text()).splitlines()
-        name = f"dynamo_component_handoff_{name}{{"
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and f'"{label}"' in line)
+        return await handoff_metric(self._ports[mode], name, label)
 
     async def until_metric(self, mode: str, name: str, value: float, label: str = "m") -> None:
         async def reached() -> bool:

@@ -254,8 +254,11 @@ class Delivery:
             self._generated += value.token_ids
         if value.finish_reason is not None:
             self._finished = True
-        if self._continues and value.completion_usage:
-            correct_usage(value.completion_usage, len(self.request.token_ids))
+        if value.completion_usage:
+            if self._continues:
+                correct_usage(value.completion_usage, len(self.request.token_ids))
+            elif self._split:
+                self._split.correct_usage(value.completion_usage)
         self.sink.item(value)
 
     def repeated(self) -> None:

@@ -33,14 +33,25 @@ async def test_a_prefill_worker_computes_the_prompt_and_a_decode_worker_continue
         await side.ready()
         sink, delivery = await side.ask(long())
         assert len(sink.ids) == 8
-        assert sink.last.completion_usage
-        assert sink.last.completion_usage.prompt_tokens_details == {"cached_tokens": 96}
+        assert decode.engine.ranks.load()[0].prefix_hit_tokens == 96
         decision = delivery.placement and delivery.placement.decision
         assert decision
         assert (decision.prefill_worker_id, decision.worker_id) == (prefill.id, decode.id)
         assert decision.reasons()["prefill"]["reason"] == "always"
         assert side.reasons == {(True, "always"): 1}
         await until(lambda: held(prefill) == held(decode) == 0)
+
+
+async def test_only_what_the_prefill_worker_had_cached_counts_as_cached() -> None:
+    async with SplitStack() as side:
+        await side.mocker("prefill")
+        await side.mocker("decode")
+        await side.ready()
+        for cached in (0, 96):
+            sink, _ = await side.ask(long())
+            assert sink.last.completion_usage
+            assert sink.last.completion_usage.prompt_tokens_details == {"cached_tokens": cached}
+        assert side.reasons == {(True, "always"): 2}
 
 
 async def test_the_last_hand_offs_are_kept_for_people() -> None:

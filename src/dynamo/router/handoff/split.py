@@ -14,13 +14,13 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic, time
 from typing import Any
 
 from msgspec import structs
 
-from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillResult, PreprocessedRequest, Routing
+from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillResult, PreprocessedRequest, Routing, Usage
 from dynamo.protocols.errors import (
     ConnectionTimeout,
     DynamoException,
@@ -92,6 +92,8 @@ class Split:
         """Prompt tokens that it had been sent until then."""
         self._decode_id = 0
         self._batch_tokens = 0
+        self._cached_before: int | None = None
+        """Tokens of the prompt that the prefill worker had cached."""
         self._failure = "failed"
         self._local: tuple[int, int] | None = None
         """The decode worker and the tokens that it computes itself."""
@@ -106,6 +108,7 @@ class Split:
         Raises nothing but CancelledError.
         """
         pool, now = self._of.pool, self._of.clock()
+        self._cached_before = None
         if not pool.receives(placement.instance_id):
             return request
         partners = pool.partners_of(placement.instance_id)
@@ -140,6 +143,13 @@ class Split:
         if self._handoff is not None and self._handoff.split:
             self._handoff.stage = HandoffStage.DONE
         self.end()
+
+    def correct_usage(self, usage: Usage) -> None:
+        """What a prefill worker computed for this request was not cached, though the decode worker may say so."""
+        cached = cached_tokens(usage.prompt_tokens_details)
+        if self._cached_before is not None and cached is not None:
+            least = min(cached, self._cached_before)
+            usage.prompt_tokens_details = {**(usage.prompt_tokens_details or {}), "cached_tokens": least}
 
     def end(self) -> None:
         """The attempt is over: give back what was not taken. Further calls do nothing."""
@@ -231,6 +241,7 @@ class Split:
         await prefill.send(asked, context)
         result = await prefill.answered()
         self._answered_at, self._prompt_tokens = self._of.clock(), len(request.token_ids)
+        self._cached_before = cached_tokens(result.prompt_tokens_details)
         if self._handoff is not None:
             self._handoff.stage, self._handoff.prefill_seconds = HandoffStage.TRANSFER, prefill.seconds
         pool = self._of.pool
@@ -335,10 +346,10 @@ class Prefill:
             return
         usage = value.completion_usage
         details = usage.prompt_tokens_details if usage else None
-        cached = (details or {}).get("cached_tokens")
+        cached = cached_tokens(details)
         if self._alone:
             now = self._of.clock()
-            tokens = self._tokens if not isinstance(cached, int) or not usage else usage.prompt_tokens - cached
+            tokens = self._tokens if cached is None or not usage else usage.prompt_tokens - cached
             self._of.costs.prefill.add(max(0, tokens), now - self._began, now)
         self.answer.set_result(
             PrefillResult(disaggregated_params=value.disaggregated_params, prompt_tokens_details=details)
@@ -359,6 +370,12 @@ class Prefill:
         if self._waiting:
             self._waiting = False
             self._of.pool.add_waiting(self.placement.instance_id, -self._tokens)
+
+
+def cached_tokens(details: Mapping[str, Any] | None) -> int | None:
+    """Of an engine's `prompt_tokens_details`; None where they do not say it."""
+    found = (details or {}).get("cached_tokens")
+    return found if isinstance(found, int) else None
 
 
 def prefill_request(request: PreprocessedRequest) -> PreprocessedRequest:
