@@ -172,7 +172,8 @@ def test_no_worker_is_taken_away_soon_after_one_was_added() -> None:
 def states_of_four(before: int, config: PlannerConfig) -> list[str]:
     """What is decided at rates from low to high, on four workers of which there were `before` earlier."""
     return [
-        chosen(after(after(LEARNED, rate / 10, before, 3), rate / 10, 4, 40), config).state for rate in range(100, 330, 2)
+        chosen(after(after(LEARNED, rate / 10, before, 3), rate / 10, 4, 40), config).state
+        for rate in range(100, 330, 2)
     ]
 
 

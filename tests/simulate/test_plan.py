@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.replay import plan as command
@@ -32,6 +33,22 @@ def test_the_smallest_fleet_that_meets_the_targets_is_found_beside_one_that_does
     assert sorted(fleet.workers for fleet in tried) == list(by_size)
 
 
+def test_the_smallest_split_is_found_and_beats_workers_that_do_everything_where_prompts_disturb_answers() -> None:
+    """Answers may not wait for prompts of 4,000 tokens, so most of the workers would have to be idle."""
+    traffic = Synthetic(requests=120, input_tokens=4000, output_tokens=100, interval=0.05)
+    targets = Targets(ttft_ms=500.0, itl_ms=9.0)
+    split = structs.replace(FLEET, prefill_workers=1, name="split")
+    plan = plan_fleet([FLEET, split], lambda: traffic, targets, 24)
+    best, tried = plan.best, {(fleet.prefill_workers, fleet.workers): fleet for fleet in plan.fleets}
+    assert best
+    assert best.settings == "split"
+    assert best.prefill_workers > 1
+    whole = [fleet.workers for fleet in plan.fleets if fleet.enough and fleet.settings == FLEET.name]
+    assert best.total < min(whole, default=25)
+    assert not any(fleet.enough for fleet in tried.values() if fleet.total < best.total)
+    assert len([fleet for fleet in plan.fleets if fleet.settings == "split"]) < 2 * 24
+
+
 def test_the_plan_is_printed_and_written_as_json_and_as_a_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,6 +59,13 @@ def test_the_plan_is_printed_and_written_as_json_and_as_a_page(
     assert f"{shown['workers']} workers with {shown['settings']}: 95 % of requests" in printed
     assert {fleet["settings"] for fleet in shown["fleets"]} == {"--router-mode kv", "--router-mode round-robin"}
     assert "<polyline" in written[1].read_text()
+
+
+def test_prefill_and_decode_workers_are_tried_where_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    command.main([*FLAGS, "--disagg", "--try", "--router-mode kv", "--ttft-ms", "10000", "--itl-ms", "10000"])
+    printed = capsys.readouterr()
+    assert "--router-mode kv, prefill + decode      1+1" in printed.out
+    assert "1 workers with --router-mode kv: 95 % of requests" in printed.out
 
 
 def test_targets_that_no_fleet_meets_are_named(capsys: pytest.CaptureFixture[str]) -> None:

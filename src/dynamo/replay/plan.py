@@ -1,4 +1,4 @@
-"""How many workers a traffic needs, and with which router settings: `dynamo plan [TRACE] --ttft-ms X --itl-ms Y`.
+"""How many workers a traffic needs, and with which settings: `dynamo plan [TRACE] --ttft-ms X --itl-ms Y`.
 
 Fleets are simulated with the router and the scheduler that serve, until the smallest that meets the targets is found.
 """
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.replay.inputs import simulation_of
@@ -39,6 +39,7 @@ class PlanSettings(SimulationSettings, frozen=True, kw_only=True):
     share: Annotated[float, Meta(gt=0, le=1), Setting(
         "--share", help="of the requests that must meet both")] = 0.95
     most: Annotated[int, Meta(ge=1, le=100_000), Setting("--max-workers", help="try no larger fleet")] = 64
+    disagg: Annotated[bool, Setting("--disagg", help="try prefill and decode workers too")] = False
     settings: Annotated[tuple[str, ...], Setting(
         "--try", metavar="FLAGS", help="router settings to try; may be repeated")] = (
         "--router-mode kv", "--router-mode round-robin")
@@ -64,8 +65,13 @@ def main(words: Sequence[str]) -> None:
         for each in asked.settings:
             own = vars(parser().parse_args(shlex.split(each)))
             runs.append(simulation_of(flags | {name: value for name, value in own.items() if value}, each))
+        fleets = [config for config, _ in runs]
+        if asked.disagg:
+            fleets += [
+                structs.replace(config, prefill_workers=1, name=f"{config.name}, prefill + decode") for config in fleets
+            ]
         targets = Targets(ttft_ms=asked.ttft_ms, itl_ms=asked.itl_ms, share=asked.share)
-        plan = plan_fleet([config for config, _ in runs], runs[0][1], targets, asked.most, _show)
+        plan = plan_fleet(fleets, runs[0][1], targets, asked.most, _show)
         print(plan_text(plan))
         if asked.report_json:
             Path(asked.report_json).write_bytes(plan_json(plan))
@@ -84,4 +90,4 @@ def main(words: Sequence[str]) -> None:
 def _show(fleet: PlannedFleet) -> None:
     share = f"{100 * fleet.share_within:.1f} % within the targets"
     took = f"simulated in {fleet.report.wall_seconds:.1f} s"
-    print(f"{fleet.settings}, {fleet.workers} workers: {share}, {took}", file=sys.stderr, flush=True)
+    print(f"{fleet.settings}, {fleet.size} workers: {share}, {took}", file=sys.stderr, flush=True)

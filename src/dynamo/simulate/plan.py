@@ -33,21 +33,31 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
     settings: str
     workers: int
+    """Those that decode, or do everything."""
+    prefill_workers: int = 0
     share_within: float
     enough: bool
     report: FleetReport
+
+    @property
+    def total(self) -> int:
+        return self.workers + self.prefill_workers
+
+    @property
+    def size(self) -> str:
+        return f"{self.prefill_workers}+{self.workers}" if self.prefill_workers else str(self.workers)
 
 
 class FleetPlan(Struct, frozen=True, kw_only=True):
     targets: Targets
     fleets: tuple[PlannedFleet, ...]
-    """By settings, then by number of workers."""
+    """By settings, then by number of prefill workers and of others."""
 
     @property
     def best(self) -> PlannedFleet | None:
         """The fewest workers that are enough; of several settings, the one with the shortest mean TTFT."""
         enough = [each for each in self.fleets if each.enough]
-        return min(enough, key=lambda each: (each.workers, _mean_ttft(each)), default=None)
+        return min(enough, key=lambda each: (each.total, _mean_ttft(each)), default=None)
 
 
 def plan_fleet(
@@ -57,26 +67,70 @@ def plan_fleet(
     most: int,
     progress: Callable[[PlannedFleet], None] = lambda fleet: None,
 ) -> FleetPlan:
-    """For each of the settings, the fewest workers up to `most` that meet the targets, and one fewer."""
+    """For each of the settings, the fewest workers up to `most` that meet the targets, and one fewer.
+
+    Settings with prefill workers are searched for the best number of these too.
+    """
     found: list[PlannedFleet] = []
     for config in settings:
-        tried: dict[int, PlannedFleet] = {}
-
-        def enough(workers: int, config: SimulationConfig = config, tried: dict[int, PlannedFleet] = tried) -> bool:
-            if workers not in tried:
-                tried[workers] = _try(structs.replace(config, workers=workers), traffic, targets)
-                progress(tried[workers])
-            return tried[workers].enough
-
-        high = 1
-        while not enough(high) and high < most:
-            high = min(2 * high, most)
-        low = high // 2 if tried[high].enough else most
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if enough(middle) else (middle, high)
-        found += (tried[workers] for workers in sorted(tried))
+        trials = _Trials(config, traffic, targets, progress)
+        if config.prefill_workers:
+            _search_splits(trials, most)
+        else:
+            _search(trials, most)
+        found += trials.tried()
     return FleetPlan(targets=targets, fleets=tuple(found))
+
+
+class _Trials:
+    """Simulates each fleet once."""
+
+    def __init__(
+        self, config: SimulationConfig, traffic: Traffic, targets: Targets, progress: Callable[[PlannedFleet], None]
+    ) -> None:
+        self._config = config
+        self._traffic = traffic
+        self._targets = targets
+        self._progress = progress
+        self._tried: dict[tuple[int, int], PlannedFleet] = {}
+
+    def enough(self, workers: int, prefill_workers: int = 0) -> bool:
+        fleet = self._tried.get((prefill_workers, workers))
+        if fleet is None:
+            config = structs.replace(self._config, workers=workers, prefill_workers=prefill_workers)
+            fleet = self._tried[prefill_workers, workers] = _try(config, self._traffic, self._targets)
+            self._progress(fleet)
+        return fleet.enough
+
+    def tried(self) -> list[PlannedFleet]:
+        return [self._tried[size] for size in sorted(self._tried)]
+
+
+def _search(trials: _Trials, most: int, prefill_workers: int = 0) -> int | None:
+    """The fewest workers that are enough; None if `most` are not."""
+    high = 1
+    while not trials.enough(high, prefill_workers):
+        if high == most:
+            return None
+        high = min(2 * high, most)
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if trials.enough(middle, prefill_workers) else (middle, high)
+    return high
+
+
+def _search_splits(trials: _Trials, most: int) -> None:
+    """Follow the smallest fleets that are enough: with one more prefill worker, no more decode workers are needed."""
+    decode = _search(trials, most - 1, 1) if most > 1 else None
+    if decode is None:
+        return
+    prefill, best = 1, 1 + decode
+    while prefill + 1 < best:
+        prefill += 1
+        while decode > 1 and trials.enough(decode - 1, prefill):
+            decode -= 1
+            best = min(best, prefill + decode)
 
 
 def _try(config: SimulationConfig, traffic: Traffic, targets: Targets) -> PlannedFleet:
@@ -90,6 +144,7 @@ def _try(config: SimulationConfig, traffic: Traffic, targets: Targets) -> Planne
             return PlannedFleet(
                 settings=config.name,
                 workers=config.workers,
+                prefill_workers=config.prefill_workers,
                 share_within=level.share_within,
                 enough=level.share_within >= targets.share,
                 report=simulation.report(begun, time.perf_counter() - wall),
@@ -125,7 +180,7 @@ def plan_rows(plan: FleetPlan) -> list[list[str]]:
         ]
         share = f"{100 * fleet.share_within:.1f} %" + (" ✓" if fleet.enough else "  ")
         rows.append(
-            [fleet.settings, str(fleet.workers), share, *times, f"{report.worker_hours:,.2f}",
+            [fleet.settings, fleet.size, share, *times, f"{report.worker_hours:,.2f}",
              f"{100 * report.prefix_reuse:.0f} %"]
         )  # fmt: skip
     return rows
@@ -135,12 +190,13 @@ def answer(plan: FleetPlan) -> str:
     targets = plan.targets
     wanted = f"{100 * targets.share:g} % of requests within TTFT {targets.ttft_ms:g} ms and ITL {targets.itl_ms:g} ms"
     if best := plan.best:
-        return f"{best.workers} workers with {best.settings}: {wanted}"
-    largest = max(plan.fleets, key=lambda fleet: fleet.workers)
+        split = f"{best.prefill_workers} prefill and {best.workers} decode"
+        return f"{split if best.prefill_workers else best.workers} workers with {best.settings}: {wanted}"
+    largest = max(plan.fleets, key=lambda fleet: fleet.total)
     why, report = "", largest.report
     if report.failed:
         why = f"; {report.failed:,} of {report.completed + report.failed:,} failed, the first: {report.first_error}"
-    return f"no fleet of up to {largest.workers} workers has {wanted}{why}"
+    return f"no fleet of up to {largest.total} workers has {wanted}{why}"
 
 
 def plan_text(plan: FleetPlan) -> str:
@@ -153,6 +209,7 @@ def plan_json(plan: FleetPlan) -> bytes:
     for fleet in shown["fleets"]:
         del fleet["report"]["wall_seconds"]
     shown["workers"] = plan.best.workers if plan.best else None
+    shown["prefill_workers"] = plan.best.prefill_workers if plan.best else None
     shown["settings"] = plan.best.settings if plan.best else None
     return msgspec.json.format(msgspec.json.encode(shown), indent=2) + b"\n"
 
@@ -165,9 +222,9 @@ def plan_page(plan: FleetPlan) -> str:
 
 
 def _frontier(plan: FleetPlan) -> str:
-    """The share within the targets by number of workers, one line per settings."""
+    """The share within the targets by number of workers in all, one line per settings."""
     left, top, width, height = 60, 30, 640, 240
-    most = max(fleet.workers for fleet in plan.fleets)
+    most = max(fleet.total for fleet in plan.fleets)
 
     def place(workers: float, share: float) -> tuple[float, float]:
         return left + width * workers / most, top + height * (1 - share)
@@ -181,17 +238,26 @@ def _frontier(plan: FleetPlan) -> str:
         parts.append(f'<text x="0" y="{y + 4:.1f}">{100 * share:g} %</text>')
     for number, name in enumerate(dict.fromkeys(fleet.settings for fleet in plan.fleets)):
         colour = COLOURS[number % len(COLOURS)]
-        points = [place(fleet.workers, fleet.share_within) for fleet in plan.fleets if fleet.settings == name]
+        fleets = sorted((fleet for fleet in plan.fleets if fleet.settings == name), key=lambda fleet: fleet.total)
+        points = [place(total, share) for total, share in _best_shares(fleets).items()]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in points]
         parts.append(
             f'<text x="{left + 170 * number}" y="{top + height + 40}" fill="{colour}">● {escape(name[:24])}</text>'
         )
-    for workers in sorted({fleet.workers for fleet in plan.fleets}):
+    for workers in sorted({fleet.total for fleet in plan.fleets}):
         parts.append(f'<text x="{place(workers, 0)[0] - 4:.1f}" y="{top + height + 18}">{workers}</text>')
     title = "Share of requests within the targets, by number of workers"
     return (
         f'<svg viewBox="0 0 760 {top + height + 50}" role="img" aria-label="{title}">'
         f'<text x="0" y="16" font-weight="bold">{title}</text>{"".join(parts)}</svg>'
     )
+
+
+def _best_shares(fleets: Iterable[PlannedFleet]) -> dict[int, float]:
+    """By number of workers; of several splits, that of the best."""
+    shares: dict[int, float] = {}
+    for fleet in fleets:
+        shares[fleet.total] = max(fleet.share_within, shares.get(fleet.total, 0.0))
+    return shares
