@@ -83,7 +83,10 @@ class WorkerClock:
 
 @asynccontextmanager
 async def deployed(folder: Path, workers: int, speedup: float) -> AsyncIterator[tuple[Supervisor, str]]:
-    """The supervisor, and the URL of its frontend. Migration is off: an answer that is cut off is lost."""
+    """The supervisor, and the URL of its frontend.
+
+    Migration is off: an answer that is cut off is lost. Some take minutes here, so workers have time to end them.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -92,7 +95,7 @@ async def deployed(folder: Path, workers: int, speedup: float) -> AsyncIterator[
         "num-gpu-blocks-override: 4096, block-size: 64, max-num-seqs: 64"
     )
     (folder / "serve.yaml").write_text(
-        f"components:\n  worker: {{kind: mocker, replicas: {workers}, flags: {{{flags}}}}}\n"
+        f"drain_seconds: 600\ncomponents:\n  worker: {{kind: mocker, replicas: {workers}, flags: {{{flags}}}}}\n"
         f"  frontend: {{flags: {{http-port: {port}, router-mode: kv, migration-limit: 0}}}}\n"
     )
     with (folder / "log").open("w") as log:

@@ -57,6 +57,17 @@ async def test_each_component_has_a_colour_of_its_own_on_a_terminal() -> None:
     assert len({line.partition("m")[0] for line in served}) == 2
 
 
+async def test_the_requests_of_a_worker_may_take_nearly_as_long_as_it_may_drain() -> None:
+    said = "echo requests have $DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT s; " + SERVES
+    async with supervised(shell("a", said), drain_seconds=600) as (_, output):
+        await until(lambda: "requests have 500 s" in output.getvalue())
+    own = ComponentSpec(
+        name="a", kind="command", words=("sh", "-c", said), env={"DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "7"}
+    )
+    async with supervised(own, drain_seconds=600) as (_, output):
+        await until(lambda: "requests have 7 s" in output.getvalue())
+
+
 async def test_a_process_that_dies_is_started_again() -> None:
     async with supervised(shell("a", SERVES)) as (supervisor, output):
         await supervisor.until_ready()

@@ -16,13 +16,17 @@ from dynamo.supervisor.output import PrefixedOutput
 from dynamo.supervisor.process import FIRST_PAUSE, ProcessState, SupervisedProcess
 
 NAME = "serve"
+_REQUESTS = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"
+_FOR_REQUESTS = 5 / 6
+"""The share of the time to drain in which a worker's requests may end; the rest is for its own end."""
 _DISCOVERY = ("DYN_DISCOVERY_BACKEND", "DYN_FILE_KV", "ETCD_ENDPOINTS")
 
 
 class Supervisor:
     """`async with Supervisor(…) as supervisor`: leaving drains everything.
 
-    Without another choice in `environ`, the processes find each other in a folder of their own.
+    Without another choice in `environ`, the processes find each other in a folder of their own, and the requests of a
+    worker may end within the time it has to drain.
     """
 
     def __init__(
@@ -36,7 +40,7 @@ class Supervisor:
         """`first_pause`: seconds before the first restart of a process; each further one doubles it."""
         self._deployment = deployment
         self._specs = {spec.name: spec for spec in deployment.components}
-        self._environ = {**environ, **deployment.env}
+        self._environ = {_REQUESTS: f"{_FOR_REQUESTS * deployment.drain_seconds:g}", **environ, **deployment.env}
         self._output = output
         self._first_pause = first_pause
         self._running: dict[str, dict[int, SupervisedProcess]] = {name: {} for name in self._specs}
