@@ -132,9 +132,12 @@ def _need_now(
     seconds = _WORK_OFF_INTERVALS * config.load_adjustment_interval_seconds
     waiting = late(now, config.ttft_ms / 1000) if role in _ttft_roles(config) else 0.0
     rate = (forecast.requests_per_second or 0.0) + waiting / seconds
+    chance = 0.0
     if forecast.demand.observations > SUDDEN and _last_step(history, role) < 0:
-        rate -= _CHANCE_TURNING * (1 - _slow_start(config)) * forecast.demand.deviation
-    need, why = _need_for_rate(rate, role, forecast, config, share=1.0)
+        chance = _CHANCE_TURNING * (1 - _slow_start(config)) * forecast.demand.deviation
+    need, why = _need_for_rate(max(0.0, rate - chance), role, forecast, config, share=1.0)
+    if chance:
+        why = f"beyond chance, {why}"
     pool = now.pool(role)
     # Where the models know what is needed, a miss is theirs only if it lasts longer than workers take to start.
     patience = 2 if need is None else 2 + math.ceil(config.startup_seconds / config.load_adjustment_interval_seconds)
