@@ -236,21 +236,22 @@ def _frontier(plan: FleetPlan) -> str:
             f'<line x1="{x:g}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" opacity=".3"/>'
         )
         parts.append(f'<text x="0" y="{y + 4:.1f}">{100 * share:g} %</text>')
-    for number, name in enumerate(dict.fromkeys(fleet.settings for fleet in plan.fleets)):
+    names = list(dict.fromkeys(fleet.settings for fleet in plan.fleets))
+    for number, name in enumerate(names):
         colour = COLOURS[number % len(COLOURS)]
         fleets = sorted((fleet for fleet in plan.fleets if fleet.settings == name), key=lambda fleet: fleet.total)
         points = [place(total, share) for total, share in _best_shares(fleets).items()]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in points]
-        parts.append(
-            f'<text x="{left + 170 * number}" y="{top + height + 40}" fill="{colour}">● {escape(name[:24])}</text>'
-        )
+        below = top + height + 44 + 18 * number
+        parts.append(f'<circle cx="{left + 5}" cy="{below - 4}" r="4" fill="{colour}"/>')
+        parts.append(f'<text x="{left + 16}" y="{below}">{escape(name)}</text>')
     for workers in sorted({fleet.total for fleet in plan.fleets}):
         parts.append(f'<text x="{place(workers, 0)[0] - 4:.1f}" y="{top + height + 18}">{workers}</text>')
     title = "Share of requests within the targets, by number of workers"
     return (
-        f'<svg viewBox="0 0 760 {top + height + 50}" role="img" aria-label="{title}">'
+        f'<svg viewBox="0 0 760 {top + height + 36 + 18 * len(names)}" role="img" aria-label="{title}">'
         f'<text x="0" y="16" font-weight="bold">{title}</text>{"".join(parts)}</svg>'
     )
 
