@@ -210,17 +210,17 @@ def _measured(
 ) -> Iterator[WorkerSample]:
     """Means of `most` observations each."""
     newest = len(recent) - 1
-    length, block = 0.0, _Block()
+    length, block = 0.0, _Block(split=split)
     for at, (before, now) in enumerate(pairwise(recent), 1):
         pool, earlier, traffic = now.pool(role), before.pool(role), now.traffic
         # It is known of requests that ended, and while a jam builds up none may end.
         length = (traffic and traffic.input_tokens) or length
         if (
-            pool is None or earlier is None or traffic is None or now.seconds <= 0 or not length
+            pool is None or earlier is None or traffic is None or now.seconds <= 0
             or not pool.serving or pool.serving != earlier.serving
             or late(before, target) or late(now, target) or (traffic.ttft or 0.0) > target
         ):  # fmt: skip
-            block = _Block()
+            block = _Block(split=split)
             continue
         prompts = length * traffic.prompts_computed(role, split=split)
         if role == "prefill" and traffic.first_tokens and not prompts:
@@ -229,14 +229,15 @@ def _measured(
         if block.observations >= most:
             if sample := block.sample(0.5 ** ((newest - at) / half_life)):
                 yield sample
-            block = _Block()
+            block = _Block(split=split)
 
 
 class _Block:
     """Observations in a row with the same number of workers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, split: bool) -> None:
         self.observations = 0
+        self._split = split
         self._share = self._prompts = self._generated = self._first = self._weight = self._latency = 0.0
 
     def add(self, traffic: TrafficSeen, share: float, prompts: float, latency: str) -> None:
@@ -252,7 +253,8 @@ class _Block:
             self._latency += weight * seconds
 
     def sample(self, age: float) -> WorkerSample | None:
-        if not (self._weight and self._first and self._generated):
+        # Without prompts, their length was not known yet, unless prefill workers computed them all.
+        if not (self._weight and self._first and self._generated and (self._prompts or self._split)):
             return None
         return WorkerSample(
             self._prompts / self._share, self._generated / self._share, self._latency / self._weight, self._first * age
