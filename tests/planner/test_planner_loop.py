@@ -79,9 +79,8 @@ def test_prefill_workers_follow_prompts_and_decode_workers_answers() -> None:
         assert (report.completed, report.failed) == (len(list(hill(*load))), 0)
         assert (report.prefill_workers[-1], report.workers[-1]) == (1, 1)
         most[name] = max(report.prefill_workers), max(report.workers)
-    assert min(most["prompts"]) >= 3, (
-        most
-    )  # decode workers compute a part of the prompts while prefill workers are busy
+    # Decode workers compute a part of the prompts while prefill workers are busy.
+    assert min(most["prompts"]) >= 3, most
     prefill, decode = most["answers"]
     assert prefill < most["prompts"][0]
     assert prefill < decode
