@@ -28,8 +28,8 @@ from dynamo.planner import Planner, PlannerConfig
 from dynamo.planner.act import LocalActor
 from dynamo.planner.history import PoolSeen
 from dynamo.planner.observe import make_source
+from dynamo.process.supervisor.output import PrefixedOutput
 from dynamo.supervisor import Supervisor, read_deployment
-from dynamo.supervisor.output import PrefixedOutput
 from planner import LoadShape, day
 from prompts import MODEL, make_model
 

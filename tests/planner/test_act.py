@@ -12,9 +12,9 @@ import pytest
 from dynamo.planner.act import LocalActor, PlannerDecision, VirtualActor, VirtualConnector, VirtualConnectorClient
 from dynamo.planner.config import PlannerConfig, PlannerConfigError
 from dynamo.planner.parts import ActorError, PoolOrder
+from dynamo.process.supervisor.output import PrefixedOutput
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.supervisor import ComponentSpec, Deployment, Supervisor
-from dynamo.supervisor.output import PrefixedOutput
 from support.services import Etcd
 from support.waiting import until
 

@@ -15,6 +15,7 @@ import msgspec
 
 from dynamo.engines.base import EngineError, EngineInfo, Running
 from dynamo.engines.registry import EngineSpec
+from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, DynamoException, EngineShutdown, Unknown
@@ -22,7 +23,6 @@ from dynamo.runtime.context import Context
 from dynamo.runtime.handler import GeneratorHandler, UserHandler, takes_context
 from dynamo.runtime.plane.frames import as_builtin
 from dynamo.runtime.stream import Sink
-from dynamo.runtime.threads import in_thread
 
 
 class PythonFileEngine:

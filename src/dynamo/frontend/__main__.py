@@ -22,12 +22,12 @@ from dynamo.frontend.processes import Parent, supervise
 from dynamo.frontend.server import Server
 from dynamo.frontend.siblings import Siblings
 from dynamo.model import HubConfig
+from dynamo.process.open_files import raise_limit
+from dynamo.process.readiness import report_ready
 from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
-from dynamo.runtime.open_files import raise_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
-from dynamo.runtime.readiness import report_ready
 from dynamo.serving.models import Models
 from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser

@@ -15,8 +15,8 @@ from dynamo.frontend.keys import ANYBODY
 from dynamo.frontend.limits import MeteredRequest
 from dynamo.frontend.measure.request_record import RequestRecord
 from dynamo.frontend.state import Frontend
+from dynamo.process.open_files import grpc_connections
 from dynamo.protocols.errors import DynamoException, ResourceExhausted, StartError, Unavailable
-from dynamo.runtime.open_files import grpc_connections
 from dynamo.serving.observer import RequestObserver
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from dynamo.frontend.siblings import Siblings
 from dynamo.frontend.state import Frontend
 from dynamo.frontend.tls import Certificate, TlsError
 from dynamo.model import HubConfig
+from dynamo.process.open_files import FileReserve, grpc_connections
 from dynamo.protocols.errors import StartError, Unavailable
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instruments import MetricFamily
-from dynamo.runtime.open_files import FileReserve, grpc_connections
 from dynamo.serving.models import Models
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from msgspec import structs
 
 from dynamo.llm.parsers import with_parsers
 from dynamo.model import HubConfig, ModelError, build_card, default_name, offer_files, resolve, withdraw_files
+from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelCard, ModelInput, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.runtime import Endpoint, records
 from dynamo.runtime.names import CARDS
-from dynamo.runtime.threads import in_thread
 
 log = logging.getLogger(__name__)
 

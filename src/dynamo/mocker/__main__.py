@@ -18,6 +18,8 @@ from dynamo.engines.mocker.from_spec import words_of
 from dynamo.engines.mocker.profile import timing_for
 from dynamo.llm.parsers import with_parsers
 from dynamo.model import HubConfig, LocalModel, build_card, default_name, open_card, resolve
+from dynamo.process.own_address import own_address
+from dynamo.process.readiness import report_ready
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.errors import InvalidArgument, StartError
 from dynamo.router.handoff.pairing import TRANSFER
@@ -25,10 +27,8 @@ from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId
 from dynamo.runtime import RuntimeConfig as Network
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_NAMESPACE
-from dynamo.runtime.own_address import own_address
 from dynamo.runtime.plane.admission import RequestLimit, request_limit
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down
-from dynamo.runtime.readiness import report_ready
 from dynamo.settings import Setting, Settings, given, options, read
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings

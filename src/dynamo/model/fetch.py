@@ -13,6 +13,7 @@ from dynamo.model.card import LoadedModel, find_here, find_in_source, load
 from dynamo.model.errors import FileError
 from dynamo.model.file_cache import FileCache
 from dynamo.model.source import FetchConfig, HubConfig
+from dynamo.process.threads import in_thread
 from dynamo.protocols.card import CardFile, ModelCard
 from dynamo.protocols.errors import DynamoException, from_exception
 from dynamo.protocols.instance import Instance
@@ -20,7 +21,6 @@ from dynamo.protocols.model_files import CHUNK_BYTES, FileChunk, FileRequest
 from dynamo.runtime.context import Context
 from dynamo.runtime.one_item import OneItem
 from dynamo.runtime.plane.base import Channel
-from dynamo.runtime.threads import in_thread
 
 log = logging.getLogger(__name__)
 

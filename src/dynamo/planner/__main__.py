@@ -20,16 +20,16 @@ from dynamo.planner.metrics import PlannerMetrics, served
 from dynamo.planner.observe import make_source
 from dynamo.planner.parts import Actor
 from dynamo.planner.planner import Planner
+from dynamo.process.readiness import report_ready
+from dynamo.process.supervisor import Supervisor, read_deployment
+from dynamo.process.supervisor.output import PrefixedOutput
+from dynamo.process.supervisor.signals import on_signals, unless_signalled
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.process import fail
-from dynamo.runtime.readiness import report_ready
 from dynamo.settings import Setting, Settings, given
 from dynamo.settings.arguments import FlagParser
-from dynamo.supervisor import Supervisor, read_deployment
-from dynamo.supervisor.output import PrefixedOutput
-from dynamo.supervisor.signals import on_signals, unless_signalled
 
 COMMAND = "python -m dynamo.planner"
 

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dynamo.process.own_address import is_loopback
 from dynamo.run.inspect_text import shown
 from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.facts import command_of, read_status
 from dynamo.runtime.inspection.objects import LONGEST_SECONDS
 from dynamo.runtime.inspection.place import inspection_folder, open_folder, processes, socket_path
-from dynamo.runtime.own_address import is_loopback
 
 ANSWER_SECONDS = 60.0
 """For each part of an answer: milliseconds, unless an overloaded machine lets the thread wait for its turn."""

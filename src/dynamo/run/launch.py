@@ -10,9 +10,9 @@ from typing import Any
 import uvloop
 
 from dynamo.engines.registry import load_engine
+from dynamo.process.children import adopt_orphans, exit_now
 from dynamo.run.grammar import Command, UsageError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from dynamo.runtime.children import adopt_orphans, exit_now
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging, quiet
 from dynamo.runtime.process import INTERRUPTED, failures_as_one_line, run_until_signalled, start_or_exit
 from dynamo.settings import given

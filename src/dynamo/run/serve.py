@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dynamo.process.supervisor import Deployment, Supervisor, read_deployment
+from dynamo.process.supervisor.output import PrefixedOutput
+from dynamo.process.supervisor.signals import on_signals, unless_signalled
 from dynamo.protocols.errors import StartError
 from dynamo.runtime.process import fail
-from dynamo.supervisor import Deployment, Supervisor, read_deployment
-from dynamo.supervisor.output import PrefixedOutput
-from dynamo.supervisor.signals import on_signals, unless_signalled
 
 HELP = """\
 usage: dynamo serve FILE.yaml [--check]

@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 
+from dynamo.process.threads import in_thread
 from dynamo.protocols.openai_chat import Message
 from dynamo.run.answering import answering, request_defaults
 from dynamo.run.errors import RunError
 from dynamo.run.grammar import Command
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.process import INTERRUPTED, unless_shut_down
-from dynamo.runtime.threads import in_thread
 from dynamo.serving.ask import ask
 
 

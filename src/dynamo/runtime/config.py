@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
+from dynamo.process.own_address import LOOPBACK, is_loopback, own_address
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
 from dynamo.runtime.inspection.place import inspection_folder
 from dynamo.runtime.nats_config import NatsConfig
-from dynamo.runtime.own_address import LOOPBACK, is_loopback, own_address
 from dynamo.runtime.plane.tcp import TcpConfig
 from dynamo.runtime.plane.tls import PlaneTls
 from dynamo.runtime.status import StatusConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from dynamo.process.own_address import is_loopback
 from dynamo.runtime.config import RuntimeConfig
-from dynamo.runtime.own_address import is_loopback
 from dynamo.runtime.plane.base import PlaneError
 
 log = logging.getLogger(__name__)

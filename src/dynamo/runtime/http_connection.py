@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
-from dynamo.runtime.open_files import FileReserve
+from dynamo.process.open_files import FileReserve
 
 FULL = b"""{"error":{"message":"This server has too many open connections. Please retry shortly.",\
 "type":"service_unavailable_error","param":null,"code":"unavailable"}}"""

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
+from dynamo.process.children import end_children, exit_now
 from dynamo.protocols.errors import DynamoException, StartError
-from dynamo.runtime.children import end_children, exit_now
 from dynamo.runtime.distributed import DistributedRuntime
 from dynamo.runtime.inspection.listener import InspectionListener
 

@@ -10,8 +10,8 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from dynamo.process.line_file import open_lines
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.runtime.line_file import open_lines
 from dynamo.simulate.traffic import SimulatedRequest
 
 Milliseconds = Annotated[float, Meta(ge=0, le=1e13)]

@@ -1,8 +1,14 @@
-"""Starts, watches, restarts, scales and drains the processes of a deployment on one machine."""
+"""`dynamo serve` for programs: starts, watches, restarts, scales and drains the processes of a deployment."""
 
-from dynamo.supervisor.deployment import ComponentSpec, Deployment, DeploymentError, parse_deployment, read_deployment
-from dynamo.supervisor.process import ProcessState
-from dynamo.supervisor.supervisor import Supervisor
+from dynamo.process.supervisor import (
+    ComponentSpec,
+    Deployment,
+    DeploymentError,
+    ProcessState,
+    Supervisor,
+    parse_deployment,
+    read_deployment,
+)
 
 __all__ = [
     "ComponentSpec",

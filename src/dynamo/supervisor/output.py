@@ -1,48 +1,5 @@
-"""The lines of all processes on one stream, each after the name of its process."""
+"""The output of supervised processes, by the name under which programs import it."""
 
-from __future__ import annotations
+from dynamo.process.supervisor.output import PrefixedOutput
 
-import asyncio
-from collections.abc import AsyncIterator
-from typing import TextIO
-
-_COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92", "95", "94")
-_LONGEST = 1 << 16
-"""A longer line is written in pieces: a process that never ends its line must not fill the memory."""
-
-
-class PrefixedOutput:
-    def __init__(self, stream: TextIO, *, colour: bool) -> None:
-        self._stream = stream
-        self._colour = colour
-        self._width = 0
-        self._colours: dict[str, str] = {}
-
-    def expect(self, name: str) -> None:
-        """Make room for a name, so that the lines of all processes begin in one column."""
-        self._width = max(self._width, len(name))
-
-    def write(self, component: str, name: str, line: str) -> None:
-        prefix = f"{name:<{self._width}} |"
-        if self._colour:
-            colour = self._colours.setdefault(component, _COLOURS[len(self._colours) % len(_COLOURS)])
-            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
-        try:
-            self._stream.write(f"{prefix} {line}\n")
-            self._stream.flush()
-        except (OSError, ValueError):  # the reader of our output is gone; the processes go on
-            pass
-
-
-async def each_line(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Until the other end is closed."""
-    rest = b""
-    while chunk := await reader.read(_LONGEST):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line.decode(errors="replace").rstrip("\r")
-        if len(rest) > _LONGEST:
-            yield rest.decode(errors="replace")
-            rest = b""
-    if rest:
-        yield rest.decode(errors="replace")
+__all__ = ["PrefixedOutput"]

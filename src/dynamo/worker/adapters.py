@@ -14,11 +14,11 @@ from msgspec import structs
 from dynamo.engines.base import AdapterHost, Control, Engine
 from dynamo.llm.lora import lora_name_to_id
 from dynamo.model import AdapterConfig, ModelError, adapter_folder
+from dynamo.process.threads import in_thread
 from dynamo.protocols.card import LoraInfo, ModelCard
 from dynamo.protocols.errors import HttpError, InvalidArgument
 from dynamo.runtime import Endpoint
 from dynamo.runtime.names import EndpointId
-from dynamo.runtime.threads import in_thread
 from dynamo.worker.listing import listed
 
 

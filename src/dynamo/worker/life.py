@@ -16,13 +16,13 @@ from msgspec import Struct, structs
 from dynamo.engines.base import AdapterHost, DeathSource, Engine, EngineError, EngineInfo
 from dynamo.engines.registry import make_engine
 from dynamo.model import BUNDLED, AdapterConfig
+from dynamo.process.children import exit_within
+from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelCard
 from dynamo.runtime import DistributedRuntime, Endpoint
-from dynamo.runtime.children import exit_within
 from dynamo.runtime.names import EndpointId
 from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.process import INTERRUPTED, exit_if_blocked, unless_shut_down
-from dynamo.runtime.threads import in_thread
 from dynamo.settings.worker import StepTraceSettings
 from dynamo.worker.adapters import WorkerAdapters
 from dynamo.worker.config import WorkerConfig

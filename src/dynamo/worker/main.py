@@ -14,15 +14,15 @@ from msgspec import structs
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.registry import engine_entry, load_engine
+from dynamo.process.children import adopt_orphans, exit_now
+from dynamo.process.readiness import report_ready
 from dynamo.protocols.card import ModelType, WorkerType
 from dynamo.protocols.errors import StartError
 from dynamo.runtime import DistributedRuntime, RuntimeConfig
-from dynamo.runtime.children import adopt_orphans, exit_now
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.names import DEFAULT_COMPONENT, DEFAULT_ENDPOINT, DEFAULT_NAMESPACE, EndpointId
 from dynamo.runtime.plane.admission import request_limit
 from dynamo.runtime.process import INTERRUPTED, fail, failures_as_one_line, run_until_signalled, start_or_exit
-from dynamo.runtime.readiness import report_ready
 from dynamo.settings import given, nearest, options
 from dynamo.settings.arguments import FlagParser
 from dynamo.settings.network import NetworkSettings

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dynamo.process.threads import in_thread
 from dynamo.runtime.inspection import Inspection, InspectionRequest, Row, slices
 from dynamo.runtime.inspection.facts import shown_command
 from dynamo.runtime.inspection.inspection import encoded
@@ -21,7 +22,6 @@ from dynamo.runtime.inspection.listener import InspectionListener
 from dynamo.runtime.inspection.place import inspection_folder, open_folder, processes, socket_path
 from dynamo.runtime.inspection.slices import SLICE_SECONDS, SlicedWork
 from dynamo.runtime.logging import set_filter
-from dynamo.runtime.threads import in_thread
 from support.waiting import PATIENCE, until
 
 

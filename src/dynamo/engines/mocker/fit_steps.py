@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from dynamo.process.line_file import open_lines
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.forward_pass import VERSION, ScheduledRequestMetrics
-from dynamo.runtime.line_file import open_lines
 
 from .args import MockerArgs
 from .fit_profile import DecodeTime, PrefillTime, fit_decode, profile_from

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dynamo.process.own_address import own_address
 from dynamo.protocols.card import WorkerType
 from dynamo.protocols.engine import BootstrapInfo
-from dynamo.runtime.own_address import own_address
 
 FAKE_HOST = "2.2.2.2"
 """With this host SGLang transfers nothing: what its own health checks send."""

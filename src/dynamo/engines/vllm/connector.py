@@ -13,8 +13,8 @@ from vllm.config import KVTransferConfig
 
 from dynamo.engines.base import EngineError
 from dynamo.engines.vllm.handoff import connectors
+from dynamo.process.own_address import own_address
 from dynamo.protocols.card import WorkerType
-from dynamo.runtime.own_address import own_address
 
 Mode = Literal["agg", "prefill", "decode"]
 NIXL = "NixlConnector"

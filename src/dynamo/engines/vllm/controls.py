@@ -10,8 +10,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from dynamo.engines.base import Control
 from dynamo.engines.vllm.weights import checked_weights
+from dynamo.process.threads import in_thread
 from dynamo.protocols.errors import HttpError, InvalidArgument
-from dynamo.runtime.threads import in_thread
 
 MODES = ("wait", "keep", "abort")
 """What becomes of running requests: they finish first, they go on afterwards, or they fail (and may migrate)."""

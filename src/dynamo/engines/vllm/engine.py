@@ -39,11 +39,11 @@ from dynamo.engines.vllm.outbox import Outbox
 from dynamo.engines.vllm.request import VllmRequest
 from dynamo.engines.vllm.stats import LoadReports, Meter, StepStats, VllmMetrics
 from dynamo.engines.vllm.steps import StepReader
+from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument, from_exception
 from dynamo.runtime.stream import Sink
-from dynamo.runtime.threads import in_thread
 
 log = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from dynamo.engines.vllm.followers import stay_with
 from dynamo.engines.vllm.layout import adopt, layout_of_leader
 from dynamo.engines.vllm.leader import until_leader_leaves
 from dynamo.engines.vllm.orphans import OwnChildren
+from dynamo.process.threads import in_thread
 from dynamo.protocols.card import ModelInput
 from dynamo.protocols.errors import EngineShutdown
 from dynamo.runtime.stream import Sink
-from dynamo.runtime.threads import in_thread
 
 log = logging.getLogger(__name__)
 

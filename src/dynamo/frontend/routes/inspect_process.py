@@ -6,9 +6,9 @@ from aiohttp import web
 
 from dynamo.frontend.call import HttpCall
 from dynamo.frontend.state import Frontend
+from dynamo.process.threads import in_thread
 from dynamo.runtime.inspection import InspectionRequest
 from dynamo.runtime.inspection.inspection import NDJSON, encoded_answer
-from dynamo.runtime.threads import in_thread
 
 
 async def inspect_process(frontend: Frontend, call: HttpCall[InspectionRequest]) -> web.StreamResponse:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from dynamo.planner.config import PlannerConfig, PlannerConfigError, Role
 from dynamo.planner.parts import PoolOrder
-from dynamo.supervisor import ProcessState, Supervisor
+from dynamo.process.supervisor import ProcessState, Supervisor
 
 _STARTING = (ProcessState.Starting, ProcessState.Waiting)
 

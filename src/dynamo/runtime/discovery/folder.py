@@ -28,9 +28,9 @@ from urllib.parse import quote
 
 import msgspec
 
+from dynamo.process.file_locks import EXHAUSTED, READ, create_held, is_held
+from dynamo.process.file_stamp import Stamp, file_stamp
 from dynamo.runtime.discovery.base import DiscoveryError, check_key
-from dynamo.runtime.file_locks import EXHAUSTED, READ, create_held, is_held
-from dynamo.runtime.file_stamp import Stamp, file_stamp
 
 log = logging.getLogger("dynamo.runtime.discovery.file")
 

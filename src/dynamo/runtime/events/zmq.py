@@ -23,11 +23,11 @@ from ipaddress import ip_address
 import msgspec
 import zmq
 
+from dynamo.process.own_address import LOOPBACK, own_address
 from dynamo.runtime.discovery.base import Delete, Discovery, DiscoveryError, Put, Synced
 from dynamo.runtime.events.base import Callback, EventPlaneError, Subscribers, Subscription, check_subject
 from dynamo.runtime.events.channel import Doorkeeper, PublishingEnd, SubscribingEnd, channel_address
 from dynamo.runtime.events.curve import CurveKeys
-from dynamo.runtime.own_address import LOOPBACK, own_address
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from msgspec import Struct
 
+from dynamo.process.own_address import LOOPBACK, own_address
 from dynamo.protocols.errors import CannotConnect, Disconnected
 from dynamo.protocols.instance import Instance, Transport
-from dynamo.runtime.own_address import LOOPBACK, own_address
 from dynamo.runtime.plane.base import PlaneError, served_path
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from dynamo.process.open_files import FileReserve
+from dynamo.process.threads import in_thread
 from dynamo.protocols.errors import HttpError, StartError, from_exception
 from dynamo.runtime.exposition import CONTENT_TYPE, exposition
 from dynamo.runtime.http_connection import HttpConnection
 from dynamo.runtime.inspection import Inspection
 from dynamo.runtime.inspection.inspection import NDJSON, encoded
-from dynamo.runtime.open_files import FileReserve
 from dynamo.runtime.status.status import Status
-from dynamo.runtime.threads import in_thread
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from dynamo.process.readiness import report_ready
+from dynamo.process.supervisor.output import PrefixedOutput
 from dynamo.protocols.errors import StartError
-from dynamo.runtime.readiness import report_ready
 from dynamo.supervisor import ComponentSpec, Deployment, ProcessState, Supervisor
-from dynamo.supervisor.output import PrefixedOutput
 from support.waiting import until
 
 SERVES = "trap 'exit 0' TERM; echo serving; while :; do sleep 0.02; done"
@@ -148,7 +148,7 @@ async def test_a_process_is_ready_when_it_says_so(tmp_path: Path) -> None:
     go = tmp_path / "go"
     waits = f"""
 import os, time
-from dynamo.runtime.readiness import report_ready
+from dynamo.process.readiness import report_ready
 print("up")
 while not os.path.exists({str(go)!r}):
     time.sleep(0.01)

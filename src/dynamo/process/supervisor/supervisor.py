@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from dynamo.process.supervisor.deployment import ComponentSpec, Deployment
+from dynamo.process.supervisor.output import PrefixedOutput
+from dynamo.process.supervisor.process import FIRST_PAUSE, ProcessState, SupervisedProcess
 from dynamo.protocols.errors import StartError
-from dynamo.supervisor.deployment import ComponentSpec, Deployment
-from dynamo.supervisor.output import PrefixedOutput
-from dynamo.supervisor.process import FIRST_PAUSE, ProcessState, SupervisedProcess
 
 NAME = "serve"
 _REQUESTS = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT"

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dynamo.runtime.readiness import READY, VARIABLE
-from dynamo.supervisor.output import each_line
+from dynamo.process.readiness import READY, VARIABLE
+from dynamo.process.supervisor.output import each_line
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 STARTS = 3

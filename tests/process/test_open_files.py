@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import resource
 
-from dynamo.runtime.open_files import raise_limit
+from dynamo.process.open_files import raise_limit
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_allowed() -> None:

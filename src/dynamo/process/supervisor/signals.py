@@ -8,8 +8,8 @@ import signal
 from collections.abc import Awaitable
 from typing import Any
 
+from dynamo.process.supervisor.supervisor import Supervisor
 from dynamo.protocols.errors import StartError
-from dynamo.supervisor.supervisor import Supervisor
 
 
 def on_signals(supervisor: Supervisor | None) -> asyncio.Event:

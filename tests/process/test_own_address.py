@@ -7,8 +7,8 @@ from ipaddress import ip_address
 
 import pytest
 
+from dynamo.process.own_address import own_address
 from dynamo.runtime.config import RuntimeConfig
-from dynamo.runtime.own_address import own_address
 
 
 def test_it_is_an_address_this_machine_can_listen_on() -> None:

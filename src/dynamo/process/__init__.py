@@ -1,0 +1,1 @@
+"""What belongs to the operating system: child processes, supervision, locks and other files, threads, addresses."""
