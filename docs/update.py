@@ -20,9 +20,9 @@ from dynamo.router.__main__ import StandaloneSettings
 from dynamo.run.help import help_text
 from dynamo.runtime.discovery.etcd.config import EtcdConfig
 from dynamo.runtime.logging import LogSettings
-from dynamo.runtime.nats_config import NatsConfig
+from dynamo.runtime.nats.config import NatsConfig
 from dynamo.runtime.status import StatusConfig
-from dynamo.runtime.tracing import ExportSettings, SpanSettings
+from dynamo.runtime.tracing.export import ExportSettings, SpanSettings
 from dynamo.settings import Option, options
 from dynamo.settings.frontend import FrontendSettings
 from dynamo.settings.network import NetworkSettings

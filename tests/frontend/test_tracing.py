@@ -24,8 +24,8 @@ from dynamo.frontend.measure.tracing import Tracing, tracing_from_env
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import Disconnected
 from dynamo.runtime import Context
-from dynamo.runtime.endpoint_spans import EndpointSpans
-from dynamo.runtime.tracing import EXPORT_METHOD, SpanSettings
+from dynamo.runtime.tracing.endpoint_spans import EndpointSpans
+from dynamo.runtime.tracing.export import EXPORT_METHOD, SpanSettings
 from support.asking import asking
 from support.serving import Holding, serving
 from support.sinks import Kept

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from dynamo.runtime.exposition import exposition
-from dynamo.runtime.instruments import Family, Histogram, Number, log_buckets
+from dynamo.runtime.metrics.exposition import exposition
+from dynamo.runtime.metrics.instruments import Family, Histogram, Number, log_buckets
 
 VALUES = st.floats(min_value=0, max_value=1e6, allow_nan=False)
 

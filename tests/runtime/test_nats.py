@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo.runtime.nats import NatsConnection, NatsError
-from dynamo.runtime.nats_config import NatsConfig
+from dynamo.runtime.nats.config import NatsConfig
+from dynamo.runtime.nats.connection import NatsConnection, NatsError
 from support.services import Nats, free_port
 from support.waiting import PATIENCE
 
@@ -146,7 +146,7 @@ async def test_a_subscription_survives_a_restart_and_publishing_in_between_raise
         connection.publish("survives", b"2")
         assert (await next_of(received))[1] == b"2"
     told = [(record.levelname, record.name) for record in caplog.records]
-    assert told == [("WARNING", "dynamo.runtime.nats"), ("INFO", "dynamo.runtime.nats")] * 2
+    assert told == [("WARNING", "dynamo.runtime.nats.connection"), ("INFO", "dynamo.runtime.nats.connection")] * 2
 
 
 async def test_messages_published_as_the_server_dies_raise_nothing_but_nats_errors(

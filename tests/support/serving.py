@@ -28,7 +28,7 @@ from dynamo.runtime import Context, DistributedRuntime, Endpoint, Local, Runtime
 from dynamo.runtime.discovery import Put
 from dynamo.runtime.names import instance_key
 from dynamo.runtime.stream import Outlet, Sink
-from dynamo.runtime.tracing import SpanSettings
+from dynamo.runtime.tracing.export import SpanSettings
 from dynamo.worker.serve import engine_handler
 from support.models import byte_level_model
 from support.toys import samples

@@ -21,7 +21,7 @@ from dynamo.router.delivery import Delivery
 from dynamo.router.handoff.pairing import TRANSFER
 from dynamo.router.handoff.split import Splitter
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId, Local, RuntimeConfig
-from dynamo.runtime.endpoint_spans import EndpointSpans
+from dynamo.runtime.tracing.endpoint_spans import EndpointSpans
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
 from dynamo.settings.split import SplitConfig

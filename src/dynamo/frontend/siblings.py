@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from dynamo.runtime.instruments import MetricFamily, Sample
+from dynamo.runtime.metrics.instruments import MetricFamily, Sample
 from dynamo.serving.overrides import Override
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from dynamo.frontend.siblings import Siblings
 from dynamo.router.families import router_families
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.inspection import Inspection
-from dynamo.runtime.instruments import MetricFamily
+from dynamo.runtime.metrics.instruments import MetricFamily
 from dynamo.serving.models import Models
 
 

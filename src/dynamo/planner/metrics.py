@@ -13,8 +13,8 @@ from dynamo.planner.config import PlannerConfig, Role
 from dynamo.planner.decide import TTFT_TAIL, ScalingDecision, State, itl_tail
 from dynamo.planner.history import Observation
 from dynamo.protocols.errors import StartError
-from dynamo.runtime.exposition import CONTENT_TYPE, exposition
-from dynamo.runtime.instruments import Family, MetricFamily, Number
+from dynamo.runtime.metrics.exposition import CONTENT_TYPE, exposition
+from dynamo.runtime.metrics.instruments import Family, MetricFamily, Number
 
 _PREFIX = "dynamo_planner_"
 _HELP = {

@@ -11,7 +11,7 @@ from dynamo.protocols.card import WorkerType
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Router
 from dynamo.router.stats import HIT_RATE_BOUNDS
-from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
+from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Sample
 
 PREFIX = "dynamo_component_router"
 _EVENTS = "dynamo_component_kv_cache_events_applied"

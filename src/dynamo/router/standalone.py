@@ -26,8 +26,8 @@ from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Placement
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId
-from dynamo.runtime.instruments import MetricFamily
 from dynamo.runtime.membership import Membership
+from dynamo.runtime.metrics.instruments import MetricFamily
 from dynamo.runtime.stream import Sink
 
 log = logging.getLogger(__name__)

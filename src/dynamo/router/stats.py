@@ -9,7 +9,7 @@ from msgspec import Struct, field
 
 from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
 from dynamo.router.overhead import Overhead
-from dynamo.runtime.instruments import Histogram
+from dynamo.runtime.metrics.instruments import Histogram
 
 HIT_RATE_BOUNDS = [step / 20 for step in range(21)]
 LOST_BOUNDS = [2.0**step for step in range(12)]

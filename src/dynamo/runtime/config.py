@@ -14,11 +14,11 @@ from dynamo.process.own_address import LOOPBACK, is_loopback, own_address
 from dynamo.runtime.discovery import DiscoveryConfig
 from dynamo.runtime.events import EventPlaneConfig
 from dynamo.runtime.inspection.place import inspection_folder
-from dynamo.runtime.nats_config import NatsConfig
+from dynamo.runtime.nats.config import NatsConfig
 from dynamo.runtime.plane.tcp import TcpConfig
 from dynamo.runtime.plane.tls import PlaneTls
 from dynamo.runtime.status import StatusConfig
-from dynamo.runtime.tracing import SpanSettings, span_settings
+from dynamo.runtime.tracing.export import SpanSettings, span_settings
 from dynamo.settings.network import NetworkSettings
 
 PlaneKind = Literal["memory", "tcp", "nats"]

@@ -28,10 +28,10 @@ from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.status import ServedEndpoint, Status, endpoint_labels
 from dynamo.runtime.stream import Handler
-from dynamo.runtime.tracing import SpanSettings, close_provider, span_provider
+from dynamo.runtime.tracing.export import SpanSettings, close_provider, span_provider
 
 if TYPE_CHECKING:
-    from dynamo.runtime.endpoint_spans import EndpointSpans
+    from dynamo.runtime.tracing.endpoint_spans import EndpointSpans
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class DistributedRuntime:
 
     def _endpoint_spans(self, settings: SpanSettings) -> EndpointSpans:
         # Imported here: the library behind it is large, and only some need it.
-        from dynamo.runtime.endpoint_spans import EndpointSpans
+        from dynamo.runtime.tracing.endpoint_spans import EndpointSpans
 
         provider = span_provider(settings)
         self._closing.push_async_callback(asyncio.to_thread, close_provider, provider)

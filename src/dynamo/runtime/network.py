@@ -6,7 +6,7 @@ from dynamo.runtime.config import RuntimeConfig
 from dynamo.runtime.discovery import Discovery, MemoryStore, connect
 from dynamo.runtime.events import EventPlane, MemoryBus, event_plane
 from dynamo.runtime.exposure import refuse_if_open
-from dynamo.runtime.nats import NatsConnection
+from dynamo.runtime.nats.connection import NatsConnection
 from dynamo.runtime.plane.base import RequestPlane
 from dynamo.runtime.plane.memory import MemoryHub, MemoryPlane
 from dynamo.runtime.plane.nats import NatsPlane

@@ -23,12 +23,12 @@ from dynamo.protocols.handoff import CHUNK_BYTES, OFFER, HandoffOffer, StateChun
 from dynamo.protocols.instance import Instance
 from dynamo.router.handoff.record import HandoffLedger, HandoffRecord, HandoffState
 from dynamo.runtime import Context, Endpoint
-from dynamo.runtime.endpoint_spans import SpannedOutlet
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import HANDOFF_ENDPOINT, EndpointId
 from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.stream import Outlet
+from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
 from dynamo.worker.bootstrap import MeetingPlace
 from dynamo.worker.handoff_metrics import HandoffMetrics
 

@@ -18,8 +18,8 @@ from dynamo.engines.base import Engine, EngineTransfer, Running
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import Context
-from dynamo.runtime.endpoint_spans import SpannedOutlet
 from dynamo.runtime.stream import Handler, Outlet
+from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
 from dynamo.worker.prefill import LEASE_SECONDS
 
 log = logging.getLogger(__name__)

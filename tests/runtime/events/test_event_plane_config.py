@@ -16,8 +16,8 @@ from dynamo.runtime.events import (
     event_plane,
 )
 from dynamo.runtime.events.base import Subscribers, check_pattern, check_subject
-from dynamo.runtime.nats import NatsConnection
-from dynamo.runtime.nats_config import NatsConfig
+from dynamo.runtime.nats.config import NatsConfig
+from dynamo.runtime.nats.connection import NatsConnection
 
 
 def test_the_flag_wins_over_the_environment_over_the_default() -> None:

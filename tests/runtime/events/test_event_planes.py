@@ -13,8 +13,8 @@ import pytest
 from dynamo.runtime.discovery.memory import MemoryDiscovery, MemoryStore
 from dynamo.runtime.events import EventPlane, EventPlaneConfig, EventPlaneError, MemoryBus, event_plane
 from dynamo.runtime.events import zmq as zmq_events
-from dynamo.runtime.nats import NatsConnection
-from dynamo.runtime.nats_config import NatsConfig
+from dynamo.runtime.nats.config import NatsConfig
+from dynamo.runtime.nats.connection import NatsConnection
 from support.services import Nats
 from support.waiting import PATIENCE, until
 

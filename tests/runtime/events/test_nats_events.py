@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from dynamo.runtime.events import NatsEventPlane
-from dynamo.runtime.nats import NatsConnection
-from dynamo.runtime.nats_config import NatsConfig
+from dynamo.runtime.nats.config import NatsConfig
+from dynamo.runtime.nats.connection import NatsConnection
 from support.services import Nats
 from support.waiting import PATIENCE
 

@@ -25,8 +25,8 @@ from dynamo.protocols.instance import Instance
 from dynamo.runtime.context import Context
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import EndpointId
-from dynamo.runtime.nats import NatsConnection
-from dynamo.runtime.nats_config import NatsConfig
+from dynamo.runtime.nats.config import NatsConfig
+from dynamo.runtime.nats.connection import NatsConnection
 from dynamo.runtime.plane.base import Channel, RequestPlane, route_path
 from dynamo.runtime.plane.memory import MemoryHub, MemoryPlane
 from dynamo.runtime.plane.nats import NatsPlane

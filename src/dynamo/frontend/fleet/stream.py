@@ -12,7 +12,7 @@ import msgspec
 from dynamo.frontend.answers.sse import KEEP_ALIVE, EventStream
 from dynamo.frontend.fleet.merge_patch import Document, merge_patch
 from dynamo.frontend.fleet.view import FleetView
-from dynamo.runtime.instruments import MetricFamily, Sample
+from dynamo.runtime.metrics.instruments import MetricFamily, Sample
 
 INTERVAL_SECONDS = 0.5
 SHARE = 0.008

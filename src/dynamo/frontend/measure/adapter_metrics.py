@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dynamo.frontend.measure.metrics import FrontendMetrics
-from dynamo.runtime.instruments import MetricFamily, Sample
+from dynamo.runtime.metrics.instruments import MetricFamily, Sample
 from dynamo.serving.served_model import ServedModel
 
 

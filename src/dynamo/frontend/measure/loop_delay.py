@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from time import perf_counter
 
-from dynamo.runtime.instruments import Histogram, MetricFamily, Number, Sample
+from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Number, Sample
 
 EVERY_SECONDS = 0.1
 STALL_SECONDS = 0.005

@@ -12,7 +12,7 @@ from dynamo.frontend.measure.stages import Stages
 from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.protocols.card import ModelCard
 from dynamo.router.history import DeliveryHistory, Migration
-from dynamo.runtime.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
+from dynamo.runtime.metrics.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
 
 UNKNOWN_MODEL = "unknown_model"
 """The label of all requests whose model is not served here: clients must not be able to create series."""

@@ -9,7 +9,7 @@ from dynamo.protocols.card import WorkerType
 from dynamo.router.families import PREFIX, LabelledRouter
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.overhead import Overhead
-from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
+from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Sample
 from dynamo.serving.served_model import ServedModel
 
 _OVERHEAD: tuple[tuple[str, str, Callable[[Overhead], Histogram]], ...] = (

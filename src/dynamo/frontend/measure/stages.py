@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dynamo.pipeline.prompt_times import PromptTimes
-from dynamo.runtime.instruments import Histogram, MetricFamily, Sample
+from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Sample
 
 PLANE = "dynamo_request_plane"
 STAGE_BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dynamo.frontend.measure.request_record import RequestRecord, error_type
-from dynamo.runtime.tracing import close_provider, span_provider, span_settings
+from dynamo.runtime.tracing.export import close_provider, span_provider, span_settings
 
 
 class Tracing:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.router.families import worker_type
-from dynamo.runtime.instruments import MetricFamily, Sample
+from dynamo.runtime.metrics.instruments import MetricFamily, Sample
 from dynamo.serving.served_model import ServedModel
 
 _LAST = {

@@ -34,7 +34,7 @@ from dynamo.router.handoff.recent import Handoff, HandoffStage, RecentHandoffs
 from dynamo.router.handoff.rule import SplitVerdict, SplitView, decide
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
-from dynamo.runtime.instruments import Histogram, log_buckets
+from dynamo.runtime.metrics.instruments import Histogram, log_buckets
 from dynamo.settings.split import SplitConfig
 
 log = logging.getLogger(__name__)

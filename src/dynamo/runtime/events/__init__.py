@@ -11,7 +11,7 @@ from dynamo.runtime.events.base import Callback, EventPlane, EventPlaneError, Su
 from dynamo.runtime.events.memory import MemoryBus, MemoryEventPlane
 from dynamo.runtime.events.nats import NatsEventPlane
 from dynamo.runtime.events.zmq import ZmqEventPlane
-from dynamo.runtime.nats import NatsConnection
+from dynamo.runtime.nats.connection import NatsConnection
 
 __all__ = [
     "Callback",

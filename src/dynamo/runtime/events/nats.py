@@ -7,7 +7,7 @@ from collections.abc import Callable
 from weakref import WeakSet
 
 from dynamo.runtime.events.base import Callback, EventPlaneError, Subscription, check_pattern, check_subject
-from dynamo.runtime.nats import NatsConnection, NatsError, NatsSubscription
+from dynamo.runtime.nats.connection import NatsConnection, NatsError, NatsSubscription
 
 logger = logging.getLogger(__name__)
 

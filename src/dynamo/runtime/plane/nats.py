@@ -15,7 +15,7 @@ from typing import Any
 from dynamo.protocols.errors import CannotConnect, Disconnected, Unavailable
 from dynamo.protocols.instance import Instance, Transport
 from dynamo.runtime.names import new_instance_id
-from dynamo.runtime.nats import NatsConnection, NatsError, NatsSubscription
+from dynamo.runtime.nats.connection import NatsConnection, NatsError, NatsSubscription
 from dynamo.runtime.plane.base import served_path
 from dynamo.runtime.plane.client_link import ClientLink
 from dynamo.runtime.plane.pool import LinkChannel, LinkPool

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.runtime.instruments import Histogram, MetricFamily, Number, Sample
+from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Number, Sample
 from dynamo.runtime.names import EndpointId
 
 PREFIX = "dynamo_component"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from dynamo.runtime.instruments import MetricFamily, Sample
+from dynamo.runtime.metrics.instruments import MetricFamily, Sample
 from dynamo.runtime.status.config import StatusConfig
 from dynamo.runtime.status.counts import component_metrics
 from dynamo.runtime.status.served import ServedEndpoint

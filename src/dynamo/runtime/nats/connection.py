@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo.protocols.errors import StartError
-from dynamo.runtime.nats_config import NatsConfig
+from dynamo.runtime.nats.config import NatsConfig
 
 if TYPE_CHECKING:
     from nats.aio.client import Client

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
-from dynamo.runtime.instruments import MetricFamily
+from dynamo.runtime.metrics.instruments import MetricFamily
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

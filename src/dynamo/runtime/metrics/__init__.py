@@ -1,0 +1,1 @@
+"""Counters, gauges and histograms, and the text in which Prometheus reads them."""

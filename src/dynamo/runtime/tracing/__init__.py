@@ -1,0 +1,1 @@
+"""OpenTelemetry spans of this process, imported only where spans are exported."""
