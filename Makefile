@@ -36,7 +36,7 @@ test-deep: $(DEV)
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --hypothesis-profile=deep -m "hypothesis and not ui and not chaos"
 	for seed in $$(seq 50); do \
 	  $(BIN)/python -m pytest --hypothesis-profile=deep --hypothesis-seed=$$seed \
-	    tests/router/kv/test_kv_index_model.py || exit 1; \
+	    tests/kv/index/test_kv_index_model.py || exit 1; \
 	done
 
 # With vLLM for CPUs, in an environment of its own: 3.5 GB.

@@ -30,12 +30,12 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from dynamo.kv import messages as kv
 from dynamo.model import HubConfig, build_card, open_card, resolve
 from dynamo.pipeline.anthropic_to_chat import anthropic_to_chat
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.responses_to_chat import responses_to_chat
 from dynamo.pipeline.validate import validate_chat, validate_completion, validate_embedding
-from dynamo.protocols import kv
 from dynamo.protocols.anthropic import MessagesRequest
 from dynamo.protocols.body import BodyDecoder
 from dynamo.protocols.body_shape import BodyLimits, check_shape

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 
 from dynamo.kv.hashing import prompt_hashes
-from dynamo.protocols.kv import RouterEvent, Stored, WorkerRank
+from dynamo.kv.index.index import Index
+from dynamo.kv.messages import RouterEvent, Stored, WorkerRank
 from dynamo.router.kv.choice.choose import choose
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet
-from dynamo.router.kv.index.index import Index
 from dynamo.router.kv.load.book import LoadBook
 
 

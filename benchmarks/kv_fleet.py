@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from dynamo.engines.mocker import Iteration, MockerArgs, MockVocabulary, Ranks, answer_for
 from dynamo.engines.mocker.blocks import merge_removals
 from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.messages import RouterEvent
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
-from dynamo.protocols.kv import RouterEvent
 
 _WORDS = MockVocabulary(4000, 12000)
 """No token of an answer is one of a prompt."""

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from dynamo.protocols.kv import Removed, RouterEvent, Stored, Tier, WorkerRank
-from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.slots import fill
+from dynamo.kv.index.index import Index
+from dynamo.kv.index.slots import fill
+from dynamo.kv.messages import Removed, RouterEvent, Stored, Tier, WorkerRank
 
 DEPTH = 100
 ROUND = 50_000

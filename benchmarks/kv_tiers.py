@@ -31,8 +31,8 @@ sys.path.append(str(Path(__file__).parent.parent / "tests"))
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.engines.llamacpp.tier_metrics import TierMetrics
 from dynamo.engines.registry import EngineSpec
+from dynamo.kv.messages import Tier
 from dynamo.model import LocalModel
-from dynamo.protocols.kv import Tier
 from support.asking import answer, asking
 from support.gguf_writer import byte_level_metadata
 from support.tiny_llama import Tensor, gguf_with_tensors, vocabulary_size

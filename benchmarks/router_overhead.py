@@ -20,10 +20,10 @@ from typing import Any
 import uvloop
 
 from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.messages import RouterEvent, Stored
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.instance import Instance
-from dynamo.protocols.kv import RouterEvent, Stored
 from dynamo.router import Router, RoutingConfig
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.simple import SimpleRouter

@@ -18,11 +18,11 @@ from dynamo.frontend.fleet.merge_patch import apply_merge_patch
 from dynamo.frontend.fleet.stream import FleetStream
 from dynamo.frontend.fleet.view import FleetView
 from dynamo.kv.hashing import sequence_hashes
+from dynamo.kv.messages import Stored, Tier, TierReport
+from dynamo.kv.publish.feed import kv_feed
 from dynamo.llm import WorkerMetricsPublisher
-from dynamo.llm.kv.feed import kv_feed
 from dynamo.planner.announce import Announcer
 from dynamo.planner.config import PlannerConfig
-from dynamo.protocols.kv import Stored, Tier, TierReport
 from dynamo.router import RoutingConfig
 from dynamo.runtime.events.memory import MemoryEventPlane
 from support.toys import Live, Scripted, toy_card

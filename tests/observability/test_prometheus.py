@@ -17,7 +17,7 @@ import prometheus_client
 import pytest
 
 from dynamo.engines.llamacpp.tier_metrics import TierMetrics
-from dynamo.tiers import FolderTier, MemoryTier, PrefillCost, TierStore
+from dynamo.kv.tiers import FolderTier, MemoryTier, PrefillCost, TierStore
 from observability.install import is_optional, program, why_missing
 from support.services import free_port
 from support.stack import Stack

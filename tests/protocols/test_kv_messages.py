@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dynamo.protocols.kv import (
+from dynamo.kv.messages import (
     KV_WIRE_VERSION,
     ActiveLoad,
     BookingAdded,

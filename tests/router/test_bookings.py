@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dynamo.kv.messages import ActiveLoad, BookingAdded, BookingBatch, BookingFreed, WorkerRank
 from dynamo.kv.subjects import BOOKINGS, subject
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest
@@ -22,7 +23,6 @@ from dynamo.protocols.errors import (
     Unavailable,
     Unknown,
 )
-from dynamo.protocols.kv import ActiveLoad, BookingAdded, BookingBatch, BookingFreed, WorkerRank
 from dynamo.router import Router, Thresholds
 from dynamo.router.kv.sync import replicas
 from dynamo.router.simple import SimpleRouter

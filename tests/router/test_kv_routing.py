@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynamo.kv.follow.rank_sync import FollowConfig
 from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.index.index import Index
+from dynamo.kv.messages import KV_WIRE_VERSION, KvSnapshot, RouterEvent, RouterEventBatch, Stored, WorkerRank
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.kv import KV_WIRE_VERSION, KvSnapshot, RouterEvent, RouterEventBatch, Stored, WorkerRank
-from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.runtime import Local
 from dynamo.runtime.events import EventPlane
 from support.scripted import BLOCK, EAGER, Asked, RouterSide, ScriptedWorker, asking, prompt, routing

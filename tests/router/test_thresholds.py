@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from dynamo.kv.messages import ActiveLoad
 from dynamo.protocols.card import ModelRuntimeConfig
-from dynamo.protocols.kv import ActiveLoad
 from dynamo.router import Thresholds
 
 CARD = ModelRuntimeConfig(max_num_batched_tokens=1 << 20)

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from dynamo.kv.messages import ActiveLoad
 from dynamo.kv.subjects import KV_METRICS, subject
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import RouterQueueLimitExceeded
-from dynamo.protocols.kv import ActiveLoad
 from dynamo.router import Placement, Thresholds
 from dynamo.runtime import Local
 from support.scripted import PLACE, RouterSide, ScriptedWorker, asking, routing

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.engines.mocker.ranks import Ranks
 from dynamo.engines.mocker.tokens import MockVocabulary, answer_for
+from dynamo.kv.messages import KvChange, Removed, Stored
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import DynamoException
-from dynamo.protocols.kv import KvChange, Removed, Stored
 from dynamo.simulate.virtual_time import run
 
 ARGS = MockerArgs(block_size=8, num_gpu_blocks=48, max_num_seqs=4, max_num_batched_tokens=64, watermark=0)

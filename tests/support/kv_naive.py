@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, WorkerRank
-from dynamo.router.kv.index.overlaps import Overlap
+from dynamo.kv.index.overlaps import Overlap
+from dynamo.kv.messages import Cleared, KvSnapshot, Removed, RouterEvent, Stored, Tier, WorkerRank
 
 
 class NaiveIndex:

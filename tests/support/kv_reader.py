@@ -10,7 +10,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from dynamo.protocols.kv import Cleared, KvSnapshot, Removed, RouterEvent, RouterEventBatch, Stored, Tier
+from dynamo.kv.messages import Cleared, KvSnapshot, Removed, RouterEvent, RouterEventBatch, Stored, Tier
 from dynamo.runtime import DistributedRuntime
 from support.waiting import PATIENCE, until
 

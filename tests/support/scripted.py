@@ -12,13 +12,10 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from dynamo.kv.follow.rank_sync import FollowConfig
 from dynamo.kv.hashing import local_hashes, sequence_hashes
-from dynamo.kv.subjects import KV_EVENTS, subject
-from dynamo.llm.kv.feed import parts
-from dynamo.protocols.card import ModelRuntimeConfig
-from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
-from dynamo.protocols.errors import DynamoException
-from dynamo.protocols.kv import (
+from dynamo.kv.index.index import Index
+from dynamo.kv.messages import (
     KV_WIRE_VERSION,
     Cleared,
     KvSnapshot,
@@ -29,10 +26,13 @@ from dynamo.protocols.kv import (
     Stored,
     WorkerRank,
 )
+from dynamo.kv.publish.feed import parts
+from dynamo.kv.subjects import KV_EVENTS, subject
+from dynamo.protocols.card import ModelRuntimeConfig
+from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
+from dynamo.protocols.errors import DynamoException
 from dynamo.router import RoutingConfig
 from dynamo.router.delivery import Delivery, reach
-from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Placement, Router, pinned_instance
 from dynamo.router.simple import SimpleRouter

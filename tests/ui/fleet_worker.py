@@ -10,12 +10,12 @@ from pathlib import Path
 import uvloop
 
 from dynamo.kv.hashing import sequence_hashes
+from dynamo.kv.messages import Stored, Tier, TierReport
+from dynamo.kv.publish.feed import kv_feed
 from dynamo.llm import WorkerMetricsPublisher
-from dynamo.llm.kv.feed import kv_feed
 from dynamo.llm.register import register_card
 from dynamo.planner.announce import Announcer
 from dynamo.planner.config import PlannerConfig
-from dynamo.protocols.kv import Stored, Tier, TierReport
 from dynamo.runtime import DistributedRuntime, dynamo_worker
 from support.toys import Scripted, toy_card
 

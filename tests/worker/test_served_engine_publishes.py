@@ -13,8 +13,8 @@ from dynamo.engines.base import KvSocket
 from dynamo.engines.echo import EchoCore
 from dynamo.engines.mocker import MockerArgs
 from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.messages import ActiveLoad, Tier
 from dynamo.protocols.errors import Unavailable
-from dynamo.protocols.kv import ActiveLoad, Tier
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.worker import serve_engine
 from support.kv_reader import FakeEngine, Reader, ask_snapshot, content

@@ -13,11 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from dynamo.kv.messages import KvChange, Tier, TierReport
 from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import StartError
 from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledRequestMetrics
-from dynamo.protocols.kv import KvChange, Tier, TierReport
 from dynamo.runtime.stream import Sink
 
 

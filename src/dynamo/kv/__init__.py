@@ -1,1 +1,1 @@
-"""What routers and workers share about KV blocks: how they are hashed and on which subjects they are announced."""
+"""KV blocks: their hashes, what workers publish about them, the index that routers keep, and tiers outside the device."""

@@ -3,10 +3,10 @@
 import importlib
 from typing import Any
 
+from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
+from dynamo.kv.publish.publisher import KvEventPublisher
 from dynamo.llm.exceptions import HttpError, RouterQueueLimitExceeded
-from dynamo.llm.kv.publisher import KvEventPublisher
 from dynamo.llm.kv_router import KvRouter, KvRouterConfig, compute_block_hash_for_seq
-from dynamo.llm.load_metrics import WorkerMetricsPublisher
 from dynamo.llm.lora import lora_name_to_id
 from dynamo.llm.radix_tree import OverlapScores, RadixTree
 from dynamo.llm.register import fetch_llm, register_llm, unregister_llm

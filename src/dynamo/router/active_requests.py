@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from dynamo.protocols.kv import WorkerRank
+from dynamo.kv.follow.follow import Follower
+from dynamo.kv.index.approximate import ApproximateIndex
+from dynamo.kv.messages import WorkerRank
 from dynamo.router.decision import Decision
-from dynamo.router.kv.index.approximate import ApproximateIndex
 from dynamo.router.kv.load.book import LoadBook
 from dynamo.router.kv.load.prompts import Prompts, SentPrompt
-from dynamo.router.kv.sync.follow import Follower
 from dynamo.router.kv.sync.replicas import Replicas
 from dynamo.router.placement import Account, Placement
 from dynamo.runtime.plane.base import Channel

@@ -11,12 +11,19 @@ from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
+from dynamo.kv.follow.follow import Follower
+from dynamo.kv.follow.rank_sync import FollowConfig
+from dynamo.kv.follow.stats import RouterStats
 from dynamo.kv.hashing import PromptHashes
+from dynamo.kv.index.approximate import ApproximateIndex
+from dynamo.kv.index.index import Index
+from dynamo.kv.index.overlaps import Overlaps
+from dynamo.kv.index.prefixes import PrefixScan
+from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.protocols.instance import Instance
-from dynamo.protocols.kv import WorkerRank
 from dynamo.router.active_requests import ActiveRequests, KvPlacement
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
@@ -25,20 +32,13 @@ from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Capacity, Fleet, RankTable
 from dynamo.router.kv.choice.prompt_estimate import estimate_tokens
 from dynamo.router.kv.choice.queue import Queue, RequestToPlace
-from dynamo.router.kv.index.approximate import ApproximateIndex
-from dynamo.router.kv.index.index import Index
-from dynamo.router.kv.index.overlaps import Overlaps
-from dynamo.router.kv.index.prefixes import PrefixScan
 from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.sync.follow import Follower
-from dynamo.router.kv.sync.rank_sync import FollowConfig
 from dynamo.router.kv.sync.replicas import Replicas
 from dynamo.router.overhead import ChoiceTimer, Overhead
 from dynamo.router.placement import DECISIONS_KEPT, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies
 from dynamo.router.rank_status import kv_status
 from dynamo.router.reported import NO_REPORT, ReportedLoads
-from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
+from dynamo.kv.follow.stats import RouterStats
+from dynamo.kv.index.prefixes import PrefixScan
+from dynamo.kv.messages import Tier, TierReport, WorkerRank
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest
-from dynamo.protocols.kv import Tier, TierReport, WorkerRank
 from dynamo.router.backoff import Backoff
 from dynamo.router.decision import Decision
-from dynamo.router.kv.index.prefixes import PrefixScan
-from dynamo.router.stats import RouterStats
 from dynamo.router.stream_watch import StreamWatch
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime import Context

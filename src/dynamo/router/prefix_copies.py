@@ -7,6 +7,7 @@ import logging
 from functools import partial
 from typing import Any
 
+from dynamo.kv.follow.stats import RouterStats
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.router.active_requests import ActiveRequests, KvPlacement
@@ -14,7 +15,6 @@ from dynamo.router.delivery import Delivery
 from dynamo.router.kv.choice.choose import Choice
 from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates, prefix_of
 from dynamo.router.kv.choice.fleet import RankTable
-from dynamo.router.stats import RouterStats
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dynamo.protocols.kv import Tier, WorkerRank
-from dynamo.router.kv.index.index import Index
+from dynamo.kv.index.index import Index
+from dynamo.kv.messages import Tier, WorkerRank
 from dynamo.router.kv.load.book import Loads
 from dynamo.router.placement import RankStatus, TierStatus
 from dynamo.router.reported import ReportedLoads

@@ -9,17 +9,17 @@ from collections.abc import Callable, Collection, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
+from dynamo.kv.follow.stats import RouterStats
+from dynamo.kv.index.prefixes import PrefixScan
+from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import ResourceExhausted
-from dynamo.protocols.kv import WorkerRank
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
-from dynamo.router.kv.index.prefixes import PrefixScan
 from dynamo.router.placement import DECISIONS_KEPT, Placement, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.policy import Policy
 from dynamo.router.reported import ReportedLoads
-from dynamo.router.stats import RouterStats
 from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet

@@ -12,6 +12,7 @@ from weakref import WeakSet
 import msgspec
 from msgspec import structs
 
+from dynamo.kv.index.overlaps import Overlap
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
@@ -21,7 +22,6 @@ from dynamo.router.families import LabelledRouter, router_families
 from dynamo.router.handoff.prefills import Prefills
 from dynamo.router.handoff.split import Splitter
 from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.index.overlaps import Overlap
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Placement
 from dynamo.router.workers import Workers

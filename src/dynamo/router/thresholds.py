@@ -6,9 +6,9 @@ import math
 
 from msgspec import Struct
 
+from dynamo.kv.messages import ActiveLoad
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import ActiveLoad
 
 
 class Thresholds(Struct, frozen=True, kw_only=True):

@@ -21,13 +21,13 @@ from dynamo.engines.base import (
     PrefixHandoff,
     RankLoad,
 )
-from dynamo.llm.kv.feed import component_of, kv_feed
-from dynamo.llm.kv.publisher import KvEventPublisher
-from dynamo.llm.load_metrics import WorkerMetricsPublisher
+from dynamo.kv.messages import KvChange
+from dynamo.kv.publish.feed import component_of, kv_feed
+from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
+from dynamo.kv.publish.publisher import KvEventPublisher
 from dynamo.protocols.card import ModelCard, ModelInput, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
-from dynamo.protocols.kv import KvChange
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import CLEAR_ENDPOINT

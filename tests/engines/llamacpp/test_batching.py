@@ -12,9 +12,9 @@ import pytest
 from dynamo.engines.base import CacheOwner, DeathSource, KvSource, LoadSource, RankLoad
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.messages import KvChange
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import EngineShutdown
-from dynamo.protocols.kv import KvChange
 from engines.llamacpp.conftest import Starting
 from engines.llamacpp.test_blocks import replay
 from support.asking import answer, asking, chat

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dynamo.engines.llamacpp.blocks import BlockMap, Held
 from dynamo.kv.hashing import prompt_hashes
-from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
+from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
 
 
 class Cells:

@@ -14,7 +14,7 @@ from prometheus_client import generate_latest
 from dynamo.engines.base import EngineError
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.kv.hashing import prompt_hashes
-from dynamo.protocols.kv import ActiveLoad, Cleared, KvChange, Stored, Tier
+from dynamo.kv.messages import ActiveLoad, Cleared, KvChange, Stored, Tier
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.worker import serve_engine
 from engines.llamacpp.conftest import Starting
@@ -171,7 +171,7 @@ async def test_a_disk_that_is_full_is_named_once_and_requests_are_answered(
         await until(lambda: figures(engine, Tier.Disk).failures)
         assert (await asked(engine, TWO))[0]
         assert (await asked(engine, ONE))[0] == first[0]
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "dynamo.tiers.store"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "dynamo.kv.tiers.store"]
     assert line.startswith("cannot write KV blocks into ")
     assert line.endswith("; trying again later")
     assert not list(tmp_path.glob("*/*.part"))

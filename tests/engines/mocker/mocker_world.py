@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from dynamo.engines.mocker import MockVocabulary
 from dynamo.engines.mocker.tokens import MockAnswer, answer_for
+from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
 from dynamo.protocols.engine import PreprocessedRequest, StopConditions
-from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
 
 
 def answer_to(prompt: list[int], max_tokens: int, limit: int = 10**6) -> MockAnswer:

@@ -4,7 +4,7 @@ import pytest
 
 from dynamo.engines.mocker.blocks import BlockPool
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
-from dynamo.protocols.kv import Cleared, Removed, Stored
+from dynamo.kv.messages import Cleared, Removed, Stored
 
 ONE_TO_TWELVE = list(range(1, 13))
 

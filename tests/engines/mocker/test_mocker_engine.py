@@ -7,9 +7,9 @@ import pytest
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine
 from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.messages import Cleared, KvChange, Stored
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException, EngineShutdown, InvalidArgument
-from dynamo.protocols.kv import Cleared, KvChange, Stored
 from engines.mocker.mocker_world import answer_to
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from dynamo.engines.mocker import Iteration, MockerArgs, Ranks
 from dynamo.engines.mocker.scheduler import Scheduler
 from dynamo.engines.mocker.tiers import MockTiers
+from dynamo.kv.messages import Tier
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import Tier
 from engines.mocker.mocker_world import Replica, TierReplica, answer_to
 
 some = settings(max_examples=300, deadline=None)

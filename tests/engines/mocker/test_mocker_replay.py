@@ -13,7 +13,7 @@ from dynamo.engines.mocker import MockerArgs, PolynomialTiming
 from dynamo.engines.mocker.scheduler import Scheduler
 from dynamo.engines.mocker.tokens import MockAnswer
 from dynamo.kv.hashing import local_hashes, sequence_hashes
-from dynamo.protocols.kv import KvChange, Removed, Stored
+from dynamo.kv.messages import KvChange, Removed, Stored
 
 RECORDINGS = {one["name"]: one for one in json.loads((Path(__file__).parent / "vllm_recording.json").read_text())}
 

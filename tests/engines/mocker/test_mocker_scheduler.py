@@ -7,8 +7,8 @@ import pytest
 from dynamo.engines.mocker import MockerArgs, PolynomialTiming, Ranks
 from dynamo.engines.mocker.scheduler import Scheduler, StepResult
 from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.messages import Removed, Stored
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import Removed, Stored
 from engines.mocker.mocker_world import answer_to
 
 

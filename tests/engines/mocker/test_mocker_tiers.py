@@ -13,7 +13,7 @@ from msgspec import structs
 from dynamo.engines.mocker import MockerArgs, Ranks
 from dynamo.engines.mocker.tiers import MockTiers
 from dynamo.engines.mocker.timing import PolynomialTiming
-from dynamo.protocols.kv import KvChange, Removed, Stored, Tier
+from dynamo.kv.messages import KvChange, Removed, Stored, Tier
 from engines.mocker.mocker_world import TierReplica, answer_to
 
 FEW = MockerArgs(block_size=64, num_gpu_blocks=16, num_g2_blocks=64, max_num_batched_tokens=2048)

@@ -17,11 +17,11 @@ from dynamo.engines.base import EngineError, RankLoad
 from dynamo.engines.registry import EngineSpec, make_engine
 from dynamo.engines.sglang.engine import _address
 from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.messages import Tier
 from dynamo.model import LocalModel, bundled
 from dynamo.process.threads import in_thread
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, StopConditions
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument
-from dynamo.protocols.kv import Tier
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.worker import serve_engine
 from support.kv_reader import Reader

@@ -13,10 +13,10 @@ from tensorrt_llm.llmapi.llm import FATAL, REFUSED
 from dynamo.engines.base import EngineError, RankLoad
 from dynamo.engines.registry import EngineSpec, make_engine
 from dynamo.kv.hashing import prompt_hashes
+from dynamo.kv.messages import Tier
 from dynamo.model import LocalModel, bundled
 from dynamo.protocols.engine import OutputOptions, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import EngineShutdown, InvalidArgument, Unknown
-from dynamo.protocols.kv import Tier
 from dynamo.runtime import DistributedRuntime, Local, RuntimeConfig
 from dynamo.worker import serve_engine
 from support.kv_reader import Reader

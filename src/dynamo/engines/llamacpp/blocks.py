@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from dynamo.engines.llamacpp.memory import SequenceMemory
-from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
+from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
 
 
 class Block:

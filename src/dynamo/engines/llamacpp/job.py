@@ -10,10 +10,10 @@ from dynamo.engines.llamacpp.blocks import Held
 from dynamo.engines.llamacpp.sampling import Sampler
 from dynamo.engines.refusals import refuse_options
 from dynamo.kv.hashing import local_hashes, salt_seed, sequence_hashes
+from dynamo.kv.tiers import TierFetch
 from dynamo.protocols.engine import PreprocessedRequest, SamplingOptions, TopLogprob, Usage
 from dynamo.protocols.errors import ContextLengthExceeded, InvalidArgument
 from dynamo.runtime.stream import Sink
-from dynamo.tiers import TierFetch
 
 _SEEDS = 1 << 64
 _LACKS = ("use_beam_search", "best_of", "a LoRA adapter", "kv_transfer_params")

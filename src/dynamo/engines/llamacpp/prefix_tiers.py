@@ -17,8 +17,8 @@ from dynamo.engines.base import EngineError
 from dynamo.engines.llamacpp.blocks import BlockMap
 from dynamo.engines.llamacpp.decoder import DECODED, LlamaDecoder
 from dynamo.engines.llamacpp.job import Job
-from dynamo.protocols.kv import KvChange, Tier
-from dynamo.tiers import KvSegment, TierStore
+from dynamo.kv.messages import KvChange, Tier
+from dynamo.kv.tiers import KvSegment, TierStore
 
 _CALIBRATION_TOKENS = 64
 _UNSAVED = 4096

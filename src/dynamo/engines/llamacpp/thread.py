@@ -16,8 +16,8 @@ from dynamo.engines.base import RankLoad
 from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.engines.llamacpp.job import Job
 from dynamo.engines.llamacpp.scheduler import LlamaScheduler, Output
+from dynamo.kv.messages import KvChange, Tier
 from dynamo.protocols.errors import EngineShutdown, from_exception
-from dynamo.protocols.kv import KvChange, Tier
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from dynamo.protocols.kv import Tier
-from dynamo.tiers import TierStore
+from dynamo.kv.messages import Tier
+from dynamo.kv.tiers import TierStore
 
 _COUNTERS = {
     "restored_tokens": "tokens restored from the tier instead of computed",

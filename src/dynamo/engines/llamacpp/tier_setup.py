@@ -12,7 +12,7 @@ from dynamo.engines.llamacpp.decoder import LlamaDecoder
 from dynamo.engines.llamacpp.library import version
 from dynamo.engines.llamacpp.prefix_tiers import PrefixTiers
 from dynamo.engines.llamacpp.weights import weights_digest
-from dynamo.tiers import FolderTier, MemoryTier, PrefillCost, TierFolderError, TierStore
+from dynamo.kv.tiers import FolderTier, MemoryTier, PrefillCost, TierFolderError, TierStore
 
 log = logging.getLogger(__name__)
 

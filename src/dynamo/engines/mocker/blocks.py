@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
-from dynamo.protocols.kv import Cleared, KvChange, Removed, Stored
+from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
 
 from .tiers import MockTiers
 

@@ -9,9 +9,9 @@ from itertools import accumulate, repeat
 from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
+from dynamo.kv.messages import KvChange, Tier
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledRequestMetrics
-from dynamo.protocols.kv import KvChange, Tier
 
 from .args import MockerArgs
 from .profile import timing_for

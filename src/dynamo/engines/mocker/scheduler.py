@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from msgspec import Struct
 
 from dynamo.kv.hashing import BASE_SEED
+from dynamo.kv.messages import KvChange, Tier, TierReport
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.protocols.forward_pass import QueuedRequestMetrics, ScheduledPrompt, ScheduledRequestMetrics
-from dynamo.protocols.kv import KvChange, Tier, TierReport
 
 from .args import MockerArgs
 from .blocks import BlockPool

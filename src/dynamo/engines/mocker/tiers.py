@@ -1,6 +1,6 @@
 """Host memory and a disk below the simulated cache: blocks that have no room there go down, and come back.
 
-What is kept, and whether restoring pays, is decided by `dynamo.tiers`, as for real engines; only copies are modelled.
+What is kept, and whether restoring pays, is decided by `dynamo.kv.tiers`, as for real engines; copies alone are modelled.
 They run beside the computing: a prompt waits until its blocks have come, others do not. A step that computes prompts is
 longer only if copying the blocks that it displaces takes longer than computing. No step waits for the disk: a block
 that leaves host memory while too many others wait to be written is lost.
@@ -14,8 +14,8 @@ from itertools import chain
 
 from msgspec import Struct
 
-from dynamo.protocols.kv import Tier
-from dynamo.tiers import KvSegment, MemoryTier, PrefillCost, TierChain
+from dynamo.kv.messages import Tier
+from dynamo.kv.tiers import KvSegment, MemoryTier, PrefillCost, TierChain
 
 from .args import MockerArgs
 from .sequence import Sequence

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from dynamo.llm.kv.engine_events import EngineBatch, EngineRemoved, EngineStored
-from dynamo.llm.kv.translate import Translator
-from dynamo.protocols.kv import Cleared, KvChange, Tier
+from dynamo.kv.messages import Cleared, KvChange, Tier
+from dynamo.kv.publish.engine_events import EngineBatch, EngineRemoved, EngineStored
+from dynamo.kv.publish.translate import Translator
 
 log = logging.getLogger(__name__)
 

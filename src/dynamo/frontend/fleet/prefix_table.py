@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from time import perf_counter, thread_time
 
 from dynamo.frontend.fleet.merge_patch import Document
-from dynamo.protocols.kv import Tier
+from dynamo.kv.index.prefixes import CachedPrefix, PrefixScan
+from dynamo.kv.messages import Tier
 from dynamo.router import Router
-from dynamo.router.kv.index.prefixes import CachedPrefix, PrefixScan
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
 

@@ -20,7 +20,7 @@ from dynamo.frontend.fleet.prefix_table import PrefixTable
 from dynamo.frontend.fleet.worker_rows import LONGEST_NAME, WorkerRows
 from dynamo.frontend.measure.request_record import RequestRecord, RunningRequests
 from dynamo.frontend.measure.stages import DISPATCH
-from dynamo.protocols.kv import WorkerRank
+from dynamo.kv.messages import WorkerRank
 from dynamo.router.decision import Decision
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel

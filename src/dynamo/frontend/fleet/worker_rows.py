@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dynamo.frontend.fleet.merge_patch import Document
 from dynamo.frontend.measure.worker_metrics import LastRequests
+from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelCard
-from dynamo.protocols.kv import WorkerRank
 from dynamo.router.placement import RankStatus, TierStatus
 from dynamo.runtime.membership import Member
 from dynamo.serving.models import Models

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil, inf
 
+from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
-from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.choose import Choice
 
 LEAST_SHARING = 3

@@ -10,9 +10,9 @@ from operator import mul, sub
 
 from msgspec import Struct
 
+from dynamo.kv.index.overlaps import Overlaps
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.kv.choice.fleet import Fleet
-from dynamo.router.kv.index.overlaps import Overlaps
 from dynamo.router.kv.load.book import Loads
 
 TRAFFIC_UNIT = 1024.0

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import WorkerRank
 
 _FLEETS_KEPT = 16
 """Fleets kept, by set of instances: the same few sets are asked for again and again."""

@@ -8,9 +8,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 
+from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException
-from dynamo.protocols.kv import WorkerRank
 from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv.choice.fleet import Fleet
 from dynamo.router.kv.choice.turns import Turns

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from dynamo.kv.index.active_blocks import ActiveBlocks, Segment
+from dynamo.kv.index.slots import Slots
+from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.protocols.kv import WorkerRank
-from dynamo.router.kv.load.active_blocks import ActiveBlocks, Segment
-from dynamo.router.kv.slots import Slots
 
 _T = TypeVar("_T", int, float)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from dynamo.protocols.kv import WorkerRank
+from dynamo.kv.messages import WorkerRank
 
 _SMOOTHING = 8
 
