@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import Cleared, KvChange, Removed, RouterEvent, Stored
 from dynamo.protocols.errors import InvalidArgument

@@ -1,1 +1,1 @@
-"""KV blocks: their hashes, what workers publish about them, the index that routers keep, and tiers outside the device."""
+"""KV blocks: hashes, messages, what workers publish, the index that routers keep, and tiers outside the device."""

@@ -1,6 +1,6 @@
 """Chooses an instance for each request and delivers it there."""
 
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
 from dynamo.router.factory import make_router

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from dynamo.kv.follow.stats import HIT_RATE_BOUNDS
+from dynamo.router.stats import HIT_RATE_BOUNDS
 from dynamo.protocols.card import WorkerType
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Router

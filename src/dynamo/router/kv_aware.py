@@ -13,7 +13,7 @@ from typing import Any
 
 from dynamo.kv.follow.follow import Follower
 from dynamo.kv.follow.rank_sync import FollowConfig
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.kv.hashing import PromptHashes
 from dynamo.kv.index.approximate import ApproximateIndex
 from dynamo.kv.index.index import Index

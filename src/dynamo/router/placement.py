@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import Tier, TierReport, WorkerRank
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, Tenant

@@ -7,7 +7,7 @@ import logging
 from functools import partial
 from typing import Any
 
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.router.active_requests import ActiveRequests, KvPlacement

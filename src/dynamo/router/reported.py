@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.kv.follow.subscriptions import Subscriptions
 from dynamo.kv.messages import ActiveLoad, WorkerRank
 from dynamo.kv.subjects import KV_METRICS, LOAD_REPORT_SECONDS

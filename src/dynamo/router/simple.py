@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelRuntimeConfig

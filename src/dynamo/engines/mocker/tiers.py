@@ -1,6 +1,6 @@
 """Host memory and a disk below the simulated cache: blocks that have no room there go down, and come back.
 
-What is kept, and whether restoring pays, is decided by `dynamo.kv.tiers`, as for real engines; copies alone are modelled.
+What is kept, and whether restoring pays, is decided by `dynamo.kv.tiers`, as for real engines; copies are modelled.
 They run beside the computing: a prompt waits until its blocks have come, others do not. A step that computes prompts is
 longer only if copying the blocks that it displaces takes longer than computing. No step waits for the disk: a block
 that leaves host memory while too many others wait to be written is lost.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dynamo.kv.follow.rank_sync import Action, FollowConfig, RankSync, SyncCommand, SyncState
 from dynamo.kv.follow.snapshots import Snapshots
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.kv.follow.stats import FollowStats
 from dynamo.kv.follow.subscriptions import Subscriptions, count_malformed
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import RouterEventBatch, WorkerRank
@@ -51,7 +51,7 @@ class Follower:
         instances: InstanceSet,
         index: Index,
         ranks_of: Callable[[int], int],
-        stats: RouterStats,
+        stats: FollowStats,
         *,
         block_size: int,
         config: FollowConfig | None = None,

@@ -1,47 +1,19 @@
-"""The counters of a router, which the metrics read."""
+"""What following the workers' caches counts, which the metrics read."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 
 from msgspec import Struct, field
 
 from dynamo.kv.messages import Cleared, KvChange, Removed, Stored
-from dynamo.router.overhead import Overhead
-from dynamo.runtime.metrics.instruments import Histogram
 
-HIT_RATE_BOUNDS = [step / 20 for step in range(21)]
-LOST_BOUNDS = [2.0**step for step in range(12)]
 OK, BLOCK_NOT_FOUND, INVALID_BLOCK = "ok", "block_not_found", "invalid_block"
 """What became of a KV event, in ai-dynamo's words."""
 _EVENT_TYPES: dict[type[KvChange], str] = {Stored: "stored", Removed: "removed", Cleared: "cleared"}
 
 
-class RouterStats(Struct):
-    requests: int = 0
-    """Requests that were placed."""
-    rejected: int = 0
-    """Requests refused because all workers were busy or the queue was full."""
-    queue_full: int = 0
-    """Those of `rejected` that found the queue full."""
-    queued: int = 0
-    """Requests that had to wait in the router's queue."""
-    prompt_blocks: int = 0
-    overlap_blocks: int = 0
-    """The prompt blocks that the chosen workers had cached."""
-    non_max_overlap_selections: int = 0
-    """Requests placed although another worker had more of the prompt cached."""
-    overlap_blocks_lost: Histogram = field(default_factory=lambda: Histogram(LOST_BOUNDS))
-    """How many more blocks those other workers had, per request of these."""
-    hit_rate_counts: list[int] = field(default_factory=lambda: [0] * (len(HIT_RATE_BOUNDS) + 1))
-    """Requests by the cached share of their prompt: a histogram with the upper bounds HIT_RATE_BOUNDS."""
-    hit_rate_sum: float = 0.0
-    copies: int = 0
-    """Shared prefixes sent to idle workers ahead of need."""
-    copied_blocks: int = 0
-    overhead: Overhead | None = None
-    """Measured by KV-aware routers only."""
+class FollowStats(Struct):
     events: Counter[tuple[str, str]] = field(
         default_factory=lambda: Counter(dict.fromkeys(((name, OK) for name in _EVENT_TYPES.values()), 0))
     )
@@ -50,21 +22,8 @@ class RouterStats(Struct):
     """KV events that stored only blocks which the worker was known to hold."""
     snapshots: int = 0
     """Snapshots requested from workers."""
-    replica_requests: int = 0
-    """Requests that other routers announced."""
     malformed: int = 0
     """Messages that could not be decoded."""
-
-    def chosen(self, overlap: int, best: int, blocks: int) -> None:
-        self.prompt_blocks += blocks
-        self.overlap_blocks += overlap
-        if best > overlap:
-            self.non_max_overlap_selections += 1
-            self.overlap_blocks_lost.observe(best - overlap)
-        if blocks:
-            rate = overlap / blocks
-            self.hit_rate_counts[bisect_left(HIT_RATE_BOUNDS, rate)] += 1
-            self.hit_rate_sum += rate
 
     def applied(self, change: KvChange, blocks: int) -> None:
         """Count a KV event that the index has applied; `blocks` is how many the rank gained or lost."""

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.kv.follow.stats import FollowStats
 from dynamo.kv.subjects import ComponentName, subject
 from dynamo.protocols.errors import StartError
 from dynamo.protocols.instance import Instance
@@ -34,7 +34,7 @@ class Subscriptions(Generic[M]):
         topic: str,
         message_type: type[M],
         receive: Callable[[M], None],
-        stats: RouterStats,
+        stats: FollowStats,
         *,
         what: str,
     ) -> None:
@@ -80,7 +80,7 @@ class Subscriptions(Generic[M]):
             self._receive(message)
 
 
-def count_malformed(stats: RouterStats, what: str, error: Exception) -> None:
+def count_malformed(stats: FollowStats, what: str, error: Exception) -> None:
     if not stats.malformed:
         log.warning("ignoring malformed %s: %s; further ones are only counted", what, error)
     stats.malformed += 1

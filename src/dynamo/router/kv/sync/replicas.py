@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dynamo.kv.follow.stats import RouterStats
+from dynamo.router.stats import RouterStats
 from dynamo.kv.follow.subscriptions import Subscriptions
 from dynamo.kv.index.approximate import ApproximateIndex
 from dynamo.kv.messages import BookingAdded, BookingBatch, BookingFreed, BookingPrefillDone, WorkerRank
