@@ -39,8 +39,8 @@ from dynamo.protocols.card import ModelType
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.openai_chat import ChatRequest
 from dynamo.protocols.openai_fields import StreamOptions
-from dynamo.router.delivery import Delivery
-from dynamo.router.stream_watch import StreamClock
+from dynamo.router.delivery.delivery import Delivery
+from dynamo.router.delivery.stream_watch import StreamClock
 from dynamo.runtime import Context
 from dynamo.runtime.plane import frames
 from dynamo.runtime.plane.client_link import ClientLink

@@ -11,10 +11,10 @@ from functools import partial
 from dynamo.kv.hashing import prompt_hashes
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import RouterEvent, Stored, WorkerRank
-from dynamo.router.kv.choice.choose import choose
-from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.choice.fleet import Capacity, Fleet
-from dynamo.router.kv.load.book import LoadBook
+from dynamo.router.choice.choose import choose
+from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.fleet import Capacity, Fleet
+from dynamo.router.load.book import LoadBook
 
 
 def timed(work: Callable[[], object], number: int = 50, repeats: int = 7) -> float:

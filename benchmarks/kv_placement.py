@@ -22,11 +22,11 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.kv.index.index import Index
 from dynamo.kv.index.overlaps import Overlap
 from dynamo.kv.messages import RouterEvent, WorkerRank
-from dynamo.router.kv.choice.choose import Choice, choose
-from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates
-from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.choice.fleet import Capacity, Fleet
-from dynamo.router.kv.load.book import LoadBook
+from dynamo.router.choice.choose import Choice, choose
+from dynamo.router.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates
+from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.fleet import Capacity, Fleet
+from dynamo.router.load.book import LoadBook
 from kv_fleet import Asked, Prompt, SimWorker
 
 BLOCK = 64

@@ -11,7 +11,7 @@ import time
 from dynamo.frontend.measure.metrics import FrontendMetrics
 from dynamo.frontend.measure.request_record import RequestRecord, RunningRequests
 from dynamo.router import Placement
-from dynamo.router.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
 

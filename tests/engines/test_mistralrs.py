@@ -29,7 +29,7 @@ from dynamo.protocols.engine import (
     StopConditions,
 )
 from dynamo.protocols.errors import Cancelled, EngineShutdown, InvalidArgument
-from dynamo.router.continuation import continuation
+from dynamo.router.delivery.continuation import continuation
 from support.models import byte_level_json, sentencepiece_json
 from support.sinks import Kept
 from support.tiny_llama import (

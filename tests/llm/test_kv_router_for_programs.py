@@ -15,8 +15,8 @@ from dynamo.llm import KvRouter, KvRouterConfig, bookings, compute_block_hash_fo
 from dynamo.llm.exceptions import InvalidArgument, ResourceExhausted, Unavailable
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig
 from dynamo.router import RoutingConfig
-from dynamo.router.service import serve_router
-from dynamo.router.standalone import StandaloneRouter, prompt
+from dynamo.router.standalone.service import serve_router
+from dynamo.router.standalone.standalone import StandaloneRouter, prompt
 from dynamo.runtime import DistributedRuntime, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.names import card_key
 from support.mockers import Mocker

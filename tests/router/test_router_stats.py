@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dynamo.router.stats import RouterStats
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import Cleared, KvChange, Removed, RouterEvent, Stored
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.metrics.stats import RouterStats
 
 
 def test_events_count_by_type_and_by_what_became_of_them() -> None:

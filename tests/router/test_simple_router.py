@@ -13,7 +13,7 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.errors import CannotConnect, InvalidRequest, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import Placement, RoutingConfig
-from dynamo.router.delivery import reach
+from dynamo.router.delivery.delivery import reach
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime import RuntimeConfig as Network

@@ -13,8 +13,8 @@ from msgspec import structs
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, CannotConnect, DynamoException, EngineShutdown, Unavailable
 from dynamo.router import RoutingConfig
-from dynamo.router.service import serve_router
-from dynamo.router.standalone import StandaloneRouter
+from dynamo.router.standalone.service import serve_router
+from dynamo.router.standalone.standalone import StandaloneRouter
 from dynamo.runtime import Context, DistributedRuntime, Local
 from dynamo.runtime.client import Client
 from dynamo.runtime.status import StatusConfig

@@ -112,7 +112,7 @@ async def test_a_request_that_waits_goes_when_its_worker_reports_that_it_is_no_l
 async def test_a_request_that_waits_goes_when_the_report_it_waited_for_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dynamo.router.reported.LOAD_REPORT_SECONDS", 0.5)
+    monkeypatch.setattr("dynamo.router.load.reported.LOAD_REPORT_SECONDS", 0.5)
     local = Local()
     async with (
         ScriptedWorker(local) as worker,

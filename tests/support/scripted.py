@@ -32,7 +32,7 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import DynamoException
 from dynamo.router import RoutingConfig
-from dynamo.router.delivery import Delivery, reach
+from dynamo.router.delivery.delivery import Delivery, reach
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.placement import Placement, Router, pinned_instance
 from dynamo.router.simple import SimpleRouter

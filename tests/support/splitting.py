@@ -16,8 +16,8 @@ from dynamo.model.bundled import bundled
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.router import RoutingConfig
-from dynamo.router.backoff import Backoff
-from dynamo.router.delivery import Delivery
+from dynamo.router.delivery.backoff import Backoff
+from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.handoff.pairing import TRANSFER
 from dynamo.router.handoff.split import Splitter
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId, Local, RuntimeConfig

@@ -16,7 +16,7 @@ from dynamo.llm.bookings import ProgramBookings
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.config import RoutingConfig
-from dynamo.router.standalone import StandaloneRouter, prompt
+from dynamo.router.standalone.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.client import Inbox, Stream
 from dynamo.runtime.stream import Sink

@@ -14,8 +14,8 @@ from dynamo.process.open_files import raise_limit
 from dynamo.process.readiness import report_ready
 from dynamo.protocols.errors import StartError
 from dynamo.router.config import RoutingConfig
-from dynamo.router.service import COMPONENT, serve_router
-from dynamo.router.standalone import StandaloneRouter
+from dynamo.router.standalone.service import COMPONENT, serve_router
+from dynamo.router.standalone.standalone import StandaloneRouter
 from dynamo.runtime import DistributedRuntime, EndpointId, RuntimeConfig
 from dynamo.runtime.logging import LogConfig, configure_dynamo_logging
 from dynamo.runtime.process import fail, run_until_signalled, start_or_exit, unless_shut_down

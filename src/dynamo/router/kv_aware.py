@@ -13,7 +13,6 @@ from typing import Any
 
 from dynamo.kv.follow.follow import Follower
 from dynamo.kv.follow.rank_sync import FollowConfig
-from dynamo.router.stats import RouterStats
 from dynamo.kv.hashing import PromptHashes
 from dynamo.kv.index.approximate import ApproximateIndex
 from dynamo.kv.index.index import Index
@@ -24,22 +23,23 @@ from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, Tenant
 from dynamo.protocols.errors import InvalidRequest, ResourceExhausted, RouterQueueLimitExceeded
 from dynamo.protocols.instance import Instance
-from dynamo.router.active_requests import ActiveRequests, KvPlacement
+from dynamo.router.choice.choose import Choice, choose
+from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.fleet import Capacity, Fleet, RankTable
+from dynamo.router.choice.prompt_estimate import estimate_tokens
+from dynamo.router.choice.queue import Queue, RequestToPlace
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
-from dynamo.router.kv.choice.choose import Choice, choose
-from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.choice.fleet import Capacity, Fleet, RankTable
-from dynamo.router.kv.choice.prompt_estimate import estimate_tokens
-from dynamo.router.kv.choice.queue import Queue, RequestToPlace
-from dynamo.router.kv.load.book import LoadBook
-from dynamo.router.kv.sync.replicas import Replicas
-from dynamo.router.overhead import ChoiceTimer, Overhead
+from dynamo.router.load.active_requests import ActiveRequests, KvPlacement
+from dynamo.router.load.book import LoadBook
+from dynamo.router.load.rank_status import kv_status
+from dynamo.router.load.replicas import Replicas
+from dynamo.router.load.reported import NO_REPORT, ReportedLoads
+from dynamo.router.load.thresholds import Thresholds
+from dynamo.router.metrics.overhead import ChoiceTimer, Overhead
+from dynamo.router.metrics.stats import RouterStats
 from dynamo.router.placement import DECISIONS_KEPT, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.prefix_copies import PrefixCopies
-from dynamo.router.rank_status import kv_status
-from dynamo.router.reported import NO_REPORT, ReportedLoads
-from dynamo.router.thresholds import Thresholds
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 

@@ -7,14 +7,14 @@ import logging
 from functools import partial
 from typing import Any
 
-from dynamo.router.stats import RouterStats
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
-from dynamo.router.active_requests import ActiveRequests, KvPlacement
-from dynamo.router.delivery import Delivery
-from dynamo.router.kv.choice.choose import Choice
-from dynamo.router.kv.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates, prefix_of
-from dynamo.router.kv.choice.fleet import RankTable
+from dynamo.router.choice.choose import Choice
+from dynamo.router.choice.copies import LEAST_SHARING, LEAST_TOKENS, RecentCopies, idle_candidates, prefix_of
+from dynamo.router.choice.fleet import RankTable
+from dynamo.router.delivery.delivery import Delivery
+from dynamo.router.load.active_requests import ActiveRequests, KvPlacement
+from dynamo.router.metrics.stats import RouterStats
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
-from dynamo.router.stats import RouterStats
 from dynamo.kv.index.prefixes import PrefixScan
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.card import ModelRuntimeConfig
@@ -17,10 +16,11 @@ from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import ResourceExhausted
 from dynamo.router.config import RoutingConfig
 from dynamo.router.decision import Decision
+from dynamo.router.load.reported import ReportedLoads
+from dynamo.router.load.thresholds import Thresholds
+from dynamo.router.metrics.stats import RouterStats
 from dynamo.router.placement import DECISIONS_KEPT, Placement, RankStatus, WorkerLoad, check_pinned
 from dynamo.router.policy import Policy
-from dynamo.router.reported import ReportedLoads
-from dynamo.router.thresholds import Thresholds
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
 from dynamo.settings.router import POLICIES

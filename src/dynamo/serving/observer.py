@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dynamo.router.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery
 
 
 class RequestObserver(Protocol):

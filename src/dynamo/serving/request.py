@@ -22,7 +22,7 @@ from dynamo.protocols.openai_completions import CompletionRequest
 from dynamo.protocols.openai_embeddings import EmbeddingRequest
 from dynamo.protocols.tensors import TensorRequest
 from dynamo.router.decision import Decision
-from dynamo.router.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery
 from dynamo.runtime import Context
 from dynamo.runtime.logging import TRACE
 from dynamo.runtime.stream import Sink

@@ -15,9 +15,9 @@ from dynamo.engines.mocker import MockerArgs
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import DynamoException, InvalidArgument
-from dynamo.router.backoff import Backoff
 from dynamo.router.config import RoutingConfig
-from dynamo.router.delivery import Delivery
+from dynamo.router.delivery.backoff import Backoff
+from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.factory import make_router
 from dynamo.router.handoff.prefills import Prefills
 from dynamo.router.handoff.split import Splitter

@@ -11,7 +11,7 @@ import pytest
 
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.continuation import continuation
+from dynamo.router.delivery.continuation import continuation
 from engines.conformance.conftest import Started, only
 from engines.conformance.features import FEATURES, Has, those
 from support.asking import asking, tiny_end, tiny_tokenizer

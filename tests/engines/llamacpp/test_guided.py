@@ -11,7 +11,7 @@ import pytest
 
 from dynamo.engines.llamacpp.engine import LlamaCppEngine
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.continuation import continuation
+from dynamo.router.delivery.continuation import continuation
 from support.asking import answer, asking, text, tiny_tokenizer
 from support.sinks import Kept
 

@@ -16,11 +16,11 @@ from dynamo.pipeline.preprocess import Prepared
 from dynamo.protocols.card import ModelRuntimeConfig
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
 from dynamo.protocols.errors import Unknown
-from dynamo.router.kv.choice.choose import choose
-from dynamo.router.kv.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, RecentCopies, idle_candidates
-from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.choice.fleet import Capacity, Fleet
-from dynamo.router.kv.load.book import Loads
+from dynamo.router.choice.choose import choose
+from dynamo.router.choice.copies import AGAIN_SECONDS, LEAST_TOKENS, RecentCopies, idle_candidates
+from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.fleet import Capacity, Fleet
+from dynamo.router.load.book import Loads
 from dynamo.runtime import Local
 from support.scripted import BLOCK, Asked, RouterSide, ScriptedWorker, routing
 from support.waiting import until

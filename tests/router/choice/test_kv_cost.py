@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dynamo.kv.index.overlaps import Overlap, Overlaps
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import InvalidArgument, Unavailable
-from dynamo.router.kv.choice.choose import Choice, choose
-from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.choice.fleet import Capacity, Fleet
-from dynamo.router.kv.load.book import Loads
+from dynamo.router.choice.choose import Choice, choose
+from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.fleet import Capacity, Fleet
+from dynamo.router.load.book import Loads
 
 BLOCK = 16
 

@@ -11,10 +11,10 @@ from dynamo.kv.index.approximate import ApproximateIndex
 from dynamo.kv.index.index import Index
 from dynamo.kv.index.overlaps import Overlap, Overlaps
 from dynamo.kv.messages import RouterEvent, Stored, WorkerRank
-from dynamo.router.kv.choice.choose import Choice, choose
-from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.choice.fleet import Capacity, Fleet
-from dynamo.router.kv.load.book import LoadBook
+from dynamo.router.choice.choose import Choice, choose
+from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.fleet import Capacity, Fleet
+from dynamo.router.load.book import LoadBook
 
 BLOCK = 16
 a, b = WorkerRank(1), WorkerRank(2)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dynamo.router.kv.choice.prompt_estimate import estimate_tokens
+from dynamo.router.choice.prompt_estimate import estimate_tokens
 
 
 @pytest.mark.parametrize(

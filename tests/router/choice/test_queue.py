@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.engine import Tenant
-from dynamo.router.kv.choice.fleet import Capacity, Fleet
-from dynamo.router.kv.choice.queue import Queue, RequestToPlace
-from dynamo.router.kv.load.prompts import Prompts, SentPrompt
+from dynamo.router.choice.fleet import Capacity, Fleet
+from dynamo.router.choice.queue import Queue, RequestToPlace
+from dynamo.router.load.prompts import Prompts, SentPrompt
 
 WORKERS = [WorkerRank(number, 0) for number in (1, 2)]
 TENANTS = [Tenant("a"), Tenant("b"), Tenant("c")]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from dynamo.protocols.engine import Tenant
-from dynamo.router.kv.choice.turns import Turns
+from dynamo.router.choice.turns import Turns
 
 
 class One(Struct, eq=False):

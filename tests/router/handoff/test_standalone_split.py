@@ -10,7 +10,7 @@ from msgspec import structs
 
 from dynamo.protocols.engine import PrefillResult
 from dynamo.router.handoff.split import Splitter
-from dynamo.router.standalone import StandaloneRouter
+from dynamo.router.standalone.standalone import StandaloneRouter
 from dynamo.runtime import Context, EndpointId
 from support.asking import asking
 from support.sinks import Kept

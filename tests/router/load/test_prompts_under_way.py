@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamo.kv.messages import WorkerRank
-from dynamo.router.kv.load.prompts import Prompts, SentPrompt
+from dynamo.router.load.prompts import Prompts, SentPrompt
 
 A, B = WORKERS = [WorkerRank(1, 0), WorkerRank(2, 0)]
 SENT = st.builds(SentPrompt, st.sampled_from(WORKERS), st.sampled_from(("", "x", "y")), st.just(0.0), st.integers(0, 9))

@@ -11,7 +11,7 @@ from msgspec import Struct
 from dynamo.frontend.measure.stages import Stages
 from dynamo.frontend.measure.worker_metrics import LastRequests
 from dynamo.protocols.card import ModelCard
-from dynamo.router.history import DeliveryHistory, Migration
+from dynamo.router.delivery.history import DeliveryHistory, Migration
 from dynamo.runtime.metrics.instruments import Family, Histogram, Kind, MetricFamily, Number, Sample, log_buckets
 
 UNKNOWN_MODEL = "unknown_model"

@@ -19,7 +19,7 @@ from dynamo.frontend.measure.trace_payload import CapturedPayload, PayloadCaptur
 from dynamo.frontend.measure.worker_metrics import LastRequest
 from dynamo.pipeline.stream_meter import StreamMeter
 from dynamo.protocols.errors import Cancelled, DynamoException, ResourceExhausted
-from dynamo.router.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery
 
 log = logging.getLogger(__name__)
 

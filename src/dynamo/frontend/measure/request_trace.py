@@ -33,7 +33,7 @@ from dynamo.frontend.measure.trace_sinks import (
 )
 from dynamo.kv.hashing import PromptHashes
 from dynamo.protocols.engine import PreprocessedRequest, Routing
-from dynamo.router.delivery import Delivery
+from dynamo.router.delivery.delivery import Delivery
 
 log = logging.getLogger(__name__)
 

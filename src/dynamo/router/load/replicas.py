@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from dynamo.router.stats import RouterStats
 from dynamo.kv.follow.subscriptions import Subscriptions
 from dynamo.kv.index.approximate import ApproximateIndex
 from dynamo.kv.messages import BookingAdded, BookingBatch, BookingFreed, BookingPrefillDone, WorkerRank
 from dynamo.kv.subjects import BOOKINGS, ComponentName, subject
 from dynamo.protocols.instance import Instance
-from dynamo.router.kv.load.book import LoadBook
+from dynamo.router.load.book import LoadBook
+from dynamo.router.metrics.stats import RouterStats
 from dynamo.runtime.events import EventPlane
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.names import new_instance_id

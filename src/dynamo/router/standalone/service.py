@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, CannotConnect, InvalidArgument, Unavailable, from_exception
-from dynamo.router.standalone import StandaloneRouter, prompt
+from dynamo.router.standalone.standalone import StandaloneRouter, prompt
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId
 from dynamo.runtime.plane.route import log_failure
 from dynamo.runtime.stream import Outlet

@@ -10,9 +10,9 @@ from msgspec import Struct
 from dynamo.kv.index.overlaps import Overlap, Overlaps
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.errors import Unavailable
-from dynamo.router.kv.choice.cost import CostConfig, Costs, cost_columns
-from dynamo.router.kv.choice.fleet import Fleet
-from dynamo.router.kv.load.book import Loads
+from dynamo.router.choice.cost import CostConfig, Costs, cost_columns
+from dynamo.router.choice.fleet import Fleet
+from dynamo.router.load.book import Loads
 
 _NO_OVERLAP = Overlap()
 

@@ -24,7 +24,7 @@ from dynamo.protocols.errors import (
     Unknown,
 )
 from dynamo.router import Router, Thresholds
-from dynamo.router.kv.sync import replicas
+from dynamo.router.load import replicas
 from dynamo.router.simple import SimpleRouter
 from dynamo.runtime import Local
 from support.scripted import PLACE, Asked, RouterSide, ScriptedWorker, asking, routing
@@ -268,7 +268,7 @@ async def test_what_workers_report_counts_for_the_thresholds_too(mode: str) -> N
 
 @pytest.mark.parametrize("mode", ["round-robin", "kv"])
 async def test_a_report_that_is_not_told_again_is_forgotten(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamo.router.reported.LOAD_REPORT_SECONDS", 0.01)
+    monkeypatch.setattr("dynamo.router.load.reported.LOAD_REPORT_SECONDS", 0.01)
     local = Local()
     async with (
         ScriptedWorker(local) as worker,

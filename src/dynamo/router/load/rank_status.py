@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from dynamo.kv.index.index import Index
 from dynamo.kv.messages import Tier, WorkerRank
-from dynamo.router.kv.load.book import Loads
+from dynamo.router.load.book import Loads
+from dynamo.router.load.reported import ReportedLoads
 from dynamo.router.placement import RankStatus, TierStatus
-from dynamo.router.reported import ReportedLoads
 
 SLOWER = (Tier.Host, Tier.Disk, Tier.External)
 

@@ -10,7 +10,7 @@ from math import ceil, inf
 
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.engine import PreprocessedRequest, Routing, StopConditions
-from dynamo.router.kv.choice.choose import Choice
+from dynamo.router.choice.choose import Choice
 
 LEAST_SHARING = 3
 """Active requests that make a prefix worth a copy: two may be chance."""

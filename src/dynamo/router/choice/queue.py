@@ -11,9 +11,9 @@ from msgspec import Struct
 from dynamo.kv.messages import WorkerRank
 from dynamo.protocols.engine import Tenant
 from dynamo.protocols.errors import DynamoException
-from dynamo.router.kv.choice.cost import CostConfig
-from dynamo.router.kv.choice.fleet import Fleet
-from dynamo.router.kv.choice.turns import Turns
+from dynamo.router.choice.cost import CostConfig
+from dynamo.router.choice.fleet import Fleet
+from dynamo.router.choice.turns import Turns
 
 EVERYBODY = Tenant("")
 """The tenant of requests that have none."""

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from dynamo.kv.index.overlaps import Overlaps
 from dynamo.protocols.errors import InvalidArgument
-from dynamo.router.kv.choice.fleet import Fleet
-from dynamo.router.kv.load.book import Loads
+from dynamo.router.choice.fleet import Fleet
+from dynamo.router.load.book import Loads
 
 TRAFFIC_UNIT = 1024.0
 """Tokens of recent traffic that cost as much as computing one token; the mean traffic counts as at least this."""

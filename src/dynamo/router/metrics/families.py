@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from dynamo.router.stats import HIT_RATE_BOUNDS
 from dynamo.protocols.card import WorkerType
 from dynamo.router.kv_aware import KvAwareRouter
+from dynamo.router.metrics.stats import HIT_RATE_BOUNDS
 from dynamo.router.placement import Router
 from dynamo.runtime.metrics.instruments import Histogram, MetricFamily, Sample
 

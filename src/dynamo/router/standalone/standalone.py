@@ -16,13 +16,13 @@ from dynamo.kv.index.overlaps import Overlap
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import InvalidArgument
+from dynamo.router.choice.cost import CostConfig
 from dynamo.router.config import RoutingConfig
-from dynamo.router.delivery import Delivery, reach
-from dynamo.router.families import LabelledRouter, router_families
+from dynamo.router.delivery.delivery import Delivery, reach
 from dynamo.router.handoff.prefills import Prefills
 from dynamo.router.handoff.split import Splitter
-from dynamo.router.kv.choice.cost import CostConfig
 from dynamo.router.kv_aware import KvAwareRouter
+from dynamo.router.metrics.families import LabelledRouter, router_families
 from dynamo.router.placement import Placement
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime, EndpointId

@@ -28,11 +28,11 @@ from dynamo.protocols.errors import (
     WorkerBusy,
 )
 from dynamo.router import Decision, Placement
-from dynamo.router.backoff import Backoff
-from dynamo.router.continuation import continuation
-from dynamo.router.delivery import Delivery
+from dynamo.router.delivery.backoff import Backoff
+from dynamo.router.delivery.continuation import continuation
+from dynamo.router.delivery.delivery import Delivery
+from dynamo.router.delivery.repetition import Repetition
 from dynamo.router.placement import pinned_instance
-from dynamo.router.repetition import Repetition
 from dynamo.runtime import Context
 from dynamo.runtime.plane.base import CancelStream, nothing_to_cancel
 from dynamo.runtime.stream import Sink

@@ -1,0 +1,1 @@
+"""Chooses a worker by cost, and decides who waits."""

@@ -1,0 +1,1 @@
+"""What routers count and measure, and the metric families made from it."""

@@ -1,0 +1,1 @@
+"""A router for programs and as a process of its own, without a frontend."""
