@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from dynamo.engines.mocker import MockerArgs
 from dynamo.router.config import RoutingConfig
-from dynamo.settings.split import SplitConfig
+from dynamo.settings.handoff import SplitConfig
 from dynamo.simulate import FleetReport, SimulatedRequest, SimulationConfig, virtual_time
 from dynamo.simulate.simulation import Simulation, simulated
 from figures import table

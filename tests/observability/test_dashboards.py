@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 
 from dynamo.engines.llamacpp.tier_metrics import TierMetrics
+from dynamo.handoff.record import HandoffLedger
+from dynamo.handoff.worker.metrics import HandoffMetrics, TakeMetrics
 from dynamo.kv.tiers import MemoryTier, PrefillCost, TierStore
 from dynamo.planner.config import PlannerConfig
 from dynamo.planner.metrics import PlannerMetrics
-from dynamo.router.handoff.record import HandoffLedger
 from dynamo.runtime.status.counts import EndpointCounts, component_metrics
 from dynamo.worker.cache_gauges import CacheGauges
-from dynamo.worker.handoff_metrics import HandoffMetrics, TakeMetrics
 from support.toys import Live
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "observability"

@@ -11,6 +11,10 @@ from msgspec import structs
 
 from dynamo.engines.base import EngineInfo
 from dynamo.engines.mocker import MockerArgs, MockerEngine
+from dynamo.handoff.pairing import TRANSFER
+from dynamo.handoff.router.split import Splitter
+from dynamo.handoff.worker.prefill import HandoffEngine
+from dynamo.handoff.worker.transfer import TransferEngine
 from dynamo.model import HubConfig, LocalModel, build_card
 from dynamo.model.bundled import bundled
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
@@ -18,16 +22,12 @@ from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.router import RoutingConfig
 from dynamo.router.delivery.backoff import Backoff
 from dynamo.router.delivery.delivery import Delivery
-from dynamo.router.handoff.pairing import TRANSFER
-from dynamo.router.handoff.split import Splitter
 from dynamo.runtime import Context, DistributedRuntime, Endpoint, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.tracing.endpoint_spans import EndpointSpans
 from dynamo.serving.models import Models
 from dynamo.serving.served_model import ServedModel
-from dynamo.settings.split import SplitConfig
+from dynamo.settings.handoff import SplitConfig
 from dynamo.worker.life import registered
-from dynamo.worker.prefill import HandoffEngine
-from dynamo.worker.transfer import TransferEngine
 from support.sinks import Kept
 from support.waiting import until
 

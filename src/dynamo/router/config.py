@@ -9,8 +9,8 @@ from dynamo.router.delivery.backoff import Backoff
 from dynamo.router.delivery.stream_watch import StallLimits, StreamWatch
 from dynamo.router.load.thresholds import Thresholds
 from dynamo.settings import read
+from dynamo.settings.handoff import SplitConfig
 from dynamo.settings.router import RouterSettings
-from dynamo.settings.split import SplitConfig
 
 
 class RoutingConfig(RouterSettings, frozen=True, kw_only=True):

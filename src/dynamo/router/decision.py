@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from dynamo.handoff.router.rule import SplitVerdict
 from dynamo.router.choice.choose import Candidate, Choice
-from dynamo.router.handoff.rule import SplitVerdict
 
 MOST_CANDIDATES = 16
 """Candidates in an explanation, the cheapest first."""

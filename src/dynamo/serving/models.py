@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import structs
 
+from dynamo.handoff.router.prefills import Prefills
+from dynamo.handoff.router.split import Splitter
 from dynamo.model import CardReader, FileError, HubConfig, LoadedModel, ModelError
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard, ModelInput
 from dynamo.protocols.errors import ModelNotFound, Unavailable
 from dynamo.protocols.instance import Instance
 from dynamo.router import RoutingConfig, make_router
-from dynamo.router.handoff.prefills import Prefills
-from dynamo.router.handoff.split import Splitter
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member, Membership

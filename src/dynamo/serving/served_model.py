@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from dynamo.handoff.router.split import Splitter
 from dynamo.model import LoadedModel
 from dynamo.pipeline.preprocess import Preprocessor
 from dynamo.pipeline.prompt_times import PromptTimes
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.instance import Instance
 from dynamo.router import Router
-from dynamo.router.handoff.split import Splitter
 
 
 class ServedModel:

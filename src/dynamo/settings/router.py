@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
+from dynamo.settings.handoff import SplitConfig
 from dynamo.settings.setting import Setting
-from dynamo.settings.split import SplitConfig
 from dynamo.settings.table import Settings
 
 Seconds = Meta(ge=0, lt=1e9)

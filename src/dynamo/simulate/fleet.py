@@ -13,8 +13,8 @@ from msgspec import structs
 from dynamo.engines.mocker import MockerArgs, MockerEngine, MockVocabulary
 from dynamo.engines.mocker.profile import timing_for
 from dynamo.engines.mocker.timing import Timing
+from dynamo.handoff.pairing import TRANSFER
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, ModelType, WorkerType
-from dynamo.router.handoff.pairing import TRANSFER
 from dynamo.runtime import DistributedRuntime, Endpoint, EndpointId, RuntimeConfig
 from dynamo.runtime.network import Local
 from dynamo.worker.life import registered

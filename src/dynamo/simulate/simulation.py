@@ -12,6 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from dynamo.engines.mocker import MockerArgs
+from dynamo.handoff.router.prefills import Prefills
+from dynamo.handoff.router.split import Splitter
 from dynamo.protocols.card import ModelCard
 from dynamo.protocols.engine import EngineOutput
 from dynamo.protocols.errors import DynamoException, InvalidArgument
@@ -19,8 +21,6 @@ from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery.backoff import Backoff
 from dynamo.router.delivery.delivery import Delivery
 from dynamo.router.factory import make_router
-from dynamo.router.handoff.prefills import Prefills
-from dynamo.router.handoff.split import Splitter
 from dynamo.router.placement import Router
 from dynamo.router.workers import Workers
 from dynamo.runtime import Context, DistributedRuntime

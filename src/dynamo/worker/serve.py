@@ -21,6 +21,9 @@ from dynamo.engines.base import (
     PrefixHandoff,
     RankLoad,
 )
+from dynamo.handoff.worker.decode import DecodeWorker
+from dynamo.handoff.worker.prefill import PrefillWorker
+from dynamo.handoff.worker.transfer import LeasedPrefills, continuing_handler
 from dynamo.kv.messages import KvChange
 from dynamo.kv.publish.feed import component_of, kv_feed
 from dynamo.kv.publish.load_metrics import WorkerMetricsPublisher
@@ -35,10 +38,7 @@ from dynamo.runtime.plane.admission import RequestLimit
 from dynamo.runtime.status import endpoint_labels
 from dynamo.runtime.stream import Handler, Outlet
 from dynamo.worker.cache_gauges import CacheGauges
-from dynamo.worker.decode import DecodeWorker
 from dynamo.worker.health import health_check_payload
-from dynamo.worker.prefill import PrefillWorker
-from dynamo.worker.transfer import LeasedPrefills, continuing_handler
 
 
 def engine_handler(engine: Engine) -> Handler:

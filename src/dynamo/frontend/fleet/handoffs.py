@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from dynamo.frontend.fleet.merge_patch import Document
-from dynamo.router.handoff.recent import Handoff
+from dynamo.handoff.router.recent import Handoff
 from dynamo.serving.served_model import ServedModel
 
 MOST_HANDOFFS = 16

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from dynamo.handoff.router.split import Splitter
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import (
     Cancelled,
@@ -27,7 +28,6 @@ from dynamo.router.delivery.continuation import continuation, correct_usage, is_
 from dynamo.router.delivery.history import DeliveryHistory
 from dynamo.router.delivery.repetition import Repetition
 from dynamo.router.delivery.stream_watch import StallLimits, StreamClock, StreamWatch
-from dynamo.router.handoff.split import Splitter
 from dynamo.router.placement import Placement, PlaceRequest, pinned_instance
 from dynamo.runtime import Context
 from dynamo.runtime.instances import InstanceSet

@@ -12,6 +12,8 @@ from weakref import WeakSet
 import msgspec
 from msgspec import structs
 
+from dynamo.handoff.router.prefills import Prefills
+from dynamo.handoff.router.split import Splitter
 from dynamo.kv.index.overlaps import Overlap
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
@@ -19,8 +21,6 @@ from dynamo.protocols.errors import InvalidArgument
 from dynamo.router.choice.cost import CostConfig
 from dynamo.router.config import RoutingConfig
 from dynamo.router.delivery.delivery import Delivery, reach
-from dynamo.router.handoff.prefills import Prefills
-from dynamo.router.handoff.split import Splitter
 from dynamo.router.kv_aware import KvAwareRouter
 from dynamo.router.metrics.families import LabelledRouter, router_families
 from dynamo.router.placement import Placement

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 from msgspec import structs
 
+from dynamo.handoff.router.split import Splitter
 from dynamo.protocols.engine import PrefillResult
-from dynamo.router.handoff.split import Splitter
 from dynamo.router.standalone.standalone import StandaloneRouter
 from dynamo.runtime import Context, EndpointId
 from support.asking import asking

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine
+from dynamo.handoff.messages import OFFER, HandoffOffer, StateChunk, read_offer
+from dynamo.handoff.record import HandoffState
+from dynamo.handoff.worker.decode import DecodeWorker, StateSink, fetch_state
+from dynamo.handoff.worker.prefill import PrefillWorker
 from dynamo.protocols.engine import EngineOutput, PrefillResult, PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
-from dynamo.protocols.handoff import OFFER, HandoffOffer, StateChunk, read_offer
-from dynamo.router.handoff.record import HandoffState
 from dynamo.runtime import Context, DistributedRuntime, EndpointId, Local, RuntimeConfig
 from dynamo.runtime.distributed import Endpoint
-from dynamo.worker.decode import DecodeWorker, StateSink, fetch_state
-from dynamo.worker.prefill import PrefillWorker
 from support.asking import asking
 from support.sinks import Kept
 from support.waiting import until

@@ -1,4 +1,4 @@
-"""When a prefill worker computes a prompt. `dynamo.router.handoff.rule` has the behaviour."""
+"""When a prefill worker computes a prompt. `dynamo.handoff.router.rule` has the behaviour."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from msgspec import structs
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from dynamo.engines.base import Engine, EngineTransfer, Running
+from dynamo.handoff.worker.prefill import LEASE_SECONDS
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import DynamoException
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Handler, Outlet
 from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
-from dynamo.worker.prefill import LEASE_SECONDS
 
 log = logging.getLogger(__name__)
 

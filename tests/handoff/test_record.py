@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dynamo.router.handoff.record import HandoffLedger, HandoffRecord, HandoffState
+from dynamo.handoff.record import HandoffLedger, HandoffRecord, HandoffState
 
 IDS = st.sampled_from("abcde")
 

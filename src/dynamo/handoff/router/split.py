@@ -20,6 +20,10 @@ from typing import Any
 
 from msgspec import structs
 
+from dynamo.handoff.router.costs import HandoffCosts
+from dynamo.handoff.router.pool import PrefillPool
+from dynamo.handoff.router.recent import Handoff, HandoffStage, RecentHandoffs
+from dynamo.handoff.router.rule import SplitVerdict, SplitView, decide
 from dynamo.protocols.engine import BootstrapInfo, EngineOutput, PrefillResult, PreprocessedRequest, Routing, Usage
 from dynamo.protocols.errors import (
     ConnectionTimeout,
@@ -28,14 +32,10 @@ from dynamo.protocols.errors import (
     StreamIncomplete,
     Unavailable,
 )
-from dynamo.router.handoff.costs import HandoffCosts
-from dynamo.router.handoff.pool import PrefillPool
-from dynamo.router.handoff.recent import Handoff, HandoffStage, RecentHandoffs
-from dynamo.router.handoff.rule import SplitVerdict, SplitView, decide
 from dynamo.router.placement import Placement
 from dynamo.runtime import Context
 from dynamo.runtime.metrics.instruments import Histogram, log_buckets
-from dynamo.settings.split import SplitConfig
+from dynamo.settings.handoff import SplitConfig
 
 log = logging.getLogger(__name__)
 

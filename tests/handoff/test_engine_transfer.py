@@ -10,12 +10,12 @@ from msgspec import structs
 
 from dynamo.engines.base import EngineInfo
 from dynamo.engines.vllm import handoff
+from dynamo.handoff.worker.transfer import LeasedPrefills, continuing_handler
 from dynamo.protocols.card import ModelInput, WorkerType
 from dynamo.protocols.engine import EngineOutput, PrefillResult, PreprocessedRequest
 from dynamo.protocols.errors import ProtocolError
 from dynamo.runtime import Context
 from dynamo.runtime.stream import Sink
-from dynamo.worker.transfer import LeasedPrefills, continuing_handler
 from support.asking import asking
 from support.sinks import Kept
 from support.splitting import SplitStack

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from dynamo.handoff.pairing import Peer, mismatch
+from dynamo.handoff.router.pool import PrefillPool
 from dynamo.protocols.card import ModelCard, WorkerType
 from dynamo.router.config import RoutingConfig
 from dynamo.router.factory import make_router
-from dynamo.router.handoff.pairing import Peer, mismatch
-from dynamo.router.handoff.pool import PrefillPool
 from dynamo.runtime import DistributedRuntime
 from dynamo.runtime.instances import InstanceSet
 from dynamo.runtime.membership import Member

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dynamo.handoff.pairing import TRANSFER, Peer, mismatch, partners
+from dynamo.handoff.router.costs import STALE_SECONDS, HandoffCosts, LineFit
+from dynamo.handoff.router.rule import SplitView, decide
 from dynamo.protocols.card import CardFile, ModelCard, ModelRuntimeConfig, WorkerType
-from dynamo.router.handoff.costs import STALE_SECONDS, HandoffCosts, LineFit
-from dynamo.router.handoff.pairing import TRANSFER, Peer, mismatch, partners
-from dynamo.router.handoff.rule import SplitView, decide
-from dynamo.settings.split import SplitConfig
+from dynamo.settings.handoff import SplitConfig
 
 
 def measured(now: float = 0.0) -> HandoffCosts:

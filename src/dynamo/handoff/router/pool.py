@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
+from dynamo.handoff.pairing import COMPUTES_PROMPTS, Peer, partners
 from dynamo.protocols.card import ModelCard, ModelRuntimeConfig, WorkerType
 from dynamo.protocols.engine import PreprocessedRequest
 from dynamo.protocols.errors import Unavailable
 from dynamo.protocols.instance import Instance
-from dynamo.router.handoff.pairing import COMPUTES_PROMPTS, Peer, partners
 from dynamo.router.placement import Placement, Router
 from dynamo.runtime.instances import InstanceSet
 

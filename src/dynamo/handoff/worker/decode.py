@@ -10,14 +10,14 @@ import xxhash
 from msgspec import structs
 
 from dynamo.engines.base import Engine, PrefixHandoff
+from dynamo.handoff.messages import CHUNK_BYTES, MAX_STATE_BYTES, HandoffOffer, StateChunk, TakeRequest, read_offer
+from dynamo.handoff.worker.bootstrap import meet
+from dynamo.handoff.worker.metrics import TakeMetrics
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest, Routing
 from dynamo.protocols.errors import DynamoException, ProtocolError
-from dynamo.protocols.handoff import CHUNK_BYTES, MAX_STATE_BYTES, HandoffOffer, StateChunk, TakeRequest, read_offer
 from dynamo.runtime import Context, DistributedRuntime
 from dynamo.runtime.stream import Outlet
 from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
-from dynamo.worker.bootstrap import meet
-from dynamo.worker.handoff_metrics import TakeMetrics
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import struct
 
 import msgspec
 
+from dynamo.handoff.messages import HandoffOffer
 from dynamo.protocols.engine import BootstrapInfo
 from dynamo.protocols.errors import Unavailable
-from dynamo.protocols.handoff import HandoffOffer
 
 _ROOM = struct.Struct(">Q")
 _MAX_OFFER = 64 * 1024

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from dynamo.router.handoff.costs import HandoffCosts
-from dynamo.settings.split import SplitConfig
+from dynamo.handoff.router.costs import HandoffCosts
+from dynamo.settings.handoff import SplitConfig
 
 
 class SplitView(Struct, frozen=True, kw_only=True):

@@ -8,14 +8,14 @@ import random
 import pytest
 
 from dynamo.engines.mocker import MockerArgs, MockerEngine
+from dynamo.handoff.messages import read_offer
+from dynamo.handoff.router.recent import HandoffStage
+from dynamo.handoff.router.split import Prefill, prefill_request
+from dynamo.handoff.worker.decode import fetch_state
 from dynamo.protocols.engine import PreprocessedRequest
-from dynamo.protocols.handoff import read_offer
 from dynamo.router import RoutingConfig
-from dynamo.router.handoff.recent import HandoffStage
-from dynamo.router.handoff.split import Prefill, prefill_request
 from dynamo.runtime import Context
-from dynamo.settings.split import SplitConfig
-from dynamo.worker.decode import fetch_state
+from dynamo.settings.handoff import SplitConfig
 from support.asking import asking
 from support.services import free_port
 from support.sinks import Kept

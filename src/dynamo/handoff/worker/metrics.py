@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from dynamo.engines.base import PrefixHandoff
-from dynamo.router.handoff.record import HandoffLedger, HandoffState
+from dynamo.handoff.record import HandoffLedger, HandoffState
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,13 @@ import xxhash
 from msgspec import structs
 
 from dynamo.engines.base import Engine, HeldPrefix, PrefixHandoff
+from dynamo.handoff.messages import CHUNK_BYTES, OFFER, HandoffOffer, StateChunk, TakeRequest
+from dynamo.handoff.record import HandoffLedger, HandoffRecord, HandoffState
+from dynamo.handoff.worker.bootstrap import MeetingPlace
+from dynamo.handoff.worker.metrics import HandoffMetrics
 from dynamo.protocols.engine import EngineOutput, PreprocessedRequest
 from dynamo.protocols.errors import Cancelled, DynamoException, Unavailable, from_exception
-from dynamo.protocols.handoff import CHUNK_BYTES, OFFER, HandoffOffer, StateChunk, TakeRequest
 from dynamo.protocols.instance import Instance
-from dynamo.router.handoff.record import HandoffLedger, HandoffRecord, HandoffState
 from dynamo.runtime import Context, Endpoint
 from dynamo.runtime.handler import GeneratorHandler
 from dynamo.runtime.names import HANDOFF_ENDPOINT, EndpointId
@@ -29,8 +31,6 @@ from dynamo.runtime.plane.base import route_path
 from dynamo.runtime.plane.route import Route
 from dynamo.runtime.stream import Outlet
 from dynamo.runtime.tracing.endpoint_spans import SpannedOutlet
-from dynamo.worker.bootstrap import MeetingPlace
-from dynamo.worker.handoff_metrics import HandoffMetrics
 
 log = logging.getLogger(__name__)
 

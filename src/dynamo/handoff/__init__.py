@@ -1,0 +1,1 @@
+"""Prompts computed by one worker and continued by another: messages, pairing, the record, and both sides."""

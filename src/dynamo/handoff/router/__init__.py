@@ -1,0 +1,1 @@
+"""The router's side of a hand-off: who computes a prompt, when that pays, and what was measured."""

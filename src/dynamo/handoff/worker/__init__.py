@@ -1,0 +1,1 @@
+"""The workers' side of a hand-off: compute and offer, take and go on."""
